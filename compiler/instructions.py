@@ -1,0 +1,111 @@
+"""What a rank is told to do: its compute actions with the posts and waits of communication around them.
+
+A *message* is a value that crosses between two stages for every microbatch, keyed by content (value, stages,
+direction). A *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a time,
+and is matched by that order, never by tags. Posting and waiting are instructions of their own: a post never blocks,
+a wait does.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from partita.compiler.schedules.schedule import Action
+
+ONWARD, BACK, TIED = "forward", "backward", "tied"  # directions of channels
+
+
+@frozen(order=True)
+class Channel:
+    """The way from one pipeline rank to another, for one direction of the pipeline (forward or backward)."""
+
+    source: int
+    destination: int
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.destination} {self.direction}"
+
+
+@frozen
+class Message:
+    """A value sent from a stage to another one for each microbatch.
+
+    Direction `forward`: produced by F of `source`, needed by F of `destination`. `backward`: produced by B (or
+    BW) of `source`, needed by B (or BW) of `destination`. `bytes` is its size in flight.
+    """
+
+    value: str
+    source: int
+    destination: int
+    direction: str
+    bytes: int = field(default=0, eq=False)
+
+
+@frozen
+class Transfer:
+    """One message of one microbatch on its channel. `index` is its position in the channel's order."""
+
+    channel: Channel
+    message: Message
+    microbatch: int
+    index: int = field(eq=False)
+
+    def __str__(self) -> str:
+        return f"{self.message.value} of microbatch {self.microbatch} ({self.channel})"
+
+
+@frozen
+class Compute:
+    """Run an action."""
+
+    action: Action
+    stage: int
+
+    def __str__(self) -> str:
+        return str(self.action)
+
+
+@frozen
+class PostSend:
+    """Hand a produced value to the channel. Its memory may be reused only after the matching WaitSend."""
+
+    transfer: Transfer
+
+    def __str__(self) -> str:
+        return f"post-send {self.transfer}"
+
+
+@frozen
+class WaitSend:
+    """Wait until a posted send has been received."""
+
+    transfer: Transfer
+
+    def __str__(self) -> str:
+        return f"wait-send {self.transfer}"
+
+
+@frozen
+class PostReceive:
+    """Hand a buffer to the channel."""
+
+    transfer: Transfer
+
+    def __str__(self) -> str:
+        return f"post-receive {self.transfer}"
+
+
+@frozen
+class WaitReceive:
+    """Wait until a posted receive has arrived."""
+
+    transfer: Transfer
+
+    def __str__(self) -> str:
+        return f"wait-receive {self.transfer}"
+
+
+Instruction: TypeAlias = Compute | PostSend | WaitSend | PostReceive | WaitReceive

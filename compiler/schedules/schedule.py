@@ -1,0 +1,72 @@
+"""The records of a schedule: which compute actions each rank runs, in which order.
+
+A schedule is data: one list of `Action`s per rank, made by a pure function of its shape, checked against the laws
+(`partita.compiler.laws`), given its communication (`partita.compiler.communication`), simulated, drawn and
+executed; always the same lists.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
+KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD)
+
+
+@frozen
+class Action:
+    """One function of one chunk on one microbatch: F, B (gradients of activations), W (of weights) or both, BW."""
+
+    kind: str
+    chunk: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.chunk}.{self.microbatch}"
+
+
+@frozen
+class Schedule:
+    """The actions of every pipeline rank.
+
+    `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage stands there once. `bound`
+    is what the schedule promises of each rank's peak of live activations, counted in (chunk, microbatch) pairs
+    whose F has run and whose last backward action has not.
+    """
+
+    name: str
+    microbatches: int
+    placement: tuple[tuple[int, ...], ...]
+    actions: tuple[tuple[Action, ...], ...] = field(repr=False)
+    bound: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of pipeline ranks, P."""
+        return len(self.placement)
+
+    @property
+    def chunks(self) -> int:
+        """The number of stages on each rank, V."""
+        return len(self.placement[0])
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, P·V."""
+        return self.ranks * self.chunks
+
+    def home(self, stage: int) -> tuple[int, int]:
+        """The (rank, chunk) that runs a stage."""
+        for rank, stages in enumerate(self.placement):
+            if stage in stages:
+                return rank, stages.index(stage)
+        raise KeyError(stage)
+
+    def __str__(self) -> str:
+        """One line a rank, `F0.0 F0.1 BW0.0 …`."""
+        return "\n".join(" ".join(map(str, actions)) for actions in self.actions)
+
+
+def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Stage `chunk * ranks + rank` on each rank: Megatron-LM's, and looped BFS's."""
+    return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))

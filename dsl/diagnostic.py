@@ -1,0 +1,81 @@
+"""What is wrong with a file, where, and what to do about it: one class for the terminal, `--json` and editors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import frozen
+
+from partita.dsl.source import Span
+
+
+@frozen
+class Diagnostic:
+    """One error or warning.
+
+    `code` is a key of `partita.dsl.codes.CODES` ("E0203"; the letter gives the severity, E or W); `message`
+    says what is wrong in the user's words; `notes` show the values involved; `help` proposes the fix.
+    """
+
+    code: str
+    message: str
+    span: Span | None = None
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+
+    @property
+    def severity(self) -> str:
+        """`error` or `warning`."""
+        return "warning" if self.code.startswith("W") else "error"
+
+    def render(self) -> str:
+        """The form shown in a terminal: headline, place, source line with the span underlined, notes, help."""
+        lines = [f"{self.severity}[{self.code}]: {self.message}"]
+        margin = ""
+        if self.span is not None:
+            line, column = self.span.line, self.span.column
+            text = self.span.source.line(line)
+            number = str(line)
+            margin = " " * len(number)
+            length = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
+            # Tabs stay tabs under the line, so that the carets stand where the text does.
+            indent = "".join("\t" if character == "\t" else " " for character in text[: column - 1])
+            lines += [
+                f"{margin} --> {self.span.place}",
+                f"{margin}  |",
+                f"{number}  | {text}",
+                f"{margin}  | {indent}{'^' * length}",
+            ]
+        lines += [f"{margin}  = {note}" for note in self.notes]
+        if self.help is not None:
+            lines.append(f"{margin}  help: {self.help}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """`{code, severity, message, file, line, column, help}`, stable for programs that read it."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "file": self.span.source.name if self.span else None,
+            "line": self.span.line if self.span else None,
+            "column": self.span.column if self.span else None,
+            "help": self.help,
+            "notes": list(self.notes),
+        }
+
+
+class Refused(ValueError):
+    """A file, or a claim in it, is wrong: carries the diagnostics that say so."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__("\n".join(diagnostic.render() for diagnostic in self.diagnostics))
+
+
+def refuse(
+    code: str, message: str, span: Span | None = None, *, notes: Iterable[str] = (), help: str | None = None
+) -> Refused:
+    """A `Refused` with a single diagnostic, to be raised."""
+    return Refused([Diagnostic(code, message, span, tuple(notes), help)])

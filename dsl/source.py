@@ -1,0 +1,64 @@
+"""Source files and the places in them that diagnostics, graphs and traces point to."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from attrs import field, frozen
+
+
+@frozen(eq=False)
+class Source:
+    """One file's text under the name that the user knows it by (as given on the command line or imported)."""
+
+    name: str
+    text: str = field(repr=False)
+    _starts: tuple[int, ...] = field(init=False, repr=False)
+
+    @_starts.default
+    def _line_starts(self) -> tuple[int, ...]:
+        starts = [0]
+        starts.extend(i + 1 for i, character in enumerate(self.text) if character == "\n")
+        return tuple(starts)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """Line and column of a character offset, both counted from 1."""
+        line = bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
+
+    def line(self, number: int) -> str:
+        """The text of a line (from 1), without its end."""
+        if not 1 <= number <= len(self._starts):
+            return ""
+        start = self._starts[number - 1]
+        end = self.text.find("\n", start)
+        return self.text[start : end if end >= 0 else len(self.text)].rstrip("\r")
+
+
+@frozen(eq=False)
+class Span:
+    """The characters `start` to `end` (exclusive) of a source."""
+
+    source: Source = field(repr=False)
+    start: int
+    end: int
+
+    @property
+    def line(self) -> int:
+        """The line on which the span begins, from 1."""
+        return self.source.position(self.start)[0]
+
+    @property
+    def column(self) -> int:
+        """The column at which the span begins, from 1."""
+        return self.source.position(self.start)[1]
+
+    @property
+    def place(self) -> str:
+        """`gpt.par:31:24`, for messages."""
+        line, column = self.source.position(self.start)
+        return f"{self.source.name}:{line}:{column}"
+
+    def to(self, other: Span) -> Span:
+        """The span from the start of this one to the end of another one of the same source."""
+        return Span(self.source, self.start, max(self.end, other.end))

@@ -1,0 +1,302 @@
+"""The checked meaning of a `.par` file: what the compiler reads. No name in it is left to look up.
+
+A model is a `Body` in single-assignment form. Values are numbered within their body: first the inputs, then the
+results of each step in order. Blocks and repeats are steps that hold a body of their own, checked once however
+often it is called or turned; the compiler expands them.
+
+Dtype `f32` in a body means "the float of the computation", which `train.precision` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+
+from partita.dsl.source import Source, Span
+from partita.dsl.types import Axis, Type
+
+
+@frozen
+class Call:
+    """A settings call such as `adamw(lr = 1e-3)`: its arguments complete (defaults filled in) and converted.
+
+    Numbers with units are plain: bytes, seconds, FLOP/s, bytes/s, ratios (8% is 0.08). A name is a string; a
+    nested call is a `Call`; a list is a tuple.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    span: Span | None = field(default=None, eq=False)
+
+
+# ---------------------------------------------------------------- models
+
+
+@frozen
+class Literal:
+    """A number or boolean written in an expression; it takes the other operand's dtype."""
+
+    value: float | int | bool
+
+
+Operand: TypeAlias = int | Literal
+
+
+@frozen(eq=False)
+class Apply:
+    """A built-in function applied to values. One result.
+
+    `options` holds what is not a tensor, by the names of the table in `partita.dsl.functions`; axes in it are
+    axis names. `name` is the `let` that binds this very result, if any.
+    """
+
+    function: str
+    operands: tuple[Operand, ...]
+    options: Mapping[str, Any]
+    type: Type
+    span: Span
+    name: str | None = None
+
+
+@frozen(eq=False)
+class Parameter:
+    """A trained tensor. Its full name is the path of the scope it stands in, and `name`. One result."""
+
+    name: str
+    type: Type
+    initial: Call
+    span: Span
+
+
+@frozen(eq=False)
+class Sample:
+    """A tensor drawn anew each step. One result."""
+
+    name: str
+    type: Type
+    distribution: Call
+    span: Span
+
+
+@frozen(eq=False)
+class CallBlock:
+    """A call of a block. `scope` is its path segment (`attention`, the second in a scope `attention_2`).
+
+    Results are those of `body`, in order.
+    """
+
+    block: str
+    scope: str
+    body: Body
+    arguments: tuple[Operand, ...]
+    span: Span
+
+
+@frozen(eq=False)
+class Repeat:
+    """`repeat count as name`. `scope` is its path segment (`layer`; a second one of that name, `layer_2`).
+
+    The inputs of `body` are the carried values, then the captured ones; its results are the carried values after
+    one turn, and those of the last turn are the results of this step. `carried` and `captured` say where both
+    come from in the enclosing body. `names` are the names of the carried values.
+    """
+
+    name: str
+    scope: str
+    count: int
+    body: Body
+    carried: tuple[Operand, ...]
+    captured: tuple[int, ...]
+    names: tuple[str, ...]
+    span: Span
+
+
+Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
+
+
+@frozen(eq=False)
+class Body:
+    """Steps in order. `types` is the type of every value of the body, inputs first; `results` are operands."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    results: tuple[Operand, ...]
+    types: tuple[Type, ...]
+
+
+@frozen(eq=False)
+class Model:
+    """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
+
+    `nodes` is the number of steps when every block and repeat is expanded.
+    """
+
+    name: str
+    body: Body
+    loss: int
+    loss_span: Span
+    metrics: tuple[tuple[str, int], ...]
+    span: Span
+    nodes: int
+
+
+# ---------------------------------------------------------------- mesh and layout
+
+
+@frozen
+class Mesh:
+    """A device mesh. Ranks are numbered with the last axis fastest.
+
+    `device` is `Call(preset)` or `Call("device", …)`, None for this machine's; `links` likewise by mesh axis.
+    """
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    device: Call | None
+    links: Mapping[str, Call]
+    span: Span | None = field(default=None, eq=False)
+
+    def size(self, axis: str) -> int:
+        """The size of a mesh axis, 1 if the mesh has none of that name."""
+        return dict(self.axes).get(axis, 1)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks: the product of the sizes."""
+        product = 1
+        for _, size in self.axes:
+            product *= size
+        return product
+
+
+@frozen
+class Target:
+    """What a shard rule applies to: an axis name or a class (`param`, `grad`, `state`), of one tensor or of all."""
+
+    path: tuple[str, ...] | None
+    name: str
+    is_class: bool
+    span: Span = field(eq=False)
+
+
+@frozen
+class ShardRule:
+    """`shard targets -> mesh axes`."""
+
+    targets: tuple[Target, ...]
+    mesh_axes: tuple[str, ...]
+    span: Span = field(eq=False)
+
+
+@frozen
+class StageRule:
+    """`stage repeats -> mesh axis [turns per stage]`."""
+
+    repeats: tuple[str, ...]
+    mesh_axis: str
+    counts: tuple[int, ...] | None
+    span: Span = field(eq=False)
+
+
+@frozen
+class PlaceRule:
+    """`place paths -> mesh axis[first .. last]`, stages inclusive. `path_spans` has one span per path."""
+
+    paths: tuple[tuple[str, ...], ...]
+    mesh_axis: str
+    first: int
+    last: int
+    span: Span = field(eq=False)
+    path_spans: tuple[Span, ...] = field(eq=False)
+
+
+@frozen
+class RecomputeRule:
+    """`recompute paths`; `("all",)` and `("auto",)` are the words of the language."""
+
+    paths: tuple[tuple[str, ...], ...]
+    span: Span = field(eq=False)
+    path_spans: tuple[Span, ...] = field(eq=False)
+
+
+Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule
+
+
+@frozen
+class Layout:
+    """A layout's rules, in the order in which they are tried."""
+
+    name: str
+    mesh: str
+    rules: tuple[Rule, ...]
+    span: Span | None = field(default=None, eq=False)
+
+
+# ---------------------------------------------------------------- schedule, train, expect
+
+
+@frozen
+class Schedule:
+    """A declared schedule, or a built-in called by name on the command line."""
+
+    name: str
+    call: Call
+    span: Span | None = field(default=None, eq=False)
+
+
+@frozen
+class Train:
+    """The train block, complete. `spans` gives the place of each entry that was written."""
+
+    data: Call
+    optimizer: Call
+    steps: int
+    precision: str = "f32"
+    clip: float | None = None
+    seed: int = 0
+    eval: Call | None = None  # every(interval, batches = 10)
+    checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
+    spans: Mapping[str, Span] = field(factory=dict, eq=False)
+    span: Span | None = field(default=None, eq=False)
+
+
+@frozen
+class Claim:
+    """`measure(argument) comparison limit` of an expect block; the limit in plain units."""
+
+    measure: str
+    argument: tuple[str, ...]
+    comparison: str
+    limit: float
+    span: Span = field(eq=False)
+
+
+@frozen(eq=False)
+class Spec:
+    """A whole file, checked, with its overrides applied.
+
+    `model`, `layout`, `schedule` are the ones that `train` names, or the only ones declared; None where the file
+    leaves them open. `axes` are all declared axes by name.
+    """
+
+    source: Source
+    axes: Mapping[str, Axis]
+    meshes: Mapping[str, Mesh]
+    model: Model | None
+    layout: Layout | None
+    schedule: Schedule | None
+    train: Train | None
+    expect: tuple[Claim, ...]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that the layout is declared on."""
+        return self.meshes[self.layout.mesh] if self.layout else None
+
+    @property
+    def name(self) -> str:
+        """The file's name without folder and suffix; runs are named after it."""
+        stem = self.source.name.replace("\\", "/").rsplit("/", 1)[-1]
+        return stem.removesuffix(".par")

@@ -1,0 +1,90 @@
+"""Tensor types: named axes with sizes, and a dtype. The language, the graph and the runtime share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from attrs import evolve, frozen
+
+FLOATS = ("f32", "bf16", "f64")
+INTEGERS = ("i64", "i32")
+DTYPES = (*FLOATS, *INTEGERS, "bool")
+BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "bool": 1}
+
+
+@frozen
+class Axis:
+    """A named axis; within one program an axis name has one size (save for the microbatch's part of it)."""
+
+    name: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+@frozen
+class Type:
+    """The type of a tensor. The order of `axes` is its order in memory, slowest first; it has no other meaning."""
+
+    dtype: str
+    axes: tuple[Axis, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names in order."""
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axis sizes in order."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes, densely packed."""
+        return self.elements * BYTES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the dtype is one of the floating-point ones."""
+        return self.dtype in FLOATS
+
+    def has(self, name: str) -> bool:
+        """Whether one of the axes is called `name`."""
+        return any(axis.name == name for axis in self.axes)
+
+    def axis(self, name: str) -> Axis:
+        """The axis called `name`; KeyError if there is none."""
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise KeyError(name)
+
+    def position(self, name: str) -> int:
+        """The index of the axis called `name` among the axes."""
+        return self.names.index(name)
+
+    def without(self, names: Iterable[str]) -> Type:
+        """This type with the named axes removed."""
+        removed = frozenset(names)
+        return Type(self.dtype, tuple(axis for axis in self.axes if axis.name not in removed))
+
+    def with_dtype(self, dtype: str) -> Type:
+        """The same axes with another dtype."""
+        return self if dtype == self.dtype else evolve(self, dtype=dtype)
+
+    def resized(self, name: str, size: int) -> Type:
+        """The same type with one axis's size changed (unchanged where it has no such axis)."""
+        if not self.has(name):
+            return self
+        return Type(self.dtype, tuple(Axis(a.name, size) if a.name == name else a for a in self.axes))
