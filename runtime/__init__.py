@@ -1,0 +1,1 @@
+"""Program to training: executor, transports, launcher, data, telemetry."""

@@ -7,10 +7,15 @@ executed; always the same lists.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import field, frozen
 
 FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
 KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD)
+
+# The most (rank, chunk, microbatch) triples of a schedule: instructions are written out in full, ten or so for each.
+LIMIT = 2**18
 
 
 @frozen
@@ -31,7 +36,8 @@ class Schedule:
 
     `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage stands there once. `bound`
     is what the schedule promises of each rank's peak of live activations, counted in (chunk, microbatch) pairs
-    whose F has run and whose last backward action has not.
+    whose F has run and whose last backward action has not. Without `training` there are only F, which keep nothing
+    (evaluation), and the bound is zero.
     """
 
     name: str
@@ -39,6 +45,7 @@ class Schedule:
     placement: tuple[tuple[int, ...], ...]
     actions: tuple[tuple[Action, ...], ...] = field(repr=False)
     bound: tuple[int, ...]
+    training: bool = True
 
     @property
     def ranks(self) -> int:
@@ -70,3 +77,12 @@ class Schedule:
 def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Stage `chunk * ranks + rank` on each rank: Megatron-LM's, and looped BFS's."""
     return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
+
+
+def peak_live(actions: Iterable[Action]) -> int:
+    """A rank's peak of live activations: pairs whose F has run and whose last backward action, W or BW, has not."""
+    live = peak = 0
+    for action in actions:
+        live += (action.kind == FORWARD) - (action.kind in (WEIGHT, WHOLE_BACKWARD))
+        peak = max(peak, live)
+    return peak

@@ -1,0 +1,1 @@
+"""Transports: how tensors get from rank to rank."""

@@ -1,0 +1,38 @@
+# `make run` trains specs/tiny.par; `make test` checks everything. Both set up .venv on first use.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: run test lint types check-examples soak grammar clean
+
+run: .venv/installed
+	$(BIN)/partita run specs/tiny.par
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak"
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+# Long runs: exhaustive and randomised, minutes to hours.
+soak: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
+
+# The parser's table is made from the grammar once and kept beside it; a test holds it there.
+grammar: .venv/installed
+	$(BIN)/python -m partita.dsl.tables
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

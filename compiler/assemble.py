@@ -1,0 +1,295 @@
+"""Partitioned graph and schedule → Program: source emitted, frames laid out, instructions made and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from partita.compiler.communication import communicate
+from partita.compiler.cut import Partitioned
+from partita.compiler.emit import Module, StageEmitter, Writer
+from partita.compiler.graph import Graph, Node, Parameter, Value
+from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
+from partita.compiler.laws import check_program, check_schedule
+from partita.compiler.memory import held, working_set
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.op import Argument
+from partita.compiler.program import (
+    AccumulatorRecord,
+    HandOver,
+    InputRecord,
+    ParameterRecord,
+    Program,
+    RankProgram,
+    StageProgram,
+    TiedTransfer,
+)
+from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.update import ParameterUpdate, UpdateGraph
+
+
+def assemble(
+    whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str
+) -> Program:
+    """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
+
+    Raises Refused where the schedule breaks a law (E0501 to E0504).
+    """
+    check_schedule(schedule)
+    instructions = communicate(schedule, partitioned.messages)
+    check_program(instructions)
+    module = Module(partitioned.graph.name)
+    emitters = []
+    for stage in partitioned.stages:
+        emitter = StageEmitter(module, partitioned, stage, _casts(stage.parameters))
+        emitter.emit()
+        emitters.append(emitter)
+    stages = tuple(_stage_program(emitter, emitters, schedule, partitioned) for emitter in emitters)
+    tied = _tied(update, schedule)
+    ranks = tuple(
+        _rank_program(rank, module, schedule, stages, update, instructions[rank], tied)
+        for rank in range(schedule.ranks)
+    )
+    used = {i.transfer.channel for list_ in instructions for i in list_ if isinstance(i, PostSend)}
+    used |= {transfer.transfer.channel for transfer in tied}
+    limits = {each.name: each for each in whole.inputs}
+    updates = {each.name: each for each in update.parameters}
+    return Program(
+        name=whole.name,
+        inputs=tuple(
+            InputRecord(each.name, each.value.type, each.limit, each.span) for each in limits.values()
+        ),
+        batch=batch,
+        microbatches=schedule.microbatches,
+        parameters=tuple(
+            _parameter_record(parameter, partitioned, updates.get(parameter.name))
+            for parameter in partitioned.graph.parameters
+        ),
+        stages=stages,
+        ranks=ranks,
+        channels=tuple(sorted(used)),
+        statistics=tuple(name for name, _, _ in update.statistics),
+        schedule=schedule,
+        source=module.source,
+    )
+
+
+def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
+    """Text that turns a master into what the stage computes with, where dtypes differ."""
+    from partita.compiler.ops.op import TORCH_DTYPES
+
+    return {
+        p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})"
+        for p in parameters
+        if p.value.type.dtype != p.master.dtype
+    }
+
+
+def _parameter_record(
+    parameter: Parameter, partitioned: Partitioned, update: ParameterUpdate | None
+) -> ParameterRecord:
+    states = tuple(value.name.split("(", 1)[0] for value in update.states) if update else ()
+    return ParameterRecord(
+        parameter.name,
+        parameter.master,
+        parameter.initial,
+        parameter.fans,
+        partitioned.stages_of(parameter.name),
+        states,
+    )
+
+
+def _stage_program(
+    emitter: StageEmitter, emitters: Sequence[StageEmitter], schedule: Schedule, partitioned: Partitioned
+) -> StageProgram:
+    stage = emitter.stage
+    rank, chunk = schedule.home(stage.index)
+    sends: dict[Message, int] = {}
+    receives: dict[Message, tuple[int, object]] = {}
+    hand_overs: list[HandOver] = []
+    for node in stage.nodes:
+        if isinstance(node.op, Send):
+            value = node.inputs[0]
+            other = emitters[node.op.destination]
+            slot = emitter.slots.slot(value)
+            if schedule.home(node.op.destination)[0] == rank:
+                target = next(
+                    n.output
+                    for n in other.stage.nodes
+                    if isinstance(n.op, Receive) and n.op.value == node.op.value and n.op.source == stage.index
+                )
+                kind = "F" if node.op.direction == ONWARD else "B"
+                hand_overs.append(HandOver(kind, slot, node.op.destination, other.slots.slot(target)))
+            else:
+                sends[Message(node.op.value, stage.index, node.op.destination, node.op.direction)] = slot
+        elif isinstance(node.op, Receive) and schedule.home(node.op.source)[0] != rank:
+            message = Message(node.op.value, node.op.source, stage.index, node.op.direction)
+            receives[message] = (emitter.slots.slot(node.output), node.output.type)
+    forward, backward = emitter.groups["F"], emitter.groups["B"]
+    read_later = {v for node in emitter.groups["BW"] for v in node.inputs}
+    read_by_weight = {v for node in emitter.groups["W"] for v in node.inputs}
+    saved = {v for node in forward for v in node.outputs} & read_later
+    kept = {v for node in backward for v in node.outputs} & read_by_weight
+    released = {
+        emitter.slots.slot(node.inputs[0])
+        for node in stage.nodes
+        if isinstance(node.op, Send)
+        and node.inputs[0] not in (read_later if node.op.direction == ONWARD else read_by_weight)
+    }
+    peaks = [
+        working_set(emitter.groups["F"], saved) - held(saved, forward),
+        working_set(emitter.groups["BW"], set()),
+    ]
+    return StageProgram(
+        index=stage.index,
+        rank=rank,
+        chunk=chunk,
+        parameters=tuple(p.name for p in stage.parameters),
+        whole_inputs=tuple(each.name for each in emitter.whole_inputs()),
+        inputs=tuple(
+            (each.name, emitter.slots.slot(each.value), each.batch)
+            for each in stage.inputs
+            if each.batch is not None
+        ),
+        frame=len(emitter.slots.of),
+        sends=sends,
+        receives=receives,  # type: ignore[arg-type]
+        hand_overs=tuple(hand_overs),
+        released=frozenset(released),
+        accumulators=tuple(
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum)
+            for each in stage.accumulators
+        ),
+        functions=emitter.functions,
+        saved=held(saved, forward),
+        kept=held(kept, backward),
+        peak=max(0, *peaks),
+    )
+
+
+def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:
+    """Every total of a tied parameter to every other rank that holds the parameter, in one global order."""
+    tied: list[TiedTransfer] = []
+    counts: dict[Channel, int] = {}
+    for each in update.parameters:
+        holders: dict[int, int] = {}
+        for stage in each.stages:
+            holders.setdefault(schedule.home(stage)[0], stage)
+        for stage, value in each.totals:
+            source = schedule.home(stage)[0]
+            for rank, destination in holders.items():
+                if rank == source:
+                    continue
+                channel = Channel(source, rank, TIED)
+                message = Message(value.name, stage, destination, TIED, value.type.bytes)
+                index = counts.get(channel, 0)
+                counts[channel] = index + 1
+                transfer = Transfer(channel, message, 0, index)
+                tied.append(TiedTransfer(transfer, stage, each.name, value.type))
+    return tied
+
+
+def _rank_program(
+    rank: int,
+    module: Module,
+    schedule: Schedule,
+    stages: Sequence[StageProgram],
+    update: UpdateGraph,
+    instructions: tuple[Instruction, ...],
+    tied: Sequence[TiedTransfer],
+) -> RankProgram:
+    own = [stage for stage in stages if stage.rank == rank]
+    mine = {stage.index for stage in own}
+    parameters = tuple(dict.fromkeys(name for stage in own for name in stage.parameters))
+    receives = tuple(each for each in tied if each.transfer.channel.destination == rank)
+    totals = [(stage.index, each.name) for stage in own for each in stage.accumulators]
+    totals += [(each.stage, each.accumulator) for each in receives]
+    finish = _emit_finish(rank, module, mine, update, totals)
+    entries = tuple(i for i, (_, _, stage) in enumerate(update.statistics) if stage in mine)
+    name = None
+    if update.parameters:
+        name = _emit_update(rank, module, parameters, update, totals)
+    return RankProgram(
+        rank,
+        tuple(schedule.placement[rank]),
+        instructions,
+        parameters,
+        tuple(each for each in tied if each.transfer.channel.source == rank),
+        receives,
+        tuple(totals),
+        entries,
+        finish,
+        name,
+    )
+
+
+def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str]]) -> None:
+    """Name the totals that parameters' updates read."""
+    positions = {key: i for i, key in enumerate(totals)}
+    for each in update.parameters:
+        for stage, value in each.totals:
+            if (stage, each.name) in positions:
+                writer.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
+
+
+def _emit_finish(
+    rank: int,
+    module: Module,
+    mine: set[int],
+    update: UpdateGraph,
+    totals: Sequence[tuple[int, str]],
+) -> str:
+    writer = Writer()
+    _totals(writer, update, totals)
+    positions = {key: i for i, key in enumerate(totals)}
+    wanted = [value for _, value, stage in update.statistics if stage in mine]
+    nodes: list[Node] = []
+    for each in update.parameters:
+        if each.stages[0] in mine:
+            nodes.extend(each.finish)
+    for stage, squares in update.finish:
+        if stage in mine:
+            nodes.extend(squares)
+    nodes = [*(node for node in update.metrics if node.stage in mine), *nodes]
+    for accumulator, stage in update.sums:
+        if stage in mine:
+            text = f"t[{positions[stage, accumulator.name]}]"
+            writer.texts[accumulator.value] = Argument(text, accumulator.value.type)
+    writer.block(nodes, set(wanted), {})
+    texts = []
+    for value in wanted:
+        argument = writer.argument(value)
+        texts.append(f"torch.tensor({argument.text})" if argument.literal else argument.text)
+    body = [*writer.lines, f"return ({', '.join(texts)}{',' if texts else ''})"]
+    name = f"rank{rank}_finish"
+    module.add(name, "t, c", body, f"Statistics that rank {rank} makes.")
+    return name
+
+
+def _emit_update(
+    rank: int,
+    module: Module,
+    parameters: Sequence[str],
+    update: UpdateGraph,
+    totals: Sequence[tuple[int, str]],
+) -> str:
+    writer = Writer()
+    _totals(writer, update, totals)
+    names = [name for name, _, _ in update.statistics]
+    for value, (name, _, _) in zip(
+        update.norms, [s for s in update.statistics if s[0].startswith("square ")], strict=True
+    ):
+        writer.texts[value] = Argument(f"s[{names.index(name)}]", value.type)
+    writer.block(update.clip, {node.output for node in update.clip}, {})
+    states = 0
+    held_ = set(parameters)
+    order = {name: i for i, name in enumerate(parameters)}
+    for each in sorted((u for u in update.parameters if u.name in held_), key=lambda u: order[u.name]):
+        writer.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
+        for value in each.states:
+            writer.texts[value] = Argument(f"v[{states}]", value.type)
+            states += 1
+        writer.block([*each.finish, *each.update], {v for node in each.update for v in node.outputs}, {})
+    name = f"rank{rank}_update"
+    module.add(name, "m, t, v, s, c", writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
+    return name
+

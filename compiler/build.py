@@ -1,0 +1,196 @@
+"""Spec → Graph: blocks and repeats expanded, language functions lowered to primitives; one device, the whole batch.
+
+The float of the computation replaces `f32`: tensors take `train.precision`, scalars stay in the dtype of
+accumulation. Values are named by scope and binding, in program order, so that names do not depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from partita.compiler.functions import Site, lower
+from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Scope, Value
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.lookup import Gather
+from partita.compiler.ops.loss import NegativeLogLikelihood
+from partita.compiler.ops.op import accumulation
+from partita.compiler.ops.pointwise import Cast, Constant
+from partita.compiler.ops.position import Random
+from partita.compiler.ops.shape import Arrange, Merge, Rename, Slice, Split
+from partita.dsl import spec
+from partita.dsl.types import Type
+
+# Operations through which a tensor is still that tensor, for the questions of who reads it and how.
+VIEWS = (Arrange, Cast, Merge, Rename, Slice, Split)
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+
+
+def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
+    """The forward graph of a model. With `training` false, dropout is the identity."""
+    builder = _Builder(precision, training)
+    scope = model.name
+    builder.scope = scope
+    arguments = []
+    for name, type in zip(model.body.inputs, model.body.types, strict=False):
+        arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
+    builder.span = model.span
+    values = builder.body(model.body, scope, arguments)
+    readers = _Readers(builder.nodes)
+    return Graph(
+        name=model.name,
+        inputs=tuple(
+            Input(name, value, readers.limit(value), span=model.span)
+            for name, value in zip(model.body.inputs, arguments, strict=True)
+        ),
+        parameters=tuple(
+            Parameter(
+                value,
+                value.type.with_dtype(accumulation(value.type.dtype)),
+                step.initial,
+                readers.fans(value),
+                readers.decays(value),
+                step.span,
+            )
+            for value, step in builder.parameters
+        ),
+        nodes=tuple(builder.nodes),
+        loss=values[model.loss],
+        metrics=tuple((name, values[index]) for name, index in model.metrics),
+        scopes=tuple(builder.scopes),
+    )
+
+
+class _Builder(Builder):
+    """A builder that walks bodies. Recursion is as deep as blocks are nested, which the checker bounds."""
+
+    def __init__(self, precision: str, training: bool) -> None:
+        super().__init__()
+        self.precision = precision
+        self.training = training
+        self.parameters: list[tuple[Value, spec.Parameter]] = []
+        self.scopes: list[Scope] = []
+
+    def typed(self, type: Type) -> Type:
+        """A type of the language in the float of the computation."""
+        if type.dtype != "f32":
+            return type
+        return type.with_dtype(self.precision if type.axes else accumulation(self.precision))
+
+    def operand(self, operand: spec.Operand, values: Sequence[Value], dtype: str) -> Value:
+        """A value of the body, or a literal as a constant of `dtype`."""
+        if not isinstance(operand, spec.Literal):
+            return values[operand]
+        value = operand.value
+        if dtype in ("f32", "bf16", "f64"):
+            value = float(value)
+        return self.apply(Constant(value, dtype))
+
+    def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:
+        """Expand a body in a scope. Returns all its values; `results` are looked up by the caller."""
+        values = list(arguments)
+        for step in body.steps:
+            self.scope, self.span = scope, step.span
+            if isinstance(step, spec.Apply):
+                values.append(self.application(step, scope, values))
+            elif isinstance(step, spec.Parameter):
+                value = self.value(f"{scope}.{step.name}", self.typed(step.type))
+                self.parameters.append((value, step))
+                values.append(value)
+            elif isinstance(step, spec.Sample):
+                values.append(self.sample(step, scope))
+            elif isinstance(step, spec.CallBlock):
+                inner = f"{scope}.{step.scope}"
+                self.scopes.append(Scope(inner, step.block, repeat=False))
+                given = [
+                    self.operand(argument, values, self.typed(type).dtype)
+                    for argument, type in zip(step.arguments, step.body.types, strict=False)
+                ]
+                values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
+            else:
+                values.extend(self.repeated(step, scope, values))
+        return values
+
+    def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:
+        """The results of a body that was expanded to `values`."""
+        self.scope = scope
+        return [self.operand(result, values, accumulation(self.precision)) for result in body.results]
+
+    def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value]) -> list[Value]:
+        """Expand the turns of a repeat; returns the carried values after the last."""
+        self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, repeat=True))
+        carried = [
+            self.operand(operand, values, self.typed(type).dtype)
+            for operand, type in zip(step.carried, step.body.types, strict=False)
+        ]
+        captured = [values[index] for index in step.captured]
+        for turn in range(step.count):
+            inner = f"{scope}.{step.scope}.{turn}"
+            everything = self.body(step.body, inner, [*carried, *captured])
+            carried = self.results(step.body, everything, inner)
+        return carried
+
+    def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
+        """Lower one function."""
+        dtype = self.typed(step.type).dtype
+        if step.function in COMPARISONS:
+            tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
+            dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)
+        operands = [self.operand(operand, values, dtype) for operand in step.operands]
+        name = f"{scope}.{step.name or step.function}"
+        site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
+        return lower(step.function, site)
+
+    def sample(self, step: spec.Sample, scope: str) -> Value:
+        """A tensor drawn anew each step; its key is its full name."""
+        type = self.typed(step.type)
+        name = f"{scope}.{step.name}"
+        whole = tuple((axis.name, axis.size) for axis in type.axes)
+        distribution, scale = step.distribution.name, 0.0
+        for value in step.distribution.arguments.values():
+            scale = float(value)
+        if distribution in ("zeros", "ones", "constant"):
+            from partita.compiler.ops.shape import Expand
+
+            number = {"zeros": 0.0, "ones": 1.0}.get(distribution, scale)
+            scalar = self.apply(Constant(number, type.dtype))
+            return self.apply(Expand(type.axes), scalar, name=name)
+        return self.apply(Random(distribution, scale, name, type.axes, whole, type.dtype), name=name)
+
+
+class _Readers:
+    """Who reads inputs and parameters, directly or through views."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.readers: dict[Value, list[tuple[Node, int]]] = {}
+        roots: dict[Value, Value] = {}
+        for node in nodes:
+            for position, value in enumerate(node.inputs):
+                self.readers.setdefault(roots.get(value, value), []).append((node, position))
+            if isinstance(node.op, VIEWS):
+                (source,) = node.inputs
+                roots[node.output] = roots.get(source, source)
+
+    def limit(self, value: Value) -> int | None:
+        """The size of the axis that an integer input indexes; the smallest, if several."""
+        sizes = []
+        for node, position in self.readers.get(value, ()):
+            if isinstance(node.op, Gather) and position == 0:
+                sizes.append(node.inputs[1].type.axis(node.op.over).size)
+            elif isinstance(node.op, NegativeLogLikelihood) and position == 1:
+                sizes.append(node.inputs[0].type.axis(node.op.over).size)
+        return min(sizes) if sizes else None
+
+    def decays(self, value: Value) -> bool:
+        """Whether a `dot` or an `embedding` reads a parameter."""
+        return any(isinstance(node.op, (Dot, Gather)) for node, _ in self.readers.get(value, ()))
+
+    def fans(self, value: Value) -> tuple[int, int]:
+        """Fan-in, what its first `dot` sums, and fan-out, the rest; without a `dot`, all but the last axis and that."""
+        sizes = value.type.shape
+        for node, position in self.readers.get(value, ()):
+            if isinstance(node.op, Dot):
+                type = node.inputs[position].type
+                summed = prod(type.axis(name).size for name in node.op.over)
+                return summed, max(1, type.elements // summed)
+        return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)

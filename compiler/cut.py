@@ -1,0 +1,196 @@
+"""Staged graph → partitioned graph: one graph for each stage, with sends and receives between them.
+
+One pair for each (value, destination stage), however many consumers there; a consumer two stages on is served
+directly. Both ends carry the value's name and type. Work on inputs and constants alone (masks, positions) is not
+sent but done on each stage that needs it, since the data is a function of (seed, step). Taking the pairs out and
+joining the stages gives back the graph before the cut (`join`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.instructions import BACK, ONWARD, Message
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.optimizer import Accumulate
+from partita.dsl.diagnostic import refuse
+
+
+@frozen(eq=False)
+class StageGraph:
+    """What one stage does: nodes in order, all phases. Its values are its own; names tell which are the same."""
+
+    index: int
+    inputs: tuple[Input, ...]
+    parameters: tuple[Parameter, ...]
+    nodes: tuple[Node, ...]
+    accumulators: tuple[Accumulator, ...]
+
+
+@frozen(eq=False)
+class Partitioned:
+    """All stages, the messages between them, and the staged graph that they were cut from."""
+
+    graph: Graph
+    stages: tuple[StageGraph, ...]
+    messages: tuple[Message, ...]
+
+    def stages_of(self, parameter: str) -> tuple[int, ...]:
+        """The stage set of a parameter: where it is read."""
+        return tuple(s.index for s in self.stages if any(p.name == parameter for p in s.parameters))
+
+
+def cut(graph: Graph, stages: int) -> Partitioned:
+    """Cut a staged graph. Raises Refused (E0405) where a value would have to flow backwards."""
+    graph = _whole_messages(graph)
+    portable = _portable(graph)
+    home: dict[Value, Node] = {v: node for node in graph.nodes for v in node.outputs if v not in portable}
+    wanted = _copies(graph, portable, stages)
+    crossing = _crossing(graph, home)
+    messages: list[Message] = []
+    locals_: list[dict[Value, Value]] = [{} for _ in range(stages)]
+    nodes: list[list[Node]] = [[] for _ in range(stages)]
+    for node in graph.nodes:
+        if node.phase is Phase.FINISH:
+            continue  # the update graph's
+        targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.stage or 0,)
+        for stage in targets:
+            mapping = locals_[stage]
+            inputs = []
+            for value in node.inputs:
+                if value not in mapping and value in home:
+                    source = home[value].stage or 0
+                    direction = ONWARD if home[value].phase is Phase.FORWARD else BACK
+                    mapping[value] = Value(value.name, value.type)
+                    op = Receive(value.name, source, direction, value.type)
+                    phase = Phase.FORWARD if direction == ONWARD else Phase.BACKWARD
+                    nodes[stage].append(
+                        Node(op, (), (mapping[value],), node.scope, node.span, phase, stage)
+                    )
+                inputs.append(mapping.setdefault(value, value))
+            for value in node.outputs:
+                mapping[value] = value
+            nodes[stage].append(evolve(node, inputs=tuple(inputs), stage=stage))
+            for value in node.outputs:
+                for destination in crossing.get(value, ()):
+                    direction = ONWARD if node.phase is Phase.FORWARD else BACK
+                    send = Send(value.name, destination, direction)
+                    nodes[stage].append(
+                        Node(send, (value,), (), node.scope, node.span, node.phase, stage)
+                    )
+                    messages.append(Message(value.name, stage, destination, direction, value.type.bytes))
+    accumulators = {each.name: each for each in graph.accumulators}
+    return Partitioned(
+        graph,
+        tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
+        tuple(messages),
+    )
+
+
+def _stage(graph: Graph, index: int, nodes: Sequence[Node], known: dict[str, Accumulator]) -> StageGraph:
+    read = {value for node in nodes for value in node.inputs}
+    targets = [node.op.target for node in nodes if isinstance(node.op, Accumulate)]
+    return StageGraph(
+        index,
+        tuple(each for each in graph.inputs if each.value in read),
+        tuple(p for p in graph.parameters if p.value in read),
+        tuple(nodes),
+        tuple(evolve(known[name], stage=index) for name in dict.fromkeys(targets)),
+    )
+
+
+def _whole_messages(graph: Graph) -> Graph:
+    """Move to B every W node that another stage waits for, with what it is made from."""
+    stage = {value: node.stage for node in graph.nodes for value in node.outputs}
+    needed: set[Value] = set()
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.WEIGHT and any(value in needed for value in node.outputs):
+            node = evolve(node, phase=Phase.BACKWARD)
+        if node.phase is Phase.BACKWARD:
+            needed.update(node.inputs)
+        elif node.phase is Phase.WEIGHT:
+            needed.update(value for value in node.inputs if stage.get(value, node.stage) != node.stage)
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(reversed(nodes)))
+
+
+def _portable(graph: Graph) -> set[Value]:
+    """Values made from inputs, constants and random numbers alone, before the backward pass."""
+    portable = {each.value for each in graph.inputs}
+    for node in graph.nodes:
+        if node.phase in (Phase.FORWARD, Phase.PROLOGUE) and all(v in portable for v in node.inputs):
+            portable.update(node.outputs)
+    # Constants of the backward pass too: literals belong wherever they are read.
+    for node in graph.nodes:
+        if node.op.free and not node.inputs:
+            portable.update(node.outputs)
+    return portable
+
+
+def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple[int, ...]]:
+    """The stages that need each portable node."""
+    wanted: dict[Value, set[int]] = {}
+    copies: dict[Node, tuple[int, ...]] = {}
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.FINISH:
+            continue
+        if node.outputs and node.outputs[0] in portable:
+            targets = set[int]().union(*(wanted.get(value, ()) for value in node.outputs))
+            copies[node] = tuple(sorted(targets))
+        else:
+            targets = {node.stage or 0}
+        for value in node.inputs:
+            if value in portable:
+                wanted.setdefault(value, set()).update(targets)
+    return copies
+
+
+def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, ...]]:
+    """The other stages that read each value, nearest first."""
+    crossing: dict[Value, dict[int, None]] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.FINISH:
+            continue
+        for value in node.inputs:
+            producer = home.get(value)
+            if producer is None or producer.stage == node.stage:
+                continue
+            source, destination = producer.stage or 0, node.stage or 0
+            onward = producer.phase is Phase.FORWARD
+            if onward and node.phase is Phase.FORWARD and destination < source:
+                raise refuse(
+                    "E0405",
+                    f"`{value.name}` is made on stage {source} but read on stage {destination}, before it",
+                    node.span,
+                    notes=[f"made at {producer.span.place}" if producer.span else "made there"],
+                    help="place its reader on the same stage or a later one",
+                )
+            crossing.setdefault(value, {})[destination] = None
+    return {value: tuple(sorted(found)) for value, found in crossing.items()}
+
+
+def join(partitioned: Partitioned) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """The nodes of all stages with sends and receives taken out, as (op, operand names, result names), sorted.
+
+    Equal to `described` of the graph before the cut, up to copies of work on inputs alone.
+    """
+    everything = {
+        _described(node)
+        for stage in partitioned.stages
+        for node in stage.nodes
+        if not isinstance(node.op, (Send, Receive))
+    }
+    return tuple(sorted(everything))
+
+
+def described(nodes: Iterable[Node]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """Nodes as (op, operand names, result names), sorted and without repetition."""
+    return tuple(sorted({_described(node) for node in nodes}))
+
+
+def _described(node: Node) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    return str(node.op), tuple(v.name for v in node.inputs), tuple(v.name for v in node.outputs)

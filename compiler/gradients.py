@@ -1,0 +1,137 @@
+"""Graph → joint graph: the gradients of the loss for every parameter, on one device, over the whole batch.
+
+Reverse accumulation over the nodes. Every backward node stands in the scope and at the source place of the forward
+node that it comes from. A parameter's contributions, one for each use, are not added here: they meet in its
+accumulators, one for each stage, so that a tied parameter needs nothing special.
+
+A backward node is BACKWARD if the cotangent of some activation needs it (an activation: a forward value that
+depends on data), and WEIGHT if only gradients of parameters do. Inputs of the model are not differentiated, so on
+the first stage too B is what earlier activations would need.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
+from partita.compiler.ops.pointwise import Constant, Detach, pointwise
+from partita.compiler.ops.position import Random
+from partita.dsl.diagnostic import Diagnostic, Refused
+
+
+def differentiate(graph: Graph) -> Graph:
+    """Append the backward pass. Raises Refused (E0408) if a parameter does not reach the loss."""
+    wanted = _differentiable(graph)
+    activations = wanted & _data_dependent(graph)
+    names = [value.name for node in graph.nodes for value in node.outputs]
+    build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
+    build.phase = Phase.BACKWARD
+    contributions: dict[Value, list[Value]] = {}
+    marked: set[Value] = set()
+    renamed: dict[Value, Value] = {}
+
+    def cotangent(value: Value) -> Value | None:
+        """The sum of a value's contributions, in the order in which they arose."""
+        parts = contributions.pop(value, [])
+        if not parts:
+            return None
+        result = parts[0]
+        for part in parts[1:]:
+            result = pointwise(build, "add", result, part)
+        if result not in renamed:
+            renamed[result] = Value(build.unique(f"d({value.name})"), result.type)
+        if value in activations:
+            marked.add(result)
+        return result
+
+    producers = graph.producers()
+    if graph.loss in producers:
+        build.at(producers[graph.loss])
+        contributions[graph.loss] = [build.apply(Constant(1.0, graph.loss.type.dtype))]
+    for node in reversed(graph.nodes):
+        if not any(value in wanted for value in node.outputs):
+            continue
+        build.at(node)
+        cotangents = [cotangent(value) for value in node.outputs]
+        if all(d is None for d in cotangents):
+            continue
+        gradients = node.op.gradient(build, node, *cotangents)
+        for value, d in zip(node.inputs, gradients, strict=True):
+            if d is not None and value in wanted:
+                contributions.setdefault(value, []).append(d)
+
+    missing = [p for p in graph.parameters if not contributions.get(p.value)]
+    if missing:
+        raise Refused(
+            Diagnostic(
+                "E0408",
+                f"parameter `{parameter.name}` does not reach the loss",
+                parameter.span,
+                help="use it, or remove it",
+            )
+            for parameter in missing
+        )
+    gradients_out: list[Gradient] = []
+    for parameter in graph.parameters:
+        for d in contributions[parameter.value]:
+            if d not in renamed:
+                renamed[d] = Value(build.unique(f"d({parameter.name})"), d.type)
+            gradients_out.append(Gradient(parameter.name, d))
+    joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
+    return _renamed(_phased(without_dead(joint), marked), renamed)
+
+
+def _differentiable(graph: Graph) -> set[Value]:
+    """Values whose cotangent is wanted: parameters, and floats that depend on one."""
+    wanted = {parameter.value for parameter in graph.parameters}
+    for node in graph.nodes:
+        if not isinstance(node.op, Detach) and any(value in wanted for value in node.inputs):
+            wanted.update(value for value in node.outputs if value.type.is_float)
+    return wanted
+
+
+def _data_dependent(graph: Graph) -> set[Value]:
+    """Values that depend on the model's inputs or on random numbers."""
+    dependent = {each.value for each in graph.inputs}
+    for node in graph.nodes:
+        if isinstance(node.op, Random) or any(value in dependent for value in node.inputs):
+            dependent.update(node.outputs)
+    return dependent
+
+
+def without_dead(graph: Graph) -> Graph:
+    """The graph without nodes that no output needs. Nodes without results (accumulations) stay."""
+    alive = set(graph.outputs())
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if not node.outputs or any(value in alive for value in node.outputs):
+            kept.append(node)
+            alive.update(node.inputs)
+    return evolve(graph, nodes=tuple(reversed(kept)))
+
+
+def _phased(graph: Graph, marked: set[Value]) -> Graph:
+    """Tell B from W: B is what some cotangent of an activation is made from."""
+    needed = set(marked)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.BACKWARD:
+            if any(value in needed for value in node.outputs):
+                needed.update(node.inputs)
+            else:
+                node = evolve(node, phase=Phase.WEIGHT)
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(reversed(nodes)))
+
+
+def _renamed(graph: Graph, renamed: dict[Value, Value]) -> Graph:
+    """The graph with values exchanged for others of the same type."""
+
+    def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(renamed.get(value, value) for value in values)
+
+    return evolve(
+        graph,
+        nodes=tuple(evolve(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
+        gradients=tuple(evolve(g, value=renamed.get(g.value, g.value)) for g in graph.gradients),
+    )

@@ -1,0 +1,224 @@
+"""The graph: values with types, and nodes that apply primitive operations to them, in an order of execution.
+
+A graph is frozen; passes read one and build the next with a `Builder`. It is in single-assignment form: every value
+is an input, a parameter or the result of exactly one node, and stands before its uses. Its textual form
+(`partita.compiler.text`) parses back.
+
+Scopes are paths such as `gpt.layer.3.attention`: the model, then blocks and repeats with their turn numbers.
+Diagnostics, traces and profiles speak in scopes and source spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, frozen
+
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.ops.op import Op
+
+
+class Phase(StrEnum):
+    """When a node runs.
+
+    PROLOGUE once a step, before its first microbatch; FORWARD, BACKWARD (what a gradient of an activation needs)
+    and WEIGHT (the rest of the gradients) once for each microbatch; FINISH once a step, after the last one, on
+    sums over all microbatches; UPDATE after the sums over all ranks.
+    """
+
+    PROLOGUE = "P"
+    FORWARD = "F"
+    BACKWARD = "B"
+    WEIGHT = "W"
+    FINISH = "E"
+    UPDATE = "U"
+
+
+@frozen(eq=False, repr=False)
+class Value:
+    """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`)."""
+
+    name: str
+    type: Type
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+@frozen(eq=False)
+class Node:
+    """An operation applied to values. `stage` is None until placement."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    scope: str
+    span: Span | None = field(default=None, repr=False)
+    phase: Phase = Phase.FORWARD
+    stage: int | None = None
+
+    @property
+    def output(self) -> Value:
+        """The result of a node that has one."""
+        (value,) = self.outputs
+        return value
+
+
+@frozen(eq=False)
+class Parameter:
+    """A trained tensor. `value` is what the model computes with; the master copy has `master` type.
+
+    `initial` says how it begins, `fans` is (fan-in, fan-out) as its `dot` reads it. `decays` tells whether weight
+    decay applies (a `dot` or an `embedding` reads it).
+    """
+
+    value: Value
+    master: Type
+    initial: Call
+    fans: tuple[int, int]
+    decays: bool
+    span: Span | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The full name, `gpt.layer.3.attention.wq`."""
+        return self.value.name
+
+
+@frozen(eq=False)
+class Input:
+    """What the data yields for each step under `name`. `limit` is the size of the axis that its integers index.
+
+    `batch` is the axis that microbatches cut, where the value is such a part; None where it is whole.
+    """
+
+    name: str
+    value: Value
+    limit: int | None = None
+    batch: str | None = None
+    span: Span | None = field(default=None, repr=False)
+
+
+@frozen(eq=False)
+class Gradient:
+    """One contribution to a parameter's gradient, or to another sum over the microbatches of a step.
+
+    A parameter that is used several times has several contributions; they meet in its accumulators.
+    """
+
+    parameter: str
+    value: Value
+
+
+@frozen(eq=False)
+class Accumulator:
+    """A sum (or maximum) over the microbatches of a step. `value` is what it holds after the last one.
+
+    `parameter` names the parameter whose gradient it is; None for the loss and the metrics.
+    """
+
+    name: str
+    value: Value
+    parameter: str | None = None
+    maximum: bool = False
+    stage: int | None = None
+
+
+@frozen
+class Scope:
+    """One call of a block, or one repeat: its path without the turn, and the name that the file gives it."""
+
+    path: str
+    name: str
+    repeat: bool
+
+
+@frozen(eq=False)
+class Graph:
+    """A program for one step on one device. `loss` and `metrics` are scalars.
+
+    Differentiation fills `gradients`; the cut into microbatches turns those, the loss and the metrics into
+    `accumulators`, and from then on `loss` and `metrics` are values of the end of the step.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    parameters: tuple[Parameter, ...]
+    nodes: tuple[Node, ...]
+    loss: Value
+    metrics: tuple[tuple[str, Value], ...] = ()
+    gradients: tuple[Gradient, ...] = ()
+    accumulators: tuple[Accumulator, ...] = ()
+    scopes: tuple[Scope, ...] = ()
+
+    def producers(self) -> dict[Value, Node]:
+        """The node that makes each value; inputs and parameters have none."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    def outputs(self) -> tuple[Value, ...]:
+        """What the graph is computed for: the loss, the metrics, the contributions to gradients."""
+        return (
+            self.loss,
+            *(value for _, value in self.metrics),
+            *(gradient.value for gradient in self.gradients),
+        )
+
+
+class Builder:
+    """Appends nodes, names values uniquely, and holds the scope, span and phase that new nodes get."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.nodes: list[Node] = []
+        self.scope = ""
+        self.span: Span | None = None
+        self.phase = Phase.FORWARD
+        self.stage: int | None = None
+        self._taken: dict[str, int] = dict.fromkeys(taken, 1)
+
+    def unique(self, name: str) -> str:
+        """`name`, or with a number after `~` where it is taken already."""
+        count = self._taken.get(name, 0)
+        self._taken[name] = count + 1
+        while count:
+            candidate = f"{name}~{count + 1}"
+            if candidate not in self._taken:
+                self._taken[candidate] = 1
+                return candidate
+            count += 1
+        return name
+
+    def at(self, node: Node) -> Builder:
+        """Let new nodes stand in the scope and at the source place of `node`."""
+        self.scope, self.span, self.stage = node.scope, node.span, node.stage
+        return self
+
+    def value(self, name: str, type: Type) -> Value:
+        """A new value in the graph, uniquely named."""
+        return Value(self.unique(name), type)
+
+    def apply_all(self, op: Op, *inputs: Value, name: str | None = None) -> tuple[Value, ...]:
+        """Append a node and return its results. `name` is the full name of the first result."""
+        types = op.infer(*(value.type for value in inputs))
+        stem = name or f"{self.scope}.{op.label}"
+        outputs = tuple(
+            self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types)
+        )
+        self.nodes.append(Node(op, inputs, outputs, self.scope, self.span, self.phase, self.stage))
+        return outputs
+
+    def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:
+        """Append a node with one result and return that."""
+        (value,) = self.apply_all(op, *inputs, name=name)
+        return value
+
+
+def substitute(node: Node, mapping: Mapping[Value, Value]) -> Node:
+    """The node with its inputs replaced where `mapping` has them."""
+    inputs = tuple(mapping.get(value, value) for value in node.inputs)
+    return node if inputs == node.inputs else evolve(node, inputs=inputs)

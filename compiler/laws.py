@@ -1,0 +1,287 @@
+"""The laws that every schedule and its instructions are held to, whoever wrote them.
+
+1. Every F, B, W exactly once per chunk and microbatch; B after its F, W after its B, each after what it receives.
+2. No deadlock: the happens-before relation over all ranks is acyclic under rendezvous (a transfer completes only when
+   both ends have posted it and the one before it on its channel is through).
+3. Sends and receives match one to one and in the same order per channel.
+4. Live activations never exceed the schedule's bound, and end at zero; no W is left at the end.
+5. The makespan is never below the critical path or the busiest rank: the simulator's, held by tests.
+6. Microbatches of one chunk and kind run in ascending order, so that what a gradient sums, and in which order, does
+   not depend on the schedule.
+
+`check_schedule` holds a schedule to 1, 4 and 6 (its own part), `check_program` the instructions to 1 (what crosses
+between stages), 2 and 3. A violation raises `Refused` naming the law, the ranks and the actions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise, zip_longest
+
+from partita.compiler.communication import DIRECTION
+from partita.compiler.instructions import (
+    Channel,
+    Compute,
+    Instruction,
+    Message,
+    PostReceive,
+    PostSend,
+    Transfer,
+    WaitReceive,
+    WaitSend,
+)
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    WHOLE_BACKWARD,
+    Action,
+    Schedule,
+    peak_live,
+)
+from partita.compiler.simulator import equal_costs, simulate
+from partita.dsl.diagnostic import Diagnostic, Refused
+
+LAWS = {
+    1: "law 1: every F, B and W runs exactly once per chunk and microbatch, after what it needs",
+    3: "law 3: sends and receives match one to one and in the same order on each channel",
+    4: "law 4: live activations stay within the bound that the schedule states",
+    6: "law 6: the microbatches of one chunk and kind run in ascending order",
+}
+
+_MOST_ERRORS = 10
+
+Problems = Iterator[Diagnostic]
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Hold a schedule to laws 1, 4 and 6, each rank by itself.
+
+    Raises Refused: E0501 for laws 1 and 6, E0504 for law 4.
+    """
+    _raise(_shape(schedule))
+    _raise(problem for rank in range(schedule.ranks) for law in RANK_LAWS for problem in law(schedule, rank))
+
+
+def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
+    """Hold the instructions of all ranks to laws 1, 2 and 3.
+
+    Raises Refused: E0501 where an action runs before what it receives, or a send before what produces it; E0502 for a
+    deadlock, with the cycle; E0503 for transfers whose ends do not match.
+    """
+    _raise(_matching(programs))
+    _raise(_in_time(programs))
+    simulate(programs, equal_costs())
+
+
+def _raise(problems: Iterator[Diagnostic]) -> None:
+    found = tuple(islice(problems, _MOST_ERRORS))
+    if found:
+        raise Refused(found)
+
+
+def _problem(code: str, law: int, message: str, help: str | None = None) -> Diagnostic:
+    return Diagnostic(code, message, notes=(LAWS[law],), help=help)
+
+
+# ---------------------------------------------------------------- schedules
+
+# The parts of a step that an action runs.
+PARTS = {
+    FORWARD: (FORWARD,),
+    BACKWARD: (BACKWARD,),
+    WEIGHT: (WEIGHT,),
+    WHOLE_BACKWARD: (BACKWARD, WEIGHT),
+}
+
+
+def _shape(schedule: Schedule) -> Problems:
+    stages = sorted(stage for line in schedule.placement for stage in line)
+    if stages != list(range(schedule.stages)):
+        yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
+    if not len(schedule.actions) == len(schedule.bound) == schedule.ranks:
+        message = (
+            f"schedule `{schedule.name}` orders {len(schedule.actions)} ranks and places {schedule.ranks}"
+        )
+        yield _problem("E0501", 1, message)
+    for rank, actions in enumerate(schedule.actions):
+        for action in actions:
+            known = action.kind in PARTS and (schedule.training or action.kind == FORWARD)
+            if (
+                not known
+                or not 0 <= action.chunk < schedule.chunks
+                or not 0 <= action.microbatch < schedule.microbatches
+            ):
+                message = f"{_where(schedule, rank)} runs {action}, which it does not have"
+                yield _problem("E0501", 1, message)
+
+
+def _once(schedule: Schedule, rank: int) -> Problems:
+    counts = Counter(
+        Action(part, action.chunk, action.microbatch)
+        for action in schedule.actions[rank]
+        for part in PARTS[action.kind]
+    )
+    for action, count in counts.items():
+        if count > 1:
+            yield _problem("E0501", 1, f"{_where(schedule, rank)} runs {action} {count} times")
+    parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
+    if len(counts) < len(parts) * schedule.chunks * schedule.microbatches:
+        wanted = (
+            Action(part, chunk, m)
+            for m in range(schedule.microbatches)
+            for chunk in range(schedule.chunks)
+            for part in parts
+        )
+        missing = next(action for action in wanted if action not in counts)
+        yield _problem("E0501", 1, f"{_where(schedule, rank)} never runs {missing}")
+
+
+def _dependent(schedule: Schedule, rank: int) -> Problems:
+    """B after F, W after B; and on one rank the stages of a microbatch in their order, forward and backward: what a
+    stage receives comes, over whatever ranks, from the stages before it."""
+    stages = schedule.placement[rank]
+    forward = sorted(range(len(stages)), key=stages.__getitem__)
+    before: dict[tuple[str, int], tuple[str, int]] = {}
+    for earlier, chunk in pairwise(forward):
+        before[FORWARD, chunk] = FORWARD, earlier
+        before[BACKWARD, earlier] = BACKWARD, chunk
+    before[BACKWARD, forward[-1]] = FORWARD, forward[-1]
+    for chunk in forward:
+        before[WEIGHT, chunk] = BACKWARD, chunk
+    ran: set[tuple[str, int, int]] = set()
+    for action in schedule.actions[rank]:
+        for part in PARTS[action.kind]:
+            needed = before.get((part, action.chunk))
+            if needed is not None and (*needed, action.microbatch) not in ran:
+                first = Action(*needed, action.microbatch)
+                yield _problem("E0501", 1, f"{_where(schedule, rank)} runs {action} before {first}")
+            ran.add((part, action.chunk, action.microbatch))
+
+
+def _ascending(schedule: Schedule, rank: int) -> Problems:
+    last: dict[tuple[str, int], Action] = {}
+    for action in schedule.actions[rank]:
+        for part in PARTS[action.kind]:
+            before = last.get((part, action.chunk))
+            if before is not None and before.microbatch > action.microbatch:
+                yield _problem("E0501", 6, f"{_where(schedule, rank)} runs {action} after {before}")
+            last[part, action.chunk] = action
+
+
+def _bounded(schedule: Schedule, rank: int) -> Problems:
+    peak, bound = peak_live(schedule.actions[rank]), schedule.bound[rank]
+    if schedule.training and peak > bound:
+        live = 0
+        for culprit in schedule.actions[rank]:
+            live += (culprit.kind == FORWARD) - (WEIGHT in PARTS[culprit.kind])
+            if live > bound:
+                break
+        yield _problem(
+            "E0504",
+            4,
+            f"{_where(schedule, rank)} holds {live} live activations after {culprit}, and {peak} at its peak, "
+            f"but states a bound of {bound}",
+            "run backwards earlier, or state the greater bound",
+        )
+
+
+def _where(schedule: Schedule, rank: int) -> str:
+    return f"rank {rank} of schedule `{schedule.name}`"
+
+
+RANK_LAWS = (_once, _dependent, _ascending, _bounded)
+
+
+# ---------------------------------------------------------------- instructions
+
+
+def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
+    """Law 3: both ends of every channel post the same transfers in the same order, and wait once for each post."""
+    sends: dict[Channel, list[Transfer]] = {}
+    receives: dict[Channel, list[Transfer]] = {}
+    for rank, program in enumerate(programs):
+        waits = {PostSend: WaitSend, PostReceive: WaitReceive}
+        pending: dict[tuple[type, Channel, int], Transfer] = {}
+        for instruction in program:
+            if isinstance(instruction, Compute):
+                continue
+            transfer = instruction.transfer
+            channel = transfer.channel
+            if isinstance(instruction, (PostSend, PostReceive)):
+                sending = isinstance(instruction, PostSend)
+                if rank != (channel.source if sending else channel.destination):
+                    yield _problem("E0503", 3, f"rank {rank} has {instruction} for another rank")
+                    continue
+                own = (sends if sending else receives).setdefault(channel, [])
+                if transfer.index != len(own):
+                    message = f"rank {rank} has {instruction} as number {len(own)} of its channel, not {transfer.index}"
+                    yield _problem("E0503", 3, message)
+                own.append(transfer)
+                pending[waits[type(instruction)], channel, transfer.index] = transfer
+            elif pending.pop((type(instruction), channel, transfer.index), None) != transfer:
+                yield _problem("E0503", 3, f"rank {rank} has {instruction} without having posted it")
+        for transfer in pending.values():
+            yield _problem("E0503", 3, f"rank {rank} posts {transfer} and never waits for it")
+    for channel in sorted({*sends, *receives}):
+        pairs = zip_longest(sends.get(channel, ()), receives.get(channel, ()))
+        for index, (sent, received) in enumerate(pairs):
+            if sent != received or sent.message.bytes != received.message.bytes:
+                yield _problem(
+                    "E0503",
+                    3,
+                    f"transfer {index} on channel {channel} is {_name(sent)} where rank {channel.source} sends it, "
+                    f"and {_name(received)} where rank {channel.destination} receives it",
+                )
+                break
+
+
+def _name(transfer: Transfer | None) -> str:
+    if transfer is None:
+        return "missing"
+    message = transfer.message
+    return (
+        f"`{message.value}` of microbatch {transfer.microbatch} "
+        f"(stage {message.source} to {message.destination}, {message.bytes} bytes)"
+    )
+
+
+def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
+    """Law 1 across stages: an action runs after what it receives has arrived, and before what it sends is posted; and
+    what one microbatch exchanges, all do."""
+    counts: Counter[Message] = Counter()
+    runs: Counter[tuple[int, str]] = Counter()
+    for rank, program in enumerate(programs):
+        ran: set[tuple[int, str, int]] = set()
+        for instruction in program:
+            if isinstance(instruction, Compute):
+                direction = DIRECTION.get(instruction.action.kind)
+                if direction is not None:
+                    ran.add((instruction.stage, direction, instruction.action.microbatch))
+                    runs[instruction.stage, direction] += 1
+                continue
+            transfer = instruction.transfer
+            message = transfer.message
+            if isinstance(instruction, PostSend):
+                counts[message] += 1
+                if (message.source, message.direction, transfer.microbatch) not in ran:
+                    message_ = f"rank {rank} sends {transfer} before stage {message.source} has made it"
+                    yield _problem("E0501", 1, message_)
+            elif isinstance(instruction, WaitReceive) and (
+                (message.destination, message.direction, transfer.microbatch) in ran
+            ):
+                yield _problem(
+                    "E0501",
+                    1,
+                    f"rank {rank} waits for {transfer} after stage {message.destination} needed it",
+                )
+    for message, count in counts.items():
+        for stage in (message.source, message.destination):
+            if count != runs[stage, message.direction]:
+                yield _problem(
+                    "E0503",
+                    3,
+                    f"`{message.value}` goes from stage {message.source} to {message.destination} {count} times, "
+                    f"but stage {stage} runs {runs[stage, message.direction]} times",
+                )

@@ -1,0 +1,394 @@
+"""The cut of the batch in time: a mesh axis called `time`, by the same algebra as any other.
+
+Comes in: a graph over the whole batch (joint, or forward only) and the number of microbatches. Goes out: the graph
+of one microbatch, with `accumulate` nodes for what is summed over the step, a prologue and a finish.
+
+Along time every value is split along one of its axes, partial (SUM or MAX), or whole. A node needs a `Way` of its op
+that fits its operands' states. Where none fits:
+
+- a partial value made from inputs alone (the number of unmasked tokens) is computed over the whole batch, in the
+  prologue;
+- a whole value that meets a partial one counts once: each microbatch takes 1/M of it;
+- what only metrics need waits for the end of the step, and reads the accumulators;
+- anything else is an error that names the operation (E0407).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import evolve
+
+from partita.compiler.gradients import without_dead
+from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Phase, Value
+from partita.compiler.ops.op import MAX, SUM, State, Way, accumulation
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.pointwise import Constant, Pointwise
+from partita.compiler.ops.position import TIME, Positioned, Random
+from partita.dsl.diagnostic import refuse
+
+LOSS = "loss"
+
+
+def split_batch(graph: Graph, batch: str, microbatches: int) -> Graph:
+    """The graph of one of `microbatches` parts of the axis `batch`. Raises Refused: E0406, E0407."""
+    return _Splitter(graph, batch, microbatches).graph()
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, batch: str, count: int) -> None:
+        self.source = graph
+        self.batch = batch
+        self.count = count
+        names = [value.name for node in graph.nodes for value in node.outputs]
+        inputs = [each.value.name for each in graph.inputs]
+        self.build = Builder([*names, *inputs, *(p.name for p in graph.parameters)])
+        self.state: dict[Value, State] = {}
+        self.local: dict[Value, Value] = {}
+        self.whole: dict[Value, Value] = {}
+        self.portions: dict[Value, Value] = {}
+        self.prologue: list[Node] = []
+        self.deferred: list[Node] = []
+        self.finish: list[Node] = []
+        self.accumulators: list[Accumulator] = []
+        self.inputs: list[Input] = []
+        self.producers = graph.producers()
+        self.from_inputs = _from_inputs_alone(graph)
+        self.essential = _ancestors(graph, [graph.loss, *(g.value for g in graph.gradients)])
+
+    def graph(self) -> Graph:
+        """Walk the nodes once, then accumulate what leaves the microbatch."""
+        for each in self.source.inputs:
+            self._input(each)
+        for parameter in self.source.parameters:
+            self.state[parameter.value] = None
+            self.local[parameter.value] = parameter.value
+        for node in self.source.nodes:
+            self._node(node)
+        loss = self._accumulated(LOSS, self.source.loss)
+        self._gradients()
+        metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
+        result = evolve(
+            self.source,
+            inputs=tuple(self.inputs),
+            nodes=(*self.prologue, *self.build.nodes, *self.finish),
+            loss=loss,
+            metrics=metrics,
+            gradients=(),
+            accumulators=tuple(self.accumulators),
+        )
+        return without_dead(result)
+
+    def _input(self, each: Input) -> None:
+        type = each.value.type
+        if self.count == 1 or not type.has(self.batch):
+            self.state[each.value] = None
+            self.local[each.value] = each.value
+            self.inputs.append(each)
+            return
+        size = type.axis(self.batch).size
+        if size % self.count:
+            raise refuse(
+                "E0406",
+                f"axis `{self.batch}` of {size} does not divide into {self.count} microbatches",
+                each.span,
+                help=f"choose a number of microbatches that divides {size}",
+            )
+        self.state[each.value] = self.batch
+        part = Value(each.value.name, type.resized(self.batch, size // self.count))
+        self.local[each.value] = part
+        self.inputs.append(evolve(each, value=part, batch=self.batch))
+
+    # ------------------------------------------------------------ one node
+
+    def _node(self, node: Node) -> None:
+        self.build.at(node).phase = node.phase
+        if any(value not in self.state for value in node.inputs):
+            # Something before it was put off to the end of the step.
+            self.deferred.append(node)
+            return
+        states = [self.state[value] for value in node.inputs]
+        if not any(states) and not self._cuts_itself(node):
+            self._emit(node, [self.local[value] for value in node.inputs], None)
+            return
+        fit = self._fit(node, states)
+        if fit is None:
+            if any(value in self.essential for value in node.outputs):
+                raise self._cannot(node, states)
+            self.deferred.append(node)
+            return
+        way, operands = fit
+        self._emit(node, operands, way)
+
+    def _cuts_itself(self, node: Node) -> bool:
+        """Whether a node makes the batch axis out of nothing (positions, random numbers, expansion)."""
+        return (
+            self.count > 1
+            and any(value.type.has(self.batch) for value in node.outputs)
+            and not any(value.type.has(self.batch) for value in node.inputs)
+        )
+
+    def _fit(self, node: Node, states: list[State]) -> tuple[Way, list[Value]] | None:
+        """A way of the op, and the operands as that way wants them."""
+        types = [value.type for value in node.inputs]
+        ways = node.op.ways(types, [value.type for value in node.outputs])
+        if self._cuts_itself(node):
+            ways = tuple(way for way in ways if self.batch in way.results)
+        best: tuple[int, Way] | None = None
+        for way in ways:
+            moves = 0
+            for value, have, want in zip(node.inputs, states, way.operands, strict=True):
+                cost = self._conversion(value, have, want)
+                if cost is None:
+                    break
+                moves += cost
+            else:
+                if best is None or moves < best[0]:
+                    best = (moves, way)
+        whole = [self._conversion(value, have, None) for value, have in zip(node.inputs, states, strict=True)]
+        if all(cost is not None for cost in whole):
+            moves = sum(cost for cost in whole if cost is not None)
+            if best is None or moves < best[0]:
+                best = (moves, Way((None,) * len(states), (None,) * len(node.outputs)))
+        if best is None:
+            return None
+        way = best[1]
+        operands = [
+            self._converted(value, have, want)
+            for value, have, want in zip(node.inputs, states, way.operands, strict=True)
+        ]
+        return way, operands
+
+    def _conversion(self, value: Value, have: State, want: State) -> int | None:
+        """What it costs to bring a value from one state to another; None if it cannot be."""
+        if have == want:
+            return 0
+        if have is None and want in (SUM, MAX):
+            return 1
+        if want is None and have is not None and value in self.from_inputs:
+            # Splitting costs nothing where the op can be split; computing over the whole batch is the last resort.
+            return 10 if have in (SUM, MAX) else 100
+        return None
+
+    def _converted(self, value: Value, have: State, want: State) -> Value:
+        if have == want:
+            return self.local[value]
+        if want == MAX:
+            return self.local[value]
+        if want == SUM:
+            return self._portion(value)
+        return self._over_whole_batch(value)
+
+    def _portion(self, value: Value) -> Value:
+        """1/M of a whole value: it counts once in the sum over the microbatches."""
+        if value not in self.portions:
+            local = self.local[value]
+            share = self.build.apply(Constant(1 / self.count, local.type.dtype))
+            name = f"{value.name}.portion"
+            self.portions[value] = self.build.apply(Pointwise("multiply"), local, share, name=name)
+        return self.portions[value]
+
+    def _over_whole_batch(self, value: Value) -> Value:
+        """The value computed once, in the prologue, over the whole batch."""
+        wanted = _ancestors(self.source, [value], self.producers)
+        for each in self.source.inputs:
+            if each.value in wanted and each.value not in self.whole:
+                if self.state[each.value] is None:
+                    self.whole[each.value] = self.local[each.value]
+                else:
+                    whole = self.build.value(f"{each.value.name}.whole", each.value.type)
+                    self.whole[each.value] = whole
+                    self.inputs.append(evolve(each, value=whole, batch=None))
+        for node in self.source.nodes:
+            if any(result in wanted and result not in self.whole for result in node.outputs):
+                outputs = tuple(self.build.value(f"{v.name}.whole", v.type) for v in node.outputs)
+                self.whole.update(zip(node.outputs, outputs, strict=True))
+                inputs = tuple(self.whole[operand] for operand in node.inputs)
+                self.prologue.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.PROLOGUE))
+        return self.whole[value]
+
+    def _emit(self, node: Node, operands: list[Value], way: Way | None) -> None:
+        results: Iterable[State] = way.results if way else (None,) * len(node.outputs)
+        op = node.op
+        if way is not None:
+            cut = dict.fromkeys(s for s in (*way.operands, *way.results) if s not in (None, SUM, MAX))
+            for axis in cut:
+                assert axis is not None
+                op = op.resized(axis, self._part(node, axis))
+                if isinstance(op, Positioned):
+                    op = op.sharded(axis, TIME)
+        outputs = []
+        for value, state in zip(node.outputs, results, strict=True):
+            self.state[value] = state
+            type = value.type
+            if state not in (None, SUM, MAX):
+                assert state is not None
+                type = type.resized(state, self._part(node, state))
+            local = value if type == value.type else Value(value.name, type)
+            self.local[value] = local
+            outputs.append(local)
+        self.build.nodes.append(evolve(node, op=op, inputs=tuple(operands), outputs=tuple(outputs)))
+
+    def _part(self, node: Node, axis: str) -> int:
+        """The size of a microbatch's part of an axis."""
+        for value in (*node.inputs, *node.outputs):
+            if value.type.has(axis):
+                size = value.type.axis(axis).size
+                break
+        if size % self.count:
+            raise refuse(
+                "E0406",
+                f"axis `{axis}` of {size} does not divide into {self.count} microbatches",
+                node.span,
+                help=f"choose a number of microbatches that divides {size}",
+            )
+        return size // self.count
+
+    def _cannot(self, node: Node, states: list[State]) -> Exception:
+        partial = any(state in (SUM, MAX) for state in states)
+        what = f"`{node.op.label}`"
+        if partial:
+            message = f"{what} is applied to a sum over `{self.batch}`, which microbatches make in parts"
+            help = "after the reduction over the batch the loss may only be scaled or added to"
+        else:
+            message = f"{what} needs the whole of `{self.batch}`, which microbatches cut"
+            help = f"keep `{self.batch}` as it is until the loss is averaged over it"
+        notes = [
+            f"{value.name}: {value.type}, {_described(state, self.batch)}"
+            for value, state in zip(node.inputs, states, strict=True)
+        ]
+        help = f"{help}; or set microbatches = 1"
+        return refuse("E0407", message, node.span, notes=notes, help=help)
+
+    # ------------------------------------------------------------ what leaves the microbatch
+
+    def _accumulated(self, name: str, value: Value, reader: Node | None = None) -> Value:
+        """The sum of a scalar (or other value) over the microbatches, for the end of the step.
+
+        It is accumulated on the stage of `reader`, or of the node that makes it.
+        """
+        state = self.state[value]
+        node = self.producers.get(value)
+        if reader is not None or node is not None:
+            self.build.at(reader or node)  # type: ignore[arg-type]
+        if state not in (None, SUM, MAX):
+            raise refuse(
+                "E0407",
+                f"`{name}` still has the axis `{state}`, which microbatches cut",
+                node.span if node else None,
+                help="reduce over it",
+            )
+        self.build.phase = Phase.FORWARD
+        local = self.local[value]
+        if state is None and self.count > 1:
+            local = self._portion(value)
+        type = local.type.with_dtype(accumulation(local.type.dtype))
+        return self._accumulate(name, local, type, maximum=state == MAX)
+
+    def _accumulate(
+        self, name: str, local: Value, type: object, maximum: bool = False, parameter: str | None = None
+    ) -> Value:
+        total = self.build.value(f"total({name})", type)  # type: ignore[arg-type]
+        self.accumulators.append(Accumulator(name, total, parameter, maximum))
+        self.build.apply_all(Accumulate(name, total.type, maximum), local)
+        return total
+
+    def _gradients(self) -> None:
+        """One accumulation for each contribution, right behind the node that makes it."""
+        masters = {parameter.name: parameter.master for parameter in self.source.parameters}
+        totals: dict[str, Value] = {}
+        after: dict[Value, list[str]] = {}
+        for gradient in self.source.gradients:
+            after.setdefault(gradient.value, []).append(gradient.parameter)
+        nodes, self.build.nodes = self.build.nodes, []
+        made = {self.local[value]: value for value in after}
+        for node in nodes:
+            self.build.nodes.append(node)
+            for local in node.outputs:
+                if local not in made:
+                    continue
+                value = made[local]
+                state = self.state[value]
+                self.build.at(node).phase = node.phase
+                if node.phase is Phase.BACKWARD:
+                    self.build.phase = Phase.WEIGHT
+                for parameter in after[value]:
+                    if state not in (None, SUM):
+                        raise self._cannot(node, [self.state.get(v) for v in node.inputs])
+                    part = local
+                    if state is None and self.count > 1:
+                        part = self._portion(value)
+                    master = masters[parameter]
+                    if parameter not in totals:
+                        totals[parameter] = self.build.value(f"total(d({parameter}))", master)
+                        self.accumulators.append(Accumulator(parameter, totals[parameter], parameter))
+                    self.build.apply_all(Accumulate(parameter, master), part)
+
+    def _metric(self, name: str, value: Value) -> Value:
+        """A metric at the end of the step: accumulated, or computed from what is."""
+        if value in self.state:
+            return self._accumulated(f"metric {name}", value)
+        totals: dict[Value, Value] = {}
+        wanted = _ancestors(self.source, [value], self.producers)
+        last = self.producers[value].stage
+        for node in self.deferred:
+            node = evolve(node, stage=last)
+            if not any(result in wanted for result in node.outputs):
+                continue
+            for operand in node.inputs:
+                if operand in self.state and operand not in totals:
+                    totals[operand] = self._at_the_end(node, operand)
+            outputs = tuple(Value(self.build.unique(f"{v.name}.total"), v.type) for v in node.outputs)
+            totals.update(zip(node.outputs, outputs, strict=True))
+            inputs = tuple(totals[operand] for operand in node.inputs)
+            self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
+        return totals[value]
+
+    def _at_the_end(self, node: Node, value: Value) -> Value:
+        """A value that a put-off node reads."""
+        producer = self.producers.get(value)
+        if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
+            constant = Value(self.build.unique(f"{value.name}.total"), value.type)
+            self.finish.append(
+                evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage)
+            )
+            return constant
+        if self.state[value] not in (None, SUM, MAX):
+            raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
+        return self._accumulated(f"sum {value.name}", value, node)
+
+
+def _described(state: State, batch: str) -> str:
+    if state is None:
+        return "whole"
+    if state in (SUM, MAX):
+        return f"partial over `{batch}`"
+    return f"cut along `{state}`"
+
+
+def _ancestors(
+    graph: Graph, values: Iterable[Value], producers: dict[Value, Node] | None = None
+) -> set[Value]:
+    """The values and all that they are made from."""
+    producers = graph.producers() if producers is None else producers
+    seen = set(values)
+    stack = list(seen)
+    while stack:
+        node = producers.get(stack.pop())
+        if node is not None:
+            for value in (*node.inputs, *node.outputs):
+                if value not in seen:
+                    seen.add(value)
+                    if value in node.inputs:
+                        stack.append(value)
+    return seen
+
+
+def _from_inputs_alone(graph: Graph) -> set[Value]:
+    """Values made from the model's inputs and constants, without parameters and random numbers."""
+    alone = {each.value for each in graph.inputs}
+    for node in graph.nodes:
+        if node.phase is Phase.FORWARD and not isinstance(node.op, Random):
+            if all(value in alone for value in node.inputs):
+                alone.update(node.outputs)
+    return alone

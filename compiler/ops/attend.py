@@ -1,0 +1,181 @@
+"""Softmax attention as a whole, with its gradient: scores are never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, broadcast, op, permuted
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+
+class _Attention(Op):
+    """What attention and its gradient share. Operands: q, k, v, then mask and bias where present."""
+
+    over: str
+    along: str
+    causal: bool
+    scale: float
+    mask: bool
+    bias: bool
+
+    def _orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
+        """Axes of q in three groups: batch axes that k or v have too; further ones; and the query position.
+
+        In self attention the position is `over`. Otherwise queries stand along every axis that k and v lack, of
+        which the longest is taken as the position; the rest are batch axes along which k and v repeat.
+        """
+        shared = [n for n in q.names if (k.has(n) or v.has(n)) and n not in (self.over, self.along)]
+        own = [n for n in q.names if n not in shared and n not in (self.over, self.along)]
+        if q.has(self.over):
+            return shared, own, [self.over]
+        if not own:
+            return shared, [], []
+        position = max(own, key=lambda name: q.axis(name).size)
+        return shared, [name for name in own if name != position], [position]
+
+    def _split_axes(self, q: Type) -> tuple[str, ...]:
+        return tuple(name for name in q.names if name not in (self.over, self.along))
+
+    def _scores(self, types: Sequence[Type]) -> list[str]:
+        """Axes of the scores. In self attention queries and keys share a name, and a mask's or bias's is the keys'."""
+        shared, own, position = self._orders(*types[:3])
+        return [*shared, *own, *("" if name == self.over else name for name in position), self.over]
+
+    def _call(self, arguments: Sequence[Argument]) -> str:
+        """Texts of q as [shared, own, position, along], k and v as [shared, over, along], mask and bias as scores,
+        and the numbers of those axes."""
+        q, k, v = arguments[:3]
+        types = [argument.type for argument in arguments]
+        shared, own, position = self._orders(*types[:3])
+        texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
+        for x in (k, v):
+            have = [name for name in shared if x.type.has(name)]
+            text = permuted(x.text, x.type.names, [*have, self.over, self.along])
+            if have != shared:
+                text += f"[{', '.join(':' if name in have else 'None' for name in shared)}]"
+            texts.append(text)
+        rest = list(arguments[3:])
+        for present, word in ((self.mask, "mask"), (self.bias, "bias")):
+            if present:
+                texts.append(f"{word}={broadcast(rest.pop(0), self._scores(types))}")
+        groups = (len(shared), len(own), len(position))
+        return f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
+
+    def _names(self, types: Sequence[Type]) -> list[str]:
+        shared, own, position = self._orders(*types[:3])
+        return [*shared, *own, *position]
+
+
+@op("attend")
+class Attend(_Attention):
+    """softmax(q·k · scale + bias, masked) · v over axis `over`, products along `along`.
+
+    Operands: q; k and v, which have `over`, `along` and any of q's other axes (those they lack are broadcast:
+    grouped queries); a boolean mask (true: may attend) and a bias, with axes of q and `over`. Results: the
+    attended values (q's axes) and the logarithm of the softmax's denominator, for the gradient.
+    """
+
+    over: str
+    along: str
+    causal: bool
+    scale: float
+    mask: bool = False
+    bias: bool = False
+    results = ("", "denominator")
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """q's axes; and those without `along`."""
+        q = types[0]
+        return q, q.without([self.along]).with_dtype(accumulation(q.dtype))
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis of q but `over` and `along`."""
+        return tuple(
+            Way(tuple(name if x.has(name) else None for x in operands), (name, name))
+            for name in self._split_axes(operands[0])
+        )
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Two products; half of them where causal."""
+        full = 4 * operands[0].elements * operands[1].axis(self.over).size
+        return full // 2 if self.causal else full
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """`attend_gradient`, all at once; the denominator has no cotangent."""
+        d, denominator = cotangents
+        assert d is not None
+        assert denominator is None
+        gradient = AttendGradient(self.over, self.along, self.causal, self.scale, self.mask, self.bias)
+        results = build.apply_all(gradient, *node.inputs, *node.outputs, d)
+        return (*results[:3], *([None] if self.mask else []), *results[3:])
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, and its results in q's order."""
+        names = self._names([argument.type for argument in arguments])
+        orders = (results[0].names, results[1].names)
+        first = [[*names, self.along].index(name) for name in orders[0]]
+        second = [names.index(name) for name in orders[1]]
+        return f"kernels.attend({self._call(arguments)}, orders=({first}, {second}))"
+
+
+@op("attend_gradient")
+class AttendGradient(_Attention):
+    """Gradients of `attend` for q, k, v and bias, from its operands, its results and the cotangent."""
+
+    over: str
+    along: str
+    causal: bool
+    scale: float
+    mask: bool = False
+    bias: bool = False
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """q, k, v and the bias if there is one."""
+        return ("q", "k", "v", "bias") if self.bias else ("q", "k", "v")
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The operands' types."""
+        bias = (types[3 + self.mask],) if self.bias else ()
+        return (*types[:3], *bias)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis of q but `over` and `along`, where what lacks the axis gets a partial sum; linear in d."""
+        ways = [Way((*[None] * (len(operands) - 1), SUM), (SUM,) * len(results))]
+        for name in self._split_axes(operands[0]):
+            ways.append(
+                Way(
+                    tuple(name if x.has(name) else None for x in operands),
+                    tuple(name if x.has(name) else SUM for x in results),
+                )
+            )
+        return tuple(ways)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Five products: the scores again, and two for each of the two forward ones."""
+        full = 10 * operands[0].elements * operands[1].axis(self.over).size
+        return full // 2 if self.causal else full
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, and its results in their operands' orders."""
+        inputs, (o, denominator, d) = arguments[:-3], arguments[-3:]
+        types = [argument.type for argument in inputs]
+        names = self._names(types)
+        views = ", ".join(
+            permuted(x.text, x.type.names, order)
+            for x, order in ((o, [*names, self.along]), (denominator, names), (d, [*names, self.along]))
+        )
+        shared = self._orders(*types[:3])[0]
+        layouts = [[*names, self.along]]
+        layouts += [[*(n for n in shared if x.has(n)), self.over, self.along] for x in types[1:3]]
+        if self.bias:
+            layouts.append([name for name in self._scores(types) if name and results[3].has(name)])
+        shapes = [
+            (tuple(type.axis(name).size for name in layout), [layout.index(name) for name in type.names])
+            for layout, type in zip(layouts, results, strict=True)
+        ]
+        return f"kernels.attend_gradient({self._call(inputs)}, result=({views}), shapes={shapes})"

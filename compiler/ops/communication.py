@@ -1,0 +1,56 @@
+"""Values that cross between stages: a send on the one side, a receive on the other, joined by the value's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.compiler.ops.op import Argument, Op, Way, op
+from partita.dsl.types import Type
+
+
+@op("send")
+class Send(Op):
+    """Send the operand, called `value`, to stage `destination`, in a direction of the pipeline."""
+
+    value: str
+    destination: int
+    direction: str
+    results = ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """No result."""
+        return ()
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis."""
+        return tuple(Way((name,), ()) for name in operands[0].names)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+
+@op("receive")
+class Receive(Op):
+    """Receive `value`, of a known type, from stage `source`."""
+
+    value: str
+    source: int
+    direction: str
+    type: Type
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """As it was sent."""
+        return (self.type,)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis."""
+        return tuple(Way((), (name,)) for name in self.type.names)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """Not an expression: the runtime puts what arrives into the frame."""
+        raise AssertionError("receives are the runtime's")

@@ -1,0 +1,144 @@
+"""Sums of products over named axes: every matrix product of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.ops.op import SUM, Argument, Op, Way, op, permuted, shape_text
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+
+@op("dot")
+class Dot(Op):
+    """`dot(a, b)` sums over the axes `over`, which both have; an axis of both that is not summed is a batch axis.
+
+    The result has a's remaining axes, then those of b that a lacks.
+    """
+
+    over: tuple[str, ...]
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """a's remaining axes, then b's."""
+        a, b = types
+        assert all(a.has(name) and b.has(name) for name in self.over), (self.over, a, b)
+        assert a.dtype == b.dtype, (a, b)
+        rest = tuple(axis for axis in b.axes if not a.has(axis.name))
+        return (Type(a.dtype, a.without(self.over).axes + rest),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis of the result; a summed axis, which makes the result partial; either operand partial."""
+        a, b = operands
+        kept = tuple(
+            Way((name if a.has(name) else None, name if b.has(name) else None), (name,))
+            for name in results[0].names
+        )
+        summed = tuple(Way((name, name), (SUM,)) for name in self.over)
+        return (*kept, *summed, Way((SUM, None), (SUM,)), Way((None, SUM), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """A multiplication and an addition for each product."""
+        a = operands[0]
+        depth = 1
+        for name in self.over:
+            depth *= a.axis(name).size
+        return 2 * depth * results[0].elements
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
+        a, b = node.inputs
+        (d,) = cotangents
+        assert d is not None
+        return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.mm` of matrix views, `torch.bmm` with batch axes."""
+        plan = _Plan(self, arguments)
+        if not plan.result_axes and not plan.batch:
+            order = arguments[0].type.names
+            other = permuted(arguments[1].text, arguments[1].type.names, order)
+            return f"torch.dot({arguments[0].text}.reshape(-1), {other}.reshape(-1))"
+        left, right = plan.matrices()
+        product = f"torch.{'bmm' if plan.batch else 'mm'}({left}, {right})"
+        text = f"{product}.view{shape_text(plan.product_shape)}"
+        return permuted(text, plan.product_axes, results[0].names)
+
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
+        """`addmm_` into the accumulator where dtypes and orders agree."""
+        plan = _Plan(self, arguments)
+        if plan.batch or not plan.result_axes or target.type.dtype != result.dtype:
+            return None
+        if plan.product_axes != target.type.names:
+            return None
+        left, right = plan.matrices()
+        rows, columns = plan.matrix_shape
+        return f"{target.text}.view({rows}, {columns}).addmm_({left}, {right})"
+
+
+def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
+    """The product of `a` and `b` with the axes of `wanted`, summed over all others."""
+    over = tuple(name for name in a.type.names if b.type.has(name) and not wanted.has(name))
+    product = Dot(over)
+    if product.infer(a.type, b.type)[0].names != wanted.names:
+        swapped = product.infer(b.type, a.type)[0]
+        if swapped.names == wanted.names:
+            a, b = b, a
+    return build.apply(product, a, b)
+
+
+class _Plan:
+    """How a dot becomes a matrix product: groups of axes, and views of the operands as matrices."""
+
+    def __init__(self, dot: Dot, arguments: Sequence[Argument]) -> None:
+        self.a, self.b = arguments
+        a, b = self.a.type, self.b.type
+        summed = set(dot.over)
+        self.batch = tuple(axis for axis in a.axes if b.has(axis.name) and axis.name not in summed)
+        shared = {axis.name for axis in self.batch} | summed
+        self.rows = tuple(axis for axis in a.axes if axis.name not in shared)
+        self.columns = tuple(axis for axis in b.axes if axis.name not in shared)
+        # The summed axes in the order of the operand that is larger: the other one bears a copy, if there is one.
+        larger = a if a.elements >= b.elements else b
+        self.depth = tuple(axis for axis in larger.axes if axis.name in summed)
+        self.result_axes = self.batch + self.rows + self.columns
+        self.product_axes = tuple(axis.name for axis in self.result_axes)
+        self.product_shape = tuple(axis.size for axis in self.result_axes)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        return _size(self.rows), _size(self.columns)
+
+    def matrices(self) -> tuple[str, str]:
+        """Texts of both operands as matrices (stacks of them with batch axes)."""
+        return (
+            self._matrix(self.a, self.rows, self.depth),
+            self._matrix(self.b, self.depth, self.columns),
+        )
+
+    def _matrix(self, argument: Argument, first: tuple, second: tuple) -> str:  # type: ignore[type-arg]
+        names = argument.type.names
+        batch = [axis.name for axis in self.batch]
+        straight = [*batch, *(axis.name for axis in first), *(axis.name for axis in second)]
+        if self.batch:
+            shape = (_size(self.batch), _size(first), _size(second))
+            return f"{permuted(argument.text, names, straight)}.reshape{shape_text(shape)}"
+        turned = [*(axis.name for axis in second), *(axis.name for axis in first)]
+        if list(names) == turned and list(names) != straight:
+            # In memory it is the transposed matrix: a view, no copy.
+            if len(first) == len(second) == 1:
+                return f"{argument.text}.t()"
+            return f"{argument.text}.reshape{shape_text((_size(second), _size(first)))}.t()"
+        text = permuted(argument.text, names, straight)
+        if len(first) == len(second) == 1:
+            return text
+        return f"{text}.reshape{shape_text((_size(first), _size(second)))}"
+
+
+def _size(axes: tuple) -> int:  # type: ignore[type-arg]
+    product = 1
+    for axis in axes:
+        product *= axis.size
+    return product

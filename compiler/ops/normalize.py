@@ -1,0 +1,83 @@
+"""Layer normalisation and root-mean-square normalisation, without scale and shift (those are pointwise)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, aligned_ways, op, permuted
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+
+@op("normalize")
+class Normalize(Op):
+    """`x * rate`, with rate = 1/sqrt(mean(x²) + eps) over the axes `over`; with `center`, x less its mean first.
+
+    Results: the normalized tensor and the rate, which the gradient needs. Computes in f32 at least.
+    """
+
+    over: tuple[str, ...]
+    eps: float
+    center: bool
+    results = ("", "rate")
+
+    @property
+    def label(self) -> str:
+        """`layer_norm` or `rms_norm`."""
+        return "layer_norm" if self.center else "rms_norm"
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """x, and its axes without `over`."""
+        (x,) = types
+        return x, x.without(self.over).with_dtype(accumulation(x.dtype))
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis but those normalized over."""
+        return aligned_ways(operands, results)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Two passes."""
+        return 7 * operands[0].elements
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """From the results alone: x itself need not be kept."""
+        d, rate = cotangents
+        assert d is not None
+        assert rate is None
+        return (build.apply(NormalizeGradient(self.over, self.center), d, *node.outputs),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        (x,) = arguments
+        positions = tuple(x.type.position(name) for name in self.over)
+        return f"kernels.normalize({x.text}, {positions}, {self.eps}, {self.center})"
+
+
+@op("normalize_gradient")
+class NormalizeGradient(Op):
+    """`rate * (d - mean(d·y)·y)`, with `center` less mean(d) too; y is the normalized tensor."""
+
+    over: tuple[str, ...]
+    center: bool
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The normalized tensor's."""
+        return (types[1],)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis but those normalized over; linear in d."""
+        return (*aligned_ways(operands, results, whole=self.over), Way((SUM, None, None), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Two passes."""
+        return 8 * operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        d, y, rate = arguments
+        positions = tuple(y.type.position(name) for name in self.over)
+        turned = permuted(d.text, d.type.names, y.type.names)
+        return f"kernels.normalize_gradient({turned}, {y.text}, {rate.text}, {positions}, {self.center})"

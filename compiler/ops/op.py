@@ -1,0 +1,185 @@
+"""What is true of an operation, in one class each: types, ways of splitting, cost, gradient, emitted source.
+
+`Way`s are the whole of what the layout algebra knows about an operation: each says, for one mesh axis (microbatches
+in time are one), how the operands may lie and how the results then lie. A state is an axis name (split along it),
+`SUM` or `MAX` (each rank holds a part of the sum or of the maximum), or None (whole on every rank). The way in which
+everything is whole always exists and is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+from attrs import fields, frozen
+
+from partita.dsl.types import Axis, Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+SUM, MAX = "+", "max"
+State: TypeAlias = "str | None"
+
+
+@frozen
+class Way:
+    """How operands may lie along one mesh axis, and how the results then lie."""
+
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+
+
+@frozen
+class Argument:
+    """An operand in emitted source: its text (a name or a literal) and type."""
+
+    text: str
+    type: Type
+    literal: bool = False
+
+
+class Op:
+    """Base of all operations. Subclasses are frozen attrs classes; their fields are their attributes.
+
+    `results` names the results; a node's value takes the name of the first from what it is bound to.
+    """
+
+    name: ClassVar[str]
+    results: ClassVar[tuple[str, ...]] = ("",)
+    # Costs next to nothing and depends on no activation: copied to each stage that uses it rather than sent.
+    free: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        """The stem of names for results that the user has not named."""
+        return self.name
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """Types of the results. Operands were checked with the spec; what does not fit is an internal error."""
+        raise NotImplementedError
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """All ways of splitting along one mesh axis, other than everything whole."""
+        raise NotImplementedError
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Floating-point operations; one for each element of the results unless an op says otherwise."""
+        return sum(type.elements for type in results)
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
+
+        `cotangents` has one entry per result, None where none flows; at least one is not None.
+        """
+        return (None,) * len(node.inputs)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A Python expression over torch that computes the result (a tuple for several)."""
+        raise NotImplementedError
+
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
+        """A statement that adds the result to `target` in place, or None where there is none better than `+=`."""
+        return None
+
+    def resized(self, axis: str, size: int) -> Op:
+        """The same operation after `axis` has been cut to parts of `size`: axes among the fields change."""
+        changes: dict[str, Any] = {}
+        for attribute in fields(type(self)):
+            value = getattr(self, attribute.name)
+            if isinstance(value, Axis) and value.name == axis:
+                changes[attribute.name] = Axis(axis, size)
+            elif isinstance(value, tuple) and any(isinstance(a, Axis) and a.name == axis for a in value):
+                changes[attribute.name] = tuple(
+                    Axis(axis, size) if isinstance(a, Axis) and a.name == axis else a for a in value
+                )
+        if not changes:
+            return self
+        from attrs import evolve
+
+        return evolve(self, **changes)
+
+
+OPS: dict[str, type[Op]] = {}
+_Class = TypeVar("_Class", bound=type[Op])
+
+
+def op(name: str) -> Callable[[_Class], _Class]:
+    """Register an operation under the name it has in the textual form."""
+
+    def register(cls: _Class) -> _Class:
+        cls = frozen(cls)
+        assert name not in OPS, name
+        cls.name = name
+        OPS[name] = cls
+        return cls
+
+    return register
+
+
+# ---------------------------------------------------------------- ways that many operations share
+
+
+def aligned_ways(
+    operands: Sequence[Type], results: Sequence[Type], *, whole: Sequence[str] = ()
+) -> tuple[Way, ...]:
+    """Split any axis that all results have, and that is not in `whole`, in every operand that has it."""
+    ways = []
+    for name in results[0].names:
+        if name in whole or not all(result.has(name) for result in results):
+            continue
+        ways.append(
+            Way(
+                tuple(name if operand.has(name) else None for operand in operands),
+                tuple(name for _ in results),
+            )
+        )
+    return tuple(ways)
+
+
+# ---------------------------------------------------------------- source text that many operations share
+
+
+def permuted(text: str, axes: Sequence[str], order: Sequence[str]) -> str:
+    """Text of a tensor with `axes` viewed with its axes in `order`."""
+    if tuple(axes) == tuple(order):
+        return text
+    positions = [list(axes).index(name) for name in order]
+    if len(positions) == 2:
+        return f"{text}.t()"
+    return f"{text}.permute({', '.join(map(str, positions))})"
+
+
+def broadcast(argument: Argument, names: Sequence[str]) -> str:
+    """Text of an operand, viewed so that torch broadcasts it against a tensor whose axes are `names`."""
+    axes = argument.type.names
+    if not axes:
+        return argument.text
+    order = [name for name in names if name in axes]
+    assert len(order) == len(axes), (axes, names)
+    text = permuted(argument.text, axes, order)
+    tail = list(names[list(names).index(order[0]) :])
+    if tail == order:
+        return text
+    index = ", ".join(":" if name in axes else "None" for name in tail)
+    return f"{text}[{index}]"
+
+
+def shape_text(sizes: Sequence[int]) -> str:
+    """`(2, 3)`, `(2,)`, `()`."""
+    return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
+
+
+TORCH_DTYPES = {
+    "f32": "torch.float32",
+    "bf16": "torch.bfloat16",
+    "f64": "torch.float64",
+    "i64": "torch.int64",
+    "i32": "torch.int32",
+    "bool": "torch.bool",
+}
+
+
+def accumulation(dtype: str) -> str:
+    """The dtype in which reductions, norms, softmax and losses compute."""
+    return "f32" if dtype == "bf16" else dtype

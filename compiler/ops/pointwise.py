@@ -1,0 +1,325 @@
+"""Pointwise operations: one class over a table of scalar functions. Operands broadcast by axis names.
+
+Every operand's axes are among those of the widest one, whose order the result has. A `constant` is a scalar that is
+known at compile time and stands in emitted source as a literal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from partita.compiler.ops.op import (
+    SUM,
+    TORCH_DTYPES,
+    Argument,
+    Op,
+    State,
+    Way,
+    aligned_ways,
+    broadcast,
+    op,
+)
+from partita.dsl.types import FLOATS, Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+Derivative = Callable[["Builder", "Node", "Value"], "tuple[Value | None, ...]"]
+
+
+@frozen
+class Function:
+    """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in
+    which it is linear (those operands may be partial sums together while all others are whole)."""
+
+    text: str
+    derivative: Derivative | None = None
+    linear: tuple[tuple[int, ...], ...] = ()
+    boolean: bool = False
+    flops: int = 1
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+@op("constant")
+class Constant(Op):
+    """A scalar known at compile time."""
+
+    value: float | int | bool
+    dtype: str
+    free = True
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """A scalar of `dtype`."""
+        return (Type(self.dtype),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Only whole."""
+        return ()
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A literal."""
+        if isinstance(self.value, float) and self.value in (float("inf"), float("-inf")):
+            return f"float('{self.value}')"
+        return repr(self.value)
+
+
+@op("cast")
+class Cast(Op):
+    """Change of dtype. To integers it truncates towards zero; to bool it tells what is not zero."""
+
+    dtype: str
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same axes."""
+        return (types[0].with_dtype(self.dtype),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; sums only between floats (a rounding, as everywhere else)."""
+        linear = (Way((SUM,), (SUM,)),) if self.dtype in FLOATS and operands[0].is_float else ()
+        return (*aligned_ways(operands, results), *linear)
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """Cast back between floats; nothing flows through integers."""
+        source = node.inputs[0].type
+        (d,) = cotangents
+        assert d is not None
+        if not source.is_float or self.dtype not in FLOATS:
+            return (None,)
+        return (build.apply(Cast(source.dtype), d),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`x.to(dtype)`."""
+        if arguments[0].literal:
+            return f"torch.tensor({arguments[0].text}, dtype={TORCH_DTYPES[self.dtype]}, device=c.device)"
+        return f"{arguments[0].text}.to({TORCH_DTYPES[self.dtype]})"
+
+
+@op("detach")
+class Detach(Op):
+    """The value, through which no gradient flows."""
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same."""
+        return types
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; linear."""
+        return (*aligned_ways(operands, results), Way((SUM,), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """The tensor itself."""
+        return arguments[0].text
+
+
+@op("pointwise")
+class Pointwise(Op):
+    """A function of the table applied element by element."""
+
+    function: str = field()
+
+    @function.validator
+    def _known(self, attribute: object, value: str) -> None:
+        assert value in FUNCTIONS, value
+
+    @property
+    def label(self) -> str:
+        """The function's name."""
+        return self.function
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The widest operand's axes."""
+        # Of operands with the same axes the first gives the order; `where` has its condition first.
+        widest = max(types, key=lambda type: len(type.axes))
+        names = set(widest.names)
+        assert all(set(type.names) <= names for type in types), (self.function, types)
+        dtype = "bool" if FUNCTIONS[self.function].boolean else types[-1].dtype
+        return (Type(dtype, widest.axes),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; partial sums in operands in which the function is linear."""
+        linear = []
+        for positions in FUNCTIONS[self.function].linear:
+            states: list[State] = [SUM if i in positions else None for i in range(len(operands))]
+            linear.append(Way(tuple(states), (SUM,)))
+        return (*aligned_ways(operands, results), *linear)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The function's own count for each element."""
+        return FUNCTIONS[self.function].flops * results[0].elements
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """By the table, summed over the axes along which an operand was broadcast."""
+        derivative = FUNCTIONS[self.function].derivative
+        (d,) = cotangents
+        assert d is not None
+        if derivative is None:
+            return (None,) * len(node.inputs)
+        results = derivative(build, node, d)
+        return tuple(
+            None
+            if result is None or not operand.type.is_float
+            else summed_to(build, result, operand.type)
+            for result, operand in zip(results, node.inputs, strict=True)
+        )
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """The table's text over broadcast views."""
+        names = results[0].names
+        texts = [broadcast(argument, names) for argument in arguments]
+        if self.function in ("maximum", "minimum"):
+            literals = [argument.literal for argument in arguments]
+            if literals[1] and not literals[0]:
+                return f"{texts[0]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[1]})"
+            if literals[0] and not literals[1]:
+                return f"{texts[1]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[0]})"
+        if all(argument.literal for argument in arguments):
+            dtypes = [TORCH_DTYPES[argument.type.dtype] for argument in arguments]
+            texts = [
+                f"torch.tensor({text}, dtype={dtype}, device=c.device)"
+                for text, dtype in zip(texts, dtypes, strict=True)
+            ]
+        elif arguments[0].literal and self.function in ("equal", "not_equal"):
+            texts.reverse()
+        return FUNCTIONS[self.function].text.format(*texts)
+
+
+def summed_to(build: Builder, value: Value, type: Type) -> Value:
+    """Sum `value` over the axes that `type` lacks; the cotangent of a broadcast. Casts where dtypes differ."""
+    from partita.compiler.ops.reduce import Reduce
+
+    extra = tuple(name for name in value.type.names if not type.has(name))
+    if extra:
+        value = build.apply(Reduce("sum", extra, type.dtype), value)
+    if value.type.dtype != type.dtype:
+        value = build.apply(Cast(type.dtype), value)
+    return value
+
+
+def constant(build: Builder, value: float, like: Value | Type) -> Value:
+    """A literal of another value's dtype."""
+    dtype = like.dtype if isinstance(like, Type) else like.type.dtype
+    return build.apply(Constant(value, dtype))
+
+
+def pointwise(build: Builder, function: str, *inputs: Value, name: str | None = None) -> Value:
+    """Apply a function of the table."""
+    return build.apply(Pointwise(function), *inputs, name=name)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _scaled(factor: float) -> Derivative:
+    def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        return (pointwise(build, "multiply", d, constant(build, factor, d)),)
+
+    return derivative
+
+
+def _multiply(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    a, b = node.inputs
+    return (_product(build, d, b), _product(build, d, a))
+
+
+def _product(build: Builder, d: Value, other: Value) -> Value:
+    return pointwise(build, "multiply", d, other)
+
+
+def _divide(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    a, b = node.inputs
+    da = pointwise(build, "divide", d, b)
+    return da, pointwise(build, "negate", pointwise(build, "multiply", da, node.output))
+
+
+def _of_result(name: str) -> Derivative:
+    """The derivative is a function of the table, of the cotangent and the result."""
+
+    def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        return (pointwise(build, name, d, node.output),)
+
+    return derivative
+
+
+def _of_input(name: str) -> Derivative:
+    """The derivative is a function of the table, of the cotangent and the input."""
+
+    def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        return (pointwise(build, name, d, node.inputs[0]),)
+
+    return derivative
+
+
+def _extreme(comparison: str) -> Derivative:
+    """Half of the cotangent for each where the two are equal, as torch does."""
+
+    def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        a, b = node.inputs
+        zero = constant(build, 0.0, d)
+        half = pointwise(build, "multiply", d, constant(build, 0.5, d))
+        shared = pointwise(build, "where", pointwise(build, "equal", a, b), half, zero)
+        return tuple(
+            pointwise(build, "where", pointwise(build, comparison, x, y), d, shared)
+            for x, y in ((a, b), (b, a))
+        )
+
+    return derivative
+
+
+def _where(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    condition = node.inputs[0]
+    zero = constant(build, 0.0, d)
+    return (
+        None,
+        pointwise(build, "where", condition, d, zero),
+        pointwise(build, "where", condition, zero, d),
+    )
+
+
+def _subtract(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    return d, pointwise(build, "negate", d)
+
+
+FUNCTIONS |= {
+    "add": Function("{0} + {1}", lambda build, node, d: (d, d), linear=((0, 1),)),
+    "subtract": Function("{0} - {1}", _subtract, linear=((0, 1),)),
+    "multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,))),
+    "divide": Function("{0} / {1}", _divide, linear=((0,),)),
+    "negate": Function("-{0}", _scaled(-1.0), linear=((0,),)),
+    "maximum": Function("torch.maximum({0}, {1})", _extreme("greater")),
+    "minimum": Function("torch.minimum({0}, {1})", _extreme("less")),
+    "where": Function("torch.where({0}, {1}, {2})", _where, linear=((1, 2),)),
+    "less": Function("{0} < {1}", boolean=True),
+    "less_equal": Function("{0} <= {1}", boolean=True),
+    "greater": Function("{0} > {1}", boolean=True),
+    "greater_equal": Function("{0} >= {1}", boolean=True),
+    "equal": Function("{0} == {1}", boolean=True),
+    "not_equal": Function("{0} != {1}", boolean=True),
+    "exp": Function("torch.exp({0})", _of_result("multiply"), flops=8),
+    "log": Function("torch.log({0})", _of_input("divide"), flops=8),
+    "sqrt": Function("torch.sqrt({0})", _of_result("sqrt_gradient"), flops=4),
+    "rsqrt": Function("torch.rsqrt({0})", _of_result("rsqrt_gradient"), flops=4),
+    "tanh": Function("torch.tanh({0})", _of_result("tanh_gradient"), flops=10),
+    "sigmoid": Function("torch.sigmoid({0})", _of_result("sigmoid_gradient"), flops=10),
+    "relu": Function("torch.relu({0})", _of_result("relu_gradient")),
+    "abs": Function("torch.abs({0})", _of_input("abs_gradient")),
+    "gelu": Function("kernels.gelu({0})", _of_input("gelu_gradient"), flops=15),
+    "silu": Function("torch.nn.functional.silu({0})", _of_input("silu_gradient"), flops=12),
+    # Derivatives of the above, times the cotangent {0}; linear in it.
+    "sqrt_gradient": Function("{0} * 0.5 / {1}", linear=((0,),), flops=4),
+    "rsqrt_gradient": Function("{0} * -0.5 * {1} ** 3", linear=((0,),), flops=4),
+    "tanh_gradient": Function("kernels.tanh_gradient({0}, {1})", linear=((0,),), flops=3),
+    "sigmoid_gradient": Function("kernels.sigmoid_gradient({0}, {1})", linear=((0,),), flops=3),
+    "relu_gradient": Function("kernels.relu_gradient({0}, {1})", linear=((0,),)),
+    "abs_gradient": Function("{0} * torch.sign({1})", linear=((0,),), flops=2),
+    "gelu_gradient": Function("kernels.gelu_gradient({0}, {1})", linear=((0,),), flops=25),
+    "silu_gradient": Function("kernels.silu_gradient({0}, {1})", linear=((0,),), flops=15),
+}

@@ -1,0 +1,178 @@
+"""Operations that know where in the whole tensor their shard lies: positions, rotary embedding, random numbers.
+
+`shards` names, for each axis that is cut, the mesh axis it is cut over, outermost first: the shard of a rank begins
+at its coordinate times the size of the part. Microbatches are the mesh axis `time`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from partita.compiler.ops.op import SUM, Argument, Op, Way, aligned_ways, broadcast, op, permuted
+from partita.dsl.types import Axis, Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+Shards = tuple[tuple[str, str], ...]
+TIME = "time"
+
+
+def offset_text(axis: Axis, shards: Shards) -> str:
+    """Source text of the global index at which this shard of `axis` begins."""
+    over = [mesh_axis for name, mesh_axis in shards if name == axis.name]
+    if not over:
+        return "0"
+    assert over == [TIME], "only microbatches cut such an axis"
+    return f"c.microbatch * {axis.size}"
+
+
+class Positioned(Op):
+    """An operation whose axes may be cut once it is told where its shard lies."""
+
+    shards: Shards
+
+    def sharded(self, axis: str, mesh_axis: str) -> Op:
+        """The same operation on a shard of `axis`."""
+        return evolve(self, shards=(*self.shards, (axis, mesh_axis)))  # type: ignore[misc]
+
+
+@op("iota")
+class Iota(Positioned):
+    """0, 1, 2, … along an axis, i64."""
+
+    axis: Axis
+    shards: Shards = ()
+    free = True
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """i64 with that axis."""
+        return (Type("i64", (self.axis,)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Its axis."""
+        return (Way((), (self.axis.name,)),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`arange`."""
+        start = offset_text(self.axis, self.shards)
+        if start == "0":
+            return f"torch.arange({self.axis.size}, device=c.device)"
+        return f"torch.arange({start}, {start} + {self.axis.size}, device=c.device)"
+
+
+@op("rope")
+class Rope(Positioned):
+    """Rotary positions: the two halves of `pairs` rotated by position(over) / base^(i / half).
+
+    With `inverse` by the negative angle, which is the gradient. Su et al., arXiv 2104.09864.
+    """
+
+    over: str
+    pairs: str
+    base: float
+    inverse: bool = False
+    shards: Shards = ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same."""
+        return types
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis but the pairs; linear."""
+        return (*aligned_ways(operands, results, whole=[self.pairs]), Way((SUM,), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """A complex product for each pair."""
+        return 3 * operands[0].elements
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The inverse rotation."""
+        assert cotangents[0] is not None
+        return (build.apply(evolve(self, inverse=not self.inverse), cotangents[0]),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime on [others, over, pairs]."""
+        (x,) = arguments
+        rest = [name for name in x.type.names if name not in (self.over, self.pairs)]
+        order = [*rest, self.over, self.pairs]
+        start = offset_text(x.type.axis(self.over), self.shards)
+        back = [order.index(name) for name in x.type.names]
+        view = permuted(x.text, x.type.names, order)
+        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back})"
+
+
+@op("random")
+class Random(Positioned):
+    """Random numbers, a function of (seed, step, `key`, coordinates in the whole tensor).
+
+    `distribution` is `normal` (times `scale`), `uniform` (in ±`scale`) or `keep` (bool, true with probability
+    1 − `scale`). `whole` are the axes in the order in which coordinates count; parts of them keep their whole sizes
+    there.
+    """
+
+    distribution: str
+    scale: float
+    key: str
+    axes: tuple[Axis, ...]
+    whole: tuple[tuple[str, int], ...]
+    dtype: str
+    shards: Shards = ()
+    free = True
+
+    @property
+    def label(self) -> str:
+        """`keep` or `random`."""
+        return "keep" if self.distribution == "keep" else "random"
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """As declared."""
+        return (Type(self.dtype, self.axes),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis."""
+        return tuple(Way((), (axis.name,)) for axis in self.axes)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """An integer hash for each element."""
+        return 20 * results[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime: a hash of the coordinates."""
+        starts = ", ".join(offset_text(axis, self.shards) for axis in self.axes)
+        shape = tuple(axis.size for axis in self.axes)
+        whole = tuple(size for _, size in self.whole)
+        key = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "little") >> 1
+        region = f"{shape}, ({starts}{',' if starts else ''}), {whole}"
+        return f"kernels.random(c, {self.distribution!r}, {self.scale!r}, {key}, {region}, {self.dtype!r})"
+
+
+@op("dropout")
+class Dropout(Op):
+    """x scaled by 1/(1 − rate) where `keep` is true, else 0. Operands: x, keep."""
+
+    rate: float
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """x's."""
+        return (types[0],)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; linear in x."""
+        return (*aligned_ways(operands, results), Way((SUM, None), (SUM,)))
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The same mask on the cotangent."""
+        assert cotangents[0] is not None
+        return build.apply(Dropout(self.rate), cotangents[0], node.inputs[1]), None
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A masked product."""
+        x, keep = arguments
+        return f"{x.text} * {broadcast(keep, x.type.names)} * {1 / (1 - self.rate)!r}"
+
+

@@ -1,0 +1,111 @@
+"""Reductions over named axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, op
+from partita.compiler.ops.pointwise import Cast, constant, pointwise
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+
+@op("reduce")
+class Reduce(Op):
+    """Sum or maximum over the axes `over`, as `dtype`."""
+
+    function: str
+    over: tuple[str, ...]
+    dtype: str
+
+    @property
+    def label(self) -> str:
+        """`sum` or `max`."""
+        return self.function
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The remaining axes."""
+        (x,) = types
+        assert all(x.has(name) for name in self.over), (self.over, x)
+        return (x.without(self.over).with_dtype(self.dtype),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any remaining axis; a reduced one, which makes the result partial; and its own kind of partial value."""
+        partial = SUM if self.function == "sum" else MAX
+        kept = tuple(Way((name,), (name,)) for name in results[0].names)
+        reduced = tuple(Way((name,), (partial,)) for name in self.over)
+        return (*kept, *reduced, Way((partial,), (partial,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """One for each element read."""
+        return operands[0].elements
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """A sum's is spread; a maximum's is shared equally among the elements that attain it."""
+        from partita.compiler.ops.shape import Expand, arranged
+
+        (x,) = node.inputs
+        (d,) = cotangents
+        assert d is not None
+        if d.type.dtype != x.type.dtype:
+            d = build.apply(Cast(x.type.dtype), d)
+        if self.function == "max":
+            peak = node.output
+            if peak.type.dtype != x.type.dtype:
+                peak = build.apply(Cast(x.type.dtype), peak)
+            hit = build.apply(Cast(x.type.dtype), pointwise(build, "equal", x, peak))
+            share = pointwise(build, "divide", d, build.apply(Reduce("sum", self.over, x.type.dtype), hit))
+            return (pointwise(build, "multiply", hit, share),)
+        axes = tuple(axis for axis in x.type.axes if axis.name in self.over)
+        return (arranged(build, build.apply(Expand(axes), d), x.type.names),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`sum` or `amax`."""
+        (x,) = arguments
+        positions = tuple(x.type.position(name) for name in self.over)
+        if not positions:
+            return f"{x.text}.to({TORCH_DTYPES[self.dtype]})"
+        if self.function == "max":
+            text = f"{x.text}.amax({positions})"
+            return text if x.type.dtype == self.dtype else f"{text}.to({TORCH_DTYPES[self.dtype]})"
+        return f"{x.text}.sum({positions}, dtype={TORCH_DTYPES[self.dtype]})"
+
+
+@op("argmax")
+class ArgMax(Op):
+    """The index along `over` of the greatest element (the first, if several)."""
+
+    over: str
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The remaining axes, i64."""
+        return (types[0].without([self.over]).with_dtype("i64"),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any remaining axis."""
+        return tuple(Way((name,), (name,)) for name in results[0].names)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """One for each element read."""
+        return operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`argmax`."""
+        (x,) = arguments
+        return f"{x.text}.argmax({x.type.position(self.over)})"
+
+
+def total(build: Builder, value: Value, over: Sequence[str], dtype: str, name: str | None = None) -> Value:
+    """The sum over `over`."""
+    return build.apply(Reduce("sum", tuple(over), dtype), value, name=name)
+
+
+def scaled(build: Builder, value: Value, factor: float, name: str | None = None) -> Value:
+    """The value times a literal."""
+    return pointwise(build, "multiply", value, constant(build, factor, value), name=name)
+
+
+

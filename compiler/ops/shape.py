@@ -1,0 +1,315 @@
+"""Operations that change axes and move no numbers but by copying: rename, split, merge, expand, slice, pad, concat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Op, Way, op, permuted, shape_text
+from partita.dsl.types import Axis, Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+LINEAR = Way((SUM,), (SUM,))
+
+
+def _others(operand: Type, *changed: str) -> tuple[Way, ...]:
+    """Split any axis that the operation leaves as it is."""
+    return tuple(Way((name,), (name,)) for name in operand.names if name not in changed)
+
+
+def arranged(build: Builder, value: Value, names: Sequence[str]) -> Value:
+    """The value with its axes in the given order (the value itself if they are)."""
+    if value.type.names == tuple(names):
+        return value
+    return build.apply(Arrange(tuple(names)), value)
+
+
+@op("arrange")
+class Arrange(Op):
+    """Another order of the axes: a view."""
+
+    order: tuple[str, ...]
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same axes in `order`."""
+        assert sorted(self.order) == sorted(types[0].names), (self.order, types[0])
+        return (Type(types[0].dtype, tuple(types[0].axis(name) for name in self.order)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; linear."""
+        return (*_others(operands[0]), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The order of before."""
+        assert cotangents[0] is not None
+        return (arranged(build, cotangents[0], node.inputs[0].type.names),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A permutation."""
+        return permuted(arguments[0].text, arguments[0].type.names, self.order)
+
+
+@op("rename")
+class Rename(Op):
+    """Other names for axes: nothing moves."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same sizes under new names."""
+        names = dict(self.pairs)
+        return (
+            Type(types[0].dtype, tuple(Axis(names.get(a.name, a.name), a.size) for a in types[0].axes)),
+        )
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis; linear."""
+        names = dict(self.pairs)
+        return (*(Way((name,), (names.get(name, name),)) for name in operands[0].names), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The names of before."""
+        assert cotangents[0] is not None
+        return (build.apply(Rename(tuple((new, old) for old, new in self.pairs)), cotangents[0]),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """The tensor itself."""
+        return arguments[0].text
+
+
+@op("split")
+class Split(Op):
+    """One axis seen as several, the first slowest."""
+
+    axis: str
+    into: tuple[Axis, ...]
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The new axes in place of the old one."""
+        (x,) = types
+        position = x.position(self.axis)
+        result = Type(x.dtype, x.axes[:position] + self.into + x.axes[position + 1 :])
+        assert result.elements == x.elements, (self, x)
+        return (result,)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Parts of the old axis are parts of the slowest new one; any other axis; linear."""
+        first = Way((self.axis,), (self.into[0].name,))
+        return (*_others(operands[0], self.axis), first, LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The axes merged again."""
+        assert cotangents[0] is not None
+        old = node.inputs[0].type.axis(self.axis)
+        return (build.apply(Merge(tuple(a.name for a in self.into), old), cotangents[0]),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`reshape`."""
+        return f"{arguments[0].text}.reshape{shape_text(results[0].shape)}"
+
+
+@op("merge")
+class Merge(Op):
+    """Several axes seen as one, the first slowest; the new axis stands where the first of them stood."""
+
+    axes: tuple[str, ...]
+    into: Axis
+
+    def _order(self, x: Type) -> tuple[str, ...]:
+        rest = [name for name in x.names if name not in self.axes]
+        before = sum(1 for name in x.names[: x.position(self.axes[0])] if name not in self.axes)
+        return (*rest[:before], *self.axes, *rest[before:])
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The new axis in place of the first old one."""
+        (x,) = types
+        order = self._order(x)
+        position = order.index(self.axes[0])
+        axes = [x.axis(name) for name in order]
+        axes[position : position + len(self.axes)] = [self.into]
+        result = Type(x.dtype, tuple(axes))
+        assert result.elements == x.elements, (self, x)
+        return (result,)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Parts of the slowest old axis are parts of the new one; any other axis; linear."""
+        first = Way((self.axes[0],), (self.into.name,))
+        return (*_others(operands[0], *self.axes), first, LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The axis split again."""
+        assert cotangents[0] is not None
+        x = node.inputs[0].type
+        axes = tuple(x.axis(name) for name in self.axes)
+        return (arranged(build, build.apply(Split(self.into.name, axes), cotangents[0]), x.names),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A permutation that brings the axes together, and `reshape`."""
+        (x,) = arguments
+        return f"{permuted(x.text, x.type.names, self._order(x.type))}.reshape{shape_text(results[0].shape)}"
+
+
+@op("expand")
+class Expand(Op):
+    """New axes along which the tensor repeats; a view."""
+
+    axes: tuple[Axis, ...]
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The new axes behind the old ones."""
+        return (Type(types[0].dtype, types[0].axes + self.axes),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any old axis; any new one, which needs nothing of the operand; linear."""
+        new = tuple(Way((None,), (axis.name,)) for axis in self.axes)
+        return (*_others(operands[0]), *new, LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The sum over the new axes."""
+        from partita.compiler.ops.reduce import Reduce
+
+        (d,) = cotangents
+        assert d is not None
+        return (build.apply(Reduce("sum", tuple(a.name for a in self.axes), d.type.dtype), d),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`expand` of a view with new axes."""
+        (x,) = arguments
+        if x.literal:
+            dtype = TORCH_DTYPES[x.type.dtype]
+            return f"torch.full({shape_text(results[0].shape)}, {x.text}, dtype={dtype}, device=c.device)"
+        if not x.type.axes:
+            return f"{x.text}.expand{shape_text(results[0].shape)}"
+        index = ", ".join([*(":" for _ in x.type.axes), *("None" for _ in self.axes)])
+        return f"{x.text}[{index}].expand{shape_text(results[0].shape)}"
+
+
+@op("slice")
+class Slice(Op):
+    """The part of an axis from `start`, under a new name."""
+
+    axis: str
+    into: Axis
+    start: int
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The new axis in place of the old one."""
+        (x,) = types
+        assert self.start + self.into.size <= x.axis(self.axis).size, (self, x)
+        return (Type(x.dtype, tuple(self.into if a.name == self.axis else a for a in x.axes)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any other axis; linear."""
+        return (*_others(operands[0], self.axis), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """Zeros around it."""
+        assert cotangents[0] is not None
+        old = node.inputs[0].type.axis(self.axis)
+        return (build.apply(Pad(self.into.name, old, self.start), cotangents[0]),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`narrow`: a view."""
+        (x,) = arguments
+        return f"{x.text}.narrow({x.type.position(self.axis)}, {self.start}, {self.into.size})"
+
+
+@op("pad")
+class Pad(Op):
+    """Zeros around an axis: the operand begins at `start` of the new one."""
+
+    axis: str
+    into: Axis
+    start: int
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The new axis in place of the old one."""
+        (x,) = types
+        assert self.start + x.axis(self.axis).size <= self.into.size, (self, x)
+        return (Type(x.dtype, tuple(self.into if a.name == self.axis else a for a in x.axes)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any other axis; linear."""
+        return (*_others(operands[0], self.axis), LINEAR)
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """The part that was not padded."""
+        assert cotangents[0] is not None
+        old = node.inputs[0].type.axis(self.axis)
+        return (build.apply(Slice(self.into.name, old, self.start), cotangents[0]),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.nn.functional.pad`, which counts from the last axis."""
+        (x,) = arguments
+        position = x.type.position(self.axis)
+        after = self.into.size - self.start - x.type.axes[position].size
+        zeros = "0, 0, " * (len(x.type.axes) - position - 1)
+        return f"torch.nn.functional.pad({x.text}, ({zeros}{self.start}, {after}))"
+
+
+@op("concat")
+class Concat(Op):
+    """Tensors one behind the other along one axis each; the new axis stands where the first one's stood."""
+
+    axes: tuple[str, ...]
+    into: Axis
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The first operand's axes with the new one for its own."""
+        first = types[0]
+        sizes = sum(x.axis(name).size for x, name in zip(types, self.axes, strict=True))
+        assert sizes == self.into.size, (self, types)
+        return (Type(first.dtype, tuple(self.into if a.name == self.axes[0] else a for a in first.axes)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any other axis, in all; linear in all together."""
+        names = [name for name in results[0].names if name != self.into.name]
+        count = len(operands)
+        return (*(Way((name,) * count, (name,)) for name in names), Way((SUM,) * count, (SUM,)))
+
+    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+        """Each operand's part."""
+        (d,) = cotangents
+        assert d is not None
+        parts, start = [], 0
+        for value, name in zip(node.inputs, self.axes, strict=True):
+            axis = value.type.axis(name)
+            parts.append(
+                build.apply(Slice(self.into.name, axis, start), d) if value.type.is_float else None
+            )
+            start += axis.size
+        return tuple(parts)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.cat`."""
+        texts = []
+        for x, own in zip(arguments, self.axes, strict=True):
+            order = [own if name == self.into.name else name for name in results[0].names]
+            texts.append(permuted(x.text, x.type.names, order))
+        return f"torch.cat(({', '.join(texts)},), {results[0].position(self.into.name)})"

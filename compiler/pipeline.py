@@ -1,0 +1,222 @@
+"""The compiler: a tuple of passes, each a function from one frozen state to the next.
+
+`PASSES` is the order; what each adds to the state is its subject's own module. Every form on the way prints as text
+(`partita compile --emit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from attrs import evolve, field, frozen
+
+from partita.compiler import schedules
+from partita.compiler.assemble import assemble
+from partita.compiler.build import build
+from partita.compiler.costs import Device, device_of, seconds
+from partita.compiler.cut import Partitioned, cut
+from partita.compiler.gradients import differentiate
+from partita.compiler.graph import Graph, Node
+from partita.compiler.microbatches import split_batch
+from partita.compiler.ops.position import Dropout, Random
+from partita.compiler.placement import Pipeline, pipeline_of, place
+from partita.compiler.program import Program
+from partita.compiler.recompute import recompute
+from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.update import UpdateGraph, update_graph
+from partita.dsl import spec
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+
+DEFAULT_SCHEDULE = spec.Schedule("one_f_one_b", spec.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
+
+
+@frozen(eq=False)
+class Compilation:
+    """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass."""
+
+    spec: spec.Spec
+    training: bool = True
+    model: spec.Model | None = None
+    train: spec.Train | None = None
+    schedule_call: spec.Schedule = DEFAULT_SCHEDULE
+    pipeline: Pipeline = Pipeline(None, 1, 1)
+    device: Device = field(factory=lambda: device_of(None))
+    forward: Graph | None = None
+    placed: Graph | None = None
+    joint: Graph | None = None
+    step: Graph | None = None
+    partitioned: Partitioned | None = None
+    update: UpdateGraph | None = None
+    schedule: Schedule | None = None
+    program: Program | None = None
+    times: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def batch(self) -> str:
+        """The axis that microbatches cut."""
+        return str(self.schedule_call.call.arguments.get("over", "batch"))
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of a step."""
+        return int(self.schedule_call.call.arguments["microbatches"])
+
+
+Pass = Callable[[Compilation], Compilation]
+
+
+def _settle(state: Compilation) -> Compilation:
+    """Find what is to be compiled, and refuse what has no meaning yet."""
+    given = state.spec
+    if given.model is None or given.train is None:
+        missing = "train block" if given.train is None else "model"
+        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
+    schedule = given.schedule or DEFAULT_SCHEDULE
+    problems = list(_not_yet(given, schedule))
+    if problems:
+        raise Refused(problems)
+    chunks = int(schedule.call.arguments.get("chunks") or 1)
+    pipeline = pipeline_of(given.layout, given.mesh, chunks)
+    _check_mesh(given, pipeline)
+    return evolve(
+        state,
+        model=given.model,
+        train=given.train,
+        schedule_call=schedule,
+        pipeline=evolve(pipeline, chunks=chunks),
+        device=device_of(given.mesh),
+    )
+
+
+def _not_yet(given: spec.Spec, schedule: spec.Schedule) -> list[Diagnostic]:
+    problems = []
+    for rule in given.layout.rules if given.layout else ():
+        if isinstance(rule, spec.ShardRule):
+            problems.append(
+                Diagnostic(
+                    "E0401",
+                    "`shard` rules are not supported yet",
+                    rule.span,
+                    help="remove the rule, and set the size of its mesh axis to 1",
+                )
+            )
+    if schedule.call.name not in schedules.SCHEDULES:
+        problems.append(
+            Diagnostic(
+                "E0401",
+                f"schedule `{schedule.call.name}` is not supported yet",
+                schedule.call.span or schedule.span,
+                help=f"use one of {', '.join(sorted(schedules.SCHEDULES))}",
+            )
+        )
+    return problems
+
+
+def _check_mesh(given: spec.Spec, pipeline: Pipeline) -> None:
+    """A mesh axis larger than 1 that no rule uses would hold idle ranks."""
+    mesh = given.mesh
+    if mesh is None:
+        return
+    unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name != pipeline.axis]
+    if unused:
+        raise refuse(
+            "E0402",
+            f"no rule of layout `{given.layout.name if given.layout else ''}` uses mesh axis {', '.join(unused)}",
+            mesh.span,
+            help="add a rule that uses it, or set its size to 1",
+        )
+
+
+def _build(state: Compilation) -> Compilation:
+    assert state.model is not None and state.train is not None
+    return evolve(state, forward=build(state.model, state.train.precision, state.training))
+
+
+def _place(state: Compilation) -> Compilation:
+    assert state.forward is not None
+
+    def cost(node: Node) -> float:
+        # Dropout is not there in evaluation, which must be cut into the same stages.
+        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(node, state.device)
+
+    return evolve(state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
+
+
+def _differentiate(state: Compilation) -> Compilation:
+    assert state.placed is not None
+    return evolve(state, joint=differentiate(state.placed) if state.training else state.placed)
+
+
+def _recompute(state: Compilation) -> Compilation:
+    assert state.joint is not None
+    layout = state.spec.layout
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.RecomputeRule)] if layout else []
+    if not state.training or not rules:
+        return state
+    return evolve(state, joint=recompute(state.joint, rules))
+
+
+def _split(state: Compilation) -> Compilation:
+    assert state.joint is not None
+    return evolve(state, step=split_batch(state.joint, state.batch, state.microbatches))
+
+
+def _cut(state: Compilation) -> Compilation:
+    assert state.step is not None
+    return evolve(state, partitioned=cut(state.step, state.pipeline.stages))
+
+
+def _update(state: Compilation) -> Compilation:
+    assert state.partitioned is not None and state.train is not None
+    call = state.train.optimizer if state.training else None
+    return evolve(state, update=update_graph(state.partitioned, call, state.train.clip))
+
+
+def _schedule(state: Compilation) -> Compilation:
+    arguments = {
+        name: value
+        for name, value in state.schedule_call.call.arguments.items()
+        if name not in ("microbatches", "chunks", "over") and value is not None
+    }
+    name = state.schedule_call.call.name
+    if not state.training:
+        name, arguments = "forward_only", {}
+    schedule = schedules.make(
+        name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, **arguments
+    )
+    return evolve(state, schedule=schedule)
+
+
+def _assemble(state: Compilation) -> Compilation:
+    assert state.forward is not None and state.partitioned is not None
+    assert state.update is not None and state.schedule is not None
+    program = assemble(state.forward, state.partitioned, state.update, state.schedule, state.batch)
+    return evolve(state, program=program)
+
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("settle", _settle),
+    ("build", _build),
+    ("place", _place),
+    ("differentiate", _differentiate),
+    ("recompute", _recompute),
+    ("microbatches", _split),
+    ("cut", _cut),
+    ("update", _update),
+    ("schedule", _schedule),
+    ("assemble", _assemble),
+)
+
+
+def compile_spec(given: spec.Spec, training: bool = True) -> Compilation:
+    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages.
+
+    Raises Refused with what is wrong with the file.
+    """
+    state = Compilation(given, training)
+    for name, run in PASSES:
+        start = perf_counter()
+        state = run(state)
+        state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
+    return state

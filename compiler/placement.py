@@ -1,0 +1,375 @@
+"""Graph → staged graph: which pipeline stage each node of the forward pass runs on.
+
+Explicit wishes (`place`) come first; then turns of the repeats that `stage` names, balanced by cost; then, for what
+stands outside the turns: before the first it goes with the first, between with the turn before, after with the last;
+and never before what it reads. Where there is no `stage` rule, work follows what it is fed by, or what it feeds.
+
+Backward nodes are made later and stand on the stage of the forward node that they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import evolve, field, frozen
+
+from partita.compiler.graph import Graph, Node, Value
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
+
+
+@frozen
+class Pipeline:
+    """The pipeline that a layout declares: its mesh axis (None: no pipeline), ranks and chunks on each."""
+
+    axis: str | None
+    ranks: int
+    chunks: int
+    counts: tuple[int, ...] | None = None
+    span: Span | None = field(default=None, eq=False)
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.ranks * self.chunks
+
+
+def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int, span: Span | None = None) -> Pipeline:
+    """The pipeline of a layout. Raises Refused (E0403) where rules name two mesh axes, or chunks have no pipeline."""
+    if layout is None or mesh is None:
+        return Pipeline(None, 1, 1)
+    axes = {rule.mesh_axis: rule for rule in layout.rules if isinstance(rule, (StageRule, PlaceRule))}
+    if len(axes) > 1:
+        first, second = list(axes.values())[:2]
+        raise refuse(
+            "E0404",
+            f"stages are cut over two mesh axes, `{first.mesh_axis}` and `{second.mesh_axis}`",
+            second.span,
+            help="use one mesh axis for the pipeline",
+        )
+    if not axes:
+        return Pipeline(None, 1, 1)
+    ((axis, rule),) = axes.items()
+    return Pipeline(axis, mesh.size(axis), chunks, span=rule.span)
+
+
+@frozen
+class _Turn:
+    path: str  # gpt.layer.3
+    cost: float = 0.0
+
+
+def place(
+    graph: Graph,
+    pipeline: Pipeline,
+    layout: Layout | None,
+    cost: Callable[[Node], float],
+) -> Graph:
+    """The graph with every node's stage set. Raises Refused: E0403, E0404, E0405, E0409."""
+    if pipeline.stages == 1:
+        return evolve(graph, nodes=tuple(evolve(node, stage=0) for node in graph.nodes))
+    rules = layout.rules if layout else ()
+    stage_rules = [rule for rule in rules if isinstance(rule, StageRule)]
+    place_rules = [rule for rule in rules if isinstance(rule, PlaceRule)]
+    wishes = _wishes(graph, place_rules, pipeline, cost)
+    explicit = [wishes(node) for node in graph.nodes]
+    turns: dict[str, int] = {}
+    if stage_rules:
+        turns = _balanced_turns(graph, stage_rules, pipeline, cost, explicit)
+    stages = _spread(graph, turns, explicit)
+    nodes = tuple(evolve(node, stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
+    placed = evolve(graph, nodes=nodes)
+    _check_parameters(placed, place_rules)
+    return placed
+
+
+# ---------------------------------------------------------------- turns
+
+
+def turn_of(scope: str, names: Mapping[str, str]) -> str | None:
+    """The path of the outermost turn that a scope stands in, of the repeats in `names` (path → name)."""
+    parts = scope.split(".")
+    for i in range(1, len(parts)):
+        if parts[i].isdigit() and ".".join(parts[:i]) in names:
+            return ".".join(parts[: i + 1])
+    return None
+
+
+def _template(scope: str) -> str:
+    """A scope's path with turn numbers left out."""
+    return ".".join(part for part in scope.split(".") if not part.isdigit())
+
+
+def _repeats(graph: Graph, names: Sequence[str]) -> dict[str, str]:
+    return {scope.path: scope.name for scope in graph.scopes if scope.repeat and scope.name in names}
+
+
+def _balanced_turns(
+    graph: Graph,
+    rules: Sequence[StageRule],
+    pipeline: Pipeline,
+    cost: Callable[[Node], float],
+    explicit: Sequence[int | None],
+) -> dict[str, int]:
+    """The stage of every turn of the staged repeats, in program order."""
+    (rule, *others) = rules
+    if others:
+        raise refuse("E0404", "a layout has one `stage` rule", others[0].span, help="name all repeats in one rule")
+    names = _repeats(graph, rule.repeats)
+    for repeat in rule.repeats:
+        if repeat not in names.values():
+            raise refuse(
+                "E0409",
+                f"the model has no `repeat … as {repeat}`",
+                rule.span,
+                help=_nearest_help([s.name for s in graph.scopes if s.repeat]),
+            )
+    costs: dict[str, float] = {}
+    pending = 0.0
+    current: str | None = None
+    for node, wish in zip(graph.nodes, explicit, strict=True):
+        turn = turn_of(node.scope, names)
+        if turn is not None:
+            current = turn
+            costs.setdefault(turn, 0.0)
+        if wish is not None:
+            continue
+        if current is None:
+            pending += cost(node)
+        else:
+            costs[current] += cost(node)
+    paths = list(costs)
+    if paths:
+        costs[paths[0]] += pending
+    stages = pipeline.stages
+    if rule.counts is not None:
+        if len(rule.counts) != stages or sum(rule.counts) != len(paths):
+            raise refuse(
+                "E0404",
+                f"`stage` gives {len(rule.counts)} counts of {sum(rule.counts)} turns in all, "
+                f"for {stages} stages and {len(paths)} turns",
+                rule.span,
+                notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
+                help="give one count for each stage, together as many as there are turns",
+            )
+        counts = rule.counts
+    else:
+        if len(paths) < stages:
+            raise refuse(
+                "E0403",
+                f"{stages} stages for {len(paths)} turns of `{', '.join(rule.repeats)}`",
+                rule.span,
+                notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
+                help="use fewer ranks or chunks, or repeat more often",
+            )
+        counts = balance([costs[path] for path in paths], stages)
+    result: dict[str, int] = {}
+    position = 0
+    for stage, count in enumerate(counts):
+        for path in paths[position : position + count]:
+            result[path] = stage
+        position += count
+    return result
+
+
+def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Counts of a cut of `costs` into consecutive non-empty parts: the dearest part is as cheap as can be.
+
+    Of the cuts with that maximum, the one with the least sum of squares, which is the most even. O(n² · parts).
+    """
+    total = [0.0]
+    for value in costs:
+        total.append(total[-1] + value)
+    n = len(costs)
+    # best[i]: (maximum, sum of squares, counts) of the first i costs in the parts so far.
+    best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ())] + [None] * n
+    for part in range(parts):
+        following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (n + 1)
+        for end in range(part + 1, n - (parts - part - 1) + 1):
+            for start in range(part, end):
+                before = best[start]
+                if before is None:
+                    continue
+                own = total[end] - total[start]
+                candidate = (max(before[0], own), before[1] + own * own)
+                known = following[end]
+                # Costs are sums of floats: differences within rounding are no reason for an uneven cut.
+                if known is None or _less(candidate, known[:2]):
+                    following[end] = (*candidate, (*before[2], end - start))
+        best = following
+    assert best[n] is not None
+    return best[n][2]
+
+
+def _less(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    for x, y in zip(a, b, strict=True):
+        if abs(x - y) > 1e-9 * max(abs(x), abs(y)):
+            return x < y
+    return False
+
+
+# ---------------------------------------------------------------- place
+
+
+def matches(path: Sequence[str], name: str) -> bool:
+    """Whether a path of a rule names a scope or value: it is the tail of its path, turn numbers left out."""
+    parts = [part for part in name.split(".") if not part.isdigit()]
+    return parts[-len(path) :] == list(path)
+
+
+def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
+    """Paths (without turns) of the blocks and repeats that a path of a rule names, by segment or declared name."""
+    found = []
+    declared = {_template(scope.path): scope.name for scope in graph.scopes}
+    for scope in declared:
+        parts = scope.split(".")
+        names = [
+            declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)
+        ]
+        if parts[-len(path) :] == list(path) or names[-len(path) :] == list(path):
+            found.append(scope)
+    return found
+
+
+def _wishes(
+    graph: Graph, rules: Sequence[PlaceRule], pipeline: Pipeline, cost: Callable[[Node], float]
+) -> Callable[[Node], int | None]:
+    """The stage that `place` rules ask for, for each node."""
+    by_scope: dict[str, int] = {}
+    by_turn: dict[str, int] = {}
+    by_node: dict[Node, int] = {}
+    by_parameter: dict[Value, tuple[int, int]] = {}
+    for rule in rules:
+        if not 0 <= rule.first <= rule.last < pipeline.stages:
+            raise refuse(
+                "E0404",
+                f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
+                rule.span,
+            )
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            scopes = named_scopes(graph, path)
+            values = [node for node in graph.nodes if any(matches(path, v.name) for v in node.outputs)]
+            parameters = [p for p in graph.parameters if matches(path, p.name)]
+            if not scopes and not values and not parameters:
+                names = [s.name for s in graph.scopes] + [p.name.rsplit(".", 1)[-1] for p in graph.parameters]
+                raise refuse(
+                    "E0409",
+                    f"`{'.'.join(path)}` names no block, repeat, parameter or value of the model",
+                    span,
+                    help=_nearest_help(names),
+                )
+            for parameter in parameters:
+                by_parameter[parameter.value] = (rule.first, rule.last)
+            if rule.first == rule.last:
+                by_scope |= dict.fromkeys(scopes, rule.first)
+                by_node |= dict.fromkeys(values, rule.first)
+                continue
+            for scope in scopes:
+                by_turn |= _over_range(graph, scope, rule, span, cost)
+            if values:
+                raise refuse(
+                    "E0404",
+                    f"value `{'.'.join(path)}` stands on one stage, not on {rule.first} to {rule.last}",
+                    span,
+                )
+
+    def wish(node: Node) -> int | None:
+        if node in by_node:
+            return by_node[node]
+        parts = node.scope.split(".")
+        for i in range(len(parts), 0, -1):
+            prefix = ".".join(parts[:i])
+            if prefix in by_turn:
+                return by_turn[prefix]
+            if _template(prefix) in by_scope:
+                return by_scope[_template(prefix)]
+        return None
+
+    return wish
+
+
+def _over_range(
+    graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]
+) -> dict[str, int]:
+    """Turns of the first repeat within a scope, balanced over a range of stages; the rest of the scope follows."""
+    names = {s.path: s.name for s in graph.scopes if s.repeat and (_template(s.path) + ".").startswith(scope + ".")}
+    costs: dict[str, float] = {}
+    for node in graph.nodes:
+        turn = turn_of(node.scope, names)
+        if turn is not None:
+            costs[turn] = costs.get(turn, 0.0) + cost(node)
+    count = rule.last - rule.first + 1
+    if len(costs) < count:
+        raise refuse(
+            "E0403",
+            f"`{scope}` has {len(costs)} turns to spread over {count} stages",
+            span,
+            help="place it on fewer stages, or repeat more often",
+        )
+    result: dict[str, int] = {}
+    paths = iter(costs)
+    for stage, turns in enumerate(balance(list(costs.values()), count), rule.first):
+        for _ in range(turns):
+            result[next(paths)] = stage
+    return result
+
+
+def _spread(graph: Graph, turns: dict[str, int], explicit: Sequence[int | None]) -> list[int]:
+    """The stage of every node, given those of turns and wishes."""
+    names = {path.rsplit(".", 1)[0]: "" for path in turns}
+    stages: list[int | None] = []
+    at: dict[Value, int] = {}
+    current = min(turns.values()) if turns else None
+    for node, wish in zip(graph.nodes, explicit, strict=True):
+        turn = turn_of(node.scope, names) if turns else None
+        fed = [at[value] for value in node.inputs if value in at]
+        if wish is not None:
+            stage: int | None = wish
+        elif turn is not None:
+            stage = current = turns[turn]
+        elif current is not None:
+            stage = max([current, *fed])
+        else:
+            stage = max(fed) if fed else None
+        stages.append(stage)
+        if stage is not None:
+            at |= dict.fromkeys(node.outputs, stage)
+    # Without a `stage` rule: what nothing placed feeds goes where it is first read.
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[i]
+        if stages[i] is None:
+            stages[i] = min((at[value] for value in node.outputs if value in at), default=0)
+        stage = stages[i]
+        assert stage is not None
+        for value in node.inputs:
+            at[value] = min(at.get(value, stage), stage)
+    return [stage if stage is not None else 0 for stage in stages]
+
+
+def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
+    """A placed parameter must stand wherever it is read."""
+    used: dict[Value, set[int]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            used.setdefault(value, set()).add(node.stage or 0)
+    for rule in rules:
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            for parameter in graph.parameters:
+                if matches(path, parameter.name):
+                    outside = sorted(
+                        s for s in used.get(parameter.value, ()) if not rule.first <= s <= rule.last
+                    )
+                    if outside:
+                        raise refuse(
+                            "E0404",
+                            f"`{parameter.name}` is placed on {rule.first}..{rule.last}, "
+                            f"but stage {outside[0]} reads it",
+                            span,
+                            help="place what reads it there too, or leave the parameter where it is read",
+                        )
+
+
+def _nearest_help(names: Sequence[str]) -> str | None:
+    known = list(dict.fromkeys(names))
+    return f"it has: {', '.join(known[:12])}" if known else None

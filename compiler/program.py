@@ -1,0 +1,150 @@
+"""The program: what the runtime loads. Emitted Python for every stage and rank, and a list of instructions per rank.
+
+Functions of a stage, in the emitted module (all are plain Python over torch):
+
+    stage{s}_prologue(m, x, c) -> p     once a step: masters and whole inputs to what the stage computes with
+    stage{s}_forward(p, f, a, c)        F of one microbatch
+    stage{s}_backward(p, f, a, c)       B: cotangents of activations
+    stage{s}_weight(p, f, a, c)         W: the rest of the gradients
+    stage{s}_whole_backward(p, f, a, c) B and W together
+    rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
+    rank{r}_update(m, t, v, s, c)       after their sum over ranks: the optimizer, in place
+
+`m` are master parameters, `x` whole inputs, `p` what the prologue returned, `f` the frame of this stage and
+microbatch (a list whose slots hold what crosses from one function or stage to another), `a` the stage's
+accumulators, `t` the totals that the rank holds (its own accumulators, and those of tied parameters that it was
+sent), `v` optimizer states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rate`,
+`device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from partita.compiler.instructions import Channel, Instruction, Message, Transfer
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.dsl.types import Type
+
+
+@frozen
+class InputRecord:
+    """A model input over the whole batch. `limit`: the size of the axis that its integers index."""
+
+    name: str
+    type: Type
+    limit: int | None
+    span: Span | None = field(default=None, eq=False, repr=False)
+
+
+@frozen
+class ParameterRecord:
+    """A parameter: its master type, how it begins, its stage set, and the names of the optimizer's tensors."""
+
+    name: str
+    type: Type
+    initial: Call
+    fans: tuple[int, int]
+    stages: tuple[int, ...]
+    states: tuple[str, ...]
+
+
+@frozen
+class AccumulatorRecord:
+    """An accumulator of a stage. `parameter` names the parameter whose gradient it sums."""
+
+    name: str
+    type: Type
+    parameter: str | None
+    maximum: bool
+
+
+@frozen
+class HandOver:
+    """After a function of this stage, frame slot `slot` is also slot `target_slot` of `stage` on the same rank."""
+
+    kind: str
+    slot: int
+    stage: int
+    target_slot: int
+
+
+@frozen
+class StageProgram:
+    """One stage. `parameters` and `whole_inputs` are the operands of its prologue, `inputs` the frame slots of the
+    microbatch's part of each input; `sends` and `receives` the slots of messages, `released` those of sent values
+    that no later function of this stage reads. `functions` names those that are
+    not empty, by kind (P, F, B, W, BW). `saved` is what one microbatch keeps from F for the backward pass, in bytes;
+    `kept` what it keeps from B for W; `peak` the most bytes that any of its functions holds beside that.
+    """
+
+    index: int
+    rank: int
+    chunk: int
+    parameters: tuple[str, ...]
+    whole_inputs: tuple[str, ...]
+    inputs: tuple[tuple[str, int, str], ...]  # input, slot, the axis that microbatches cut
+    frame: int
+    sends: Mapping[Message, int]
+    receives: Mapping[Message, tuple[int, Type]]
+    hand_overs: tuple[HandOver, ...]
+    released: frozenset[int]
+    accumulators: tuple[AccumulatorRecord, ...]
+    functions: Mapping[str, str]
+    saved: int
+    kept: int
+    peak: int
+
+
+@frozen
+class TiedTransfer:
+    """A total of a tied parameter that another rank needs: `accumulator` of `stage`, sent on `transfer`'s channel."""
+
+    transfer: Transfer
+    stage: int
+    accumulator: str
+    type: Type
+
+
+@frozen
+class RankProgram:
+    """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals it sends and is
+    sent afterwards, the order of its totals, and the names of its functions for the end of the step."""
+
+    rank: int
+    stages: tuple[int, ...]
+    instructions: tuple[Instruction, ...] = field(repr=False)
+    parameters: tuple[str, ...]
+    sends: tuple[TiedTransfer, ...]
+    receives: tuple[TiedTransfer, ...]
+    totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
+    statistics: tuple[int, ...]  # which entries of the vector `finish` returns
+    finish: str
+    update: str | None
+
+
+@frozen(eq=False)
+class Program:
+    """One kind of step (training, or evaluation) for every rank."""
+
+    name: str
+    inputs: tuple[InputRecord, ...]
+    batch: str
+    microbatches: int
+    parameters: tuple[ParameterRecord, ...]
+    stages: tuple[StageProgram, ...]
+    ranks: tuple[RankProgram, ...]
+    channels: tuple[Channel, ...]
+    statistics: tuple[str, ...]
+    schedule: Schedule
+    source: str = field(repr=False)
+
+    def parameter(self, name: str) -> ParameterRecord:
+        """The record of a parameter by its full name."""
+        for record in self.parameters:
+            if record.name == name:
+                return record
+        raise KeyError(name)

@@ -1,0 +1,124 @@
+"""Joint graph → joint graph: inner values of the scopes that `recompute` names are not kept for the backward pass.
+
+Within such a scope (one call of a block, one turn of a repeat) a backward node that reads a forward value gets a
+copy, computed from the scope's own inputs just before it is needed. What enters and what leaves the scope is kept.
+Random numbers are functions of their coordinates, so that a second drawing is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Graph, Node, Phase, Value
+from partita.compiler.ops.pointwise import Constant
+from partita.compiler.placement import named_scopes
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import RecomputeRule
+
+
+def recompute(graph: Graph, rules: Sequence[RecomputeRule]) -> Graph:
+    """Apply the rules. Raises Refused: E0401 (`auto`), E0409 (a name that matches nothing)."""
+    scopes = _scopes(graph, rules)
+    if not scopes:
+        return graph
+    home = {value: _instance(node.scope, scopes) for node in graph.nodes for value in node.outputs}
+    producers = graph.producers()
+    leaving = _leaving(graph, home)
+    copies: dict[Value, Value] = {}
+    nodes: list[Node] = []
+
+    def inner(value: Value) -> bool:
+        node = producers.get(value)
+        return (
+            node is not None
+            and node.phase is Phase.FORWARD
+            and home[value] is not None
+            and value not in leaving
+            and not isinstance(node.op, Constant)
+        )
+
+    def copy(wanted: Value, phase: Phase) -> None:
+        """Append what makes `wanted` again, in order; iterative, since scopes can be long."""
+        stack = [wanted]
+        while stack:
+            value = stack[-1]
+            if value in copies:
+                stack.pop()
+                continue
+            node = producers[value]
+            missing = [v for v in node.inputs if inner(v) and v not in copies]
+            if missing:
+                stack.extend(missing)
+                continue
+            outputs = tuple(Value(f"{v.name}.again", v.type) for v in node.outputs)
+            copies.update(zip(node.outputs, outputs, strict=True))
+            inputs = tuple(copies.get(v, v) if inner(v) else v for v in node.inputs)
+            nodes.append(evolve(node, inputs=inputs, outputs=outputs, phase=phase))
+            stack.pop()
+
+    for node in graph.nodes:
+        if node.phase in (Phase.BACKWARD, Phase.WEIGHT):
+            for value in node.inputs:
+                if inner(value):
+                    copy(value, Phase.BACKWARD)
+            node = evolve(node, inputs=tuple(copies[v] if inner(v) else v for v in node.inputs))
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, bool]]:
+    """Paths without turns of what is recomputed, and whether each is a repeat (whose turns are the instances)."""
+    declared = {_plain(scope.path): scope.repeat for scope in graph.scopes}
+    found: list[tuple[str, bool]] = []
+    for rule in rules:
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            if path == ("auto",):
+                raise refuse("E0401", "`recompute auto` is not supported yet", span, help="name blocks, or `all`")
+            if path == ("all",):
+                # The turns of the outermost repeats: their inputs are what is kept.
+                paths = [scope for scope, repeat in declared.items() if repeat]
+            else:
+                paths = named_scopes(graph, path)
+            if not paths:
+                raise refuse(
+                    "E0409",
+                    f"`{'.'.join(path)}` names no block or repeat of the model",
+                    span,
+                    help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
+                )
+            found.extend((scope, declared[scope]) for scope in paths)
+    return found
+
+
+def _plain(path: str) -> str:
+    return ".".join(part for part in path.split(".") if not part.isdigit())
+
+
+def _instance(scope: str, scopes: Sequence[tuple[str, bool]]) -> str | None:
+    """The outermost recomputed call or turn that a scope stands in."""
+    parts = scope.split(".")
+    plain: list[str] = []
+    for i, part in enumerate(parts):
+        if not part.isdigit():
+            plain.append(part)
+            if (".".join(plain), False) in scopes:
+                return ".".join(parts[: i + 1])
+        elif (".".join(plain), True) in scopes:
+            return ".".join(parts[: i + 1])
+    return None
+
+
+def _leaving(graph: Graph, home: dict[Value, str | None]) -> set[Value]:
+    """Forward values that a forward node outside their instance reads, or that are results."""
+    leaving = set(graph.outputs())
+    cache: dict[str, str | None] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.FORWARD:
+            if node.outputs:
+                own = home[node.outputs[0]]
+            else:
+                own = cache.get(node.scope)
+            leaving.update(value for value in node.inputs if home.get(value) not in (None, own))
+    return leaving

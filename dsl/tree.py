@@ -1,0 +1,410 @@
+"""The syntax tree of a file: what was written, with a span on every node and no name looked up.
+
+Two trees are equal when they say the same, wherever it stands: spans do not take part in comparison.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from partita.dsl.source import Span
+
+
+@frozen
+class Name:
+    """A single name, where it is declared or where only one name may stand."""
+
+    text: str
+    span: Span = field(eq=False, repr=False)
+
+
+# ---------------------------------------------------------------- expressions
+
+
+@frozen
+class Path:
+    """`x` or `gpt.layer.attention`."""
+
+    parts: tuple[Name, ...]
+    span: Span = field(eq=False, repr=False)
+
+    def __str__(self) -> str:
+        return ".".join(part.text for part in self.parts)
+
+
+@frozen
+class Number:
+    """A number as it was written, with its unit; `partita.dsl.units` reads it."""
+
+    text: str
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class String:
+    """A string as it was written, with its quotation marks."""
+
+    text: str
+    span: Span = field(eq=False, repr=False)
+
+    @property
+    def value(self) -> str:
+        """The characters meant: a backslash stands for the character after it, `n` and `t` for line end and tab."""
+        parts, escaped = [], False
+        for character in self.text[1:-1]:
+            if escaped:
+                parts.append({"n": "\n", "t": "\t"}.get(character, character))
+            elif character != "\\":
+                parts.append(character)
+            escaped = character == "\\" and not escaped
+        return "".join(parts)
+
+
+@frozen
+class Boolean:
+    """`true` or `false`."""
+
+    value: bool
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Negative:
+    """`-operand`."""
+
+    operand: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Binary:
+    """`left operator right`; the operators are + - * / and the comparisons."""
+
+    left: Expression
+    operator: str
+    right: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Group:
+    """An expression in parentheses."""
+
+    inner: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Arrow:
+    """`left -> right`, in call arguments and lists."""
+
+    left: Expression
+    right: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Argument:
+    """One argument of a call; `name` is None where it is given by position."""
+
+    name: Name | None
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Call:
+    """`name(arguments)`."""
+
+    name: Name
+    arguments: tuple[Argument, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class List:
+    """`[items]`."""
+
+    items: tuple[Expression, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+Expression: TypeAlias = Path | Number | String | Boolean | Negative | Binary | Group | Arrow | Call | List
+
+
+def bare(expression: Expression) -> Expression:
+    """The expression without parentheses around it."""
+    while isinstance(expression, Group):
+        expression = expression.inner
+    return expression
+
+
+def single(expression: Expression) -> Name | None:
+    """The name, where the expression is just one."""
+    expression = bare(expression)
+    if isinstance(expression, Path) and len(expression.parts) == 1:
+        return expression.parts[0]
+    return None
+
+
+# ---------------------------------------------------------------- models
+
+
+@frozen
+class TensorType:
+    """`i64[batch, seq]`; without a dtype it is f32."""
+
+    dtype: Name | None
+    axes: tuple[Name, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Input:
+    """An input of a block or model."""
+
+    name: Name
+    type: TensorType
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Param:
+    """`param names: type ~ initial`."""
+
+    names: tuple[Name, ...]
+    type: TensorType
+    initial: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Sample:
+    """`sample name: type ~ distribution`."""
+
+    name: Name
+    type: TensorType
+    distribution: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Let:
+    """`let names = value`."""
+
+    names: tuple[Name, ...]
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Repeat:
+    """`repeat count as name { body }`."""
+
+    count: Expression
+    name: Name
+    body: tuple[Statement, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Loss:
+    """`loss value`."""
+
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Metric:
+    """`metric name = value`."""
+
+    name: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+Statement: TypeAlias = Param | Sample | Let | Repeat | Loss | Metric
+
+
+@frozen
+class Return:
+    """`return values`, the end of a block."""
+
+    values: tuple[Expression, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+# ---------------------------------------------------------------- declarations
+
+
+@frozen
+class Import:
+    """`import "file"`."""
+
+    path: String
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Entry:
+    """`key = value`: a size of an axis or mesh axis, or a setting."""
+
+    key: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Axes:
+    """`axis name = size, …`."""
+
+    entries: tuple[Entry, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Block:
+    """`block name(inputs) { body return results }`."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    body: tuple[Statement, ...]
+    results: Return
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Model:
+    """`model name(inputs) { body }`."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    body: tuple[Statement, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Table:
+    """`{ key = value … }`."""
+
+    entries: tuple[Entry, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Mesh:
+    """`mesh name(axes) { settings }`."""
+
+    name: Name
+    axes: tuple[Entry, ...]
+    table: Table | None
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Target:
+    """What a shard rule applies to: `embed`, `state`, `gpt.wte: embed`."""
+
+    path: Path | None
+    name: Name
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Shard:
+    """`shard targets -> mesh axes`."""
+
+    targets: tuple[Target, ...]
+    mesh_axes: tuple[Name, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Stage:
+    """`stage repeats -> mesh axis [counts]`."""
+
+    repeats: tuple[Name, ...]
+    mesh_axis: Name
+    counts: List | None
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Place:
+    """`place paths -> mesh axis[first .. last]`."""
+
+    paths: tuple[Path, ...]
+    mesh_axis: Name
+    first: Number
+    last: Number | None
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Recompute:
+    """`recompute paths`."""
+
+    paths: tuple[Path, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+Rule: TypeAlias = Shard | Stage | Place | Recompute
+
+
+@frozen
+class Layout:
+    """`layout name on mesh { rules }`."""
+
+    name: Name
+    mesh: Name
+    rules: tuple[Rule, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Schedule:
+    """`schedule name = call`."""
+
+    name: Name
+    call: Call
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Train:
+    """`train { settings }`."""
+
+    table: Table
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Claim:
+    """`measure comparison limit`."""
+
+    measure: Path | Call
+    comparison: str
+    limit: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Expect:
+    """`expect { claims }`."""
+
+    claims: tuple[Claim, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedule | Train | Expect
+
+
+@frozen
+class File:
+    """A whole file."""
+
+    declarations: tuple[Declaration, ...]
+    span: Span = field(eq=False, repr=False)

@@ -1,0 +1,60 @@
+"""What a source of data is: batches as a pure function of (seed, step), any rows of which can be had alone.
+
+Steps count from 1, evaluation batches from 0. The *rows* of a batch are its indices along the batch axis. An
+input without the batch axis comes whole, whichever rows are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from attrs import frozen
+
+from partita.dsl.types import Type
+
+Batch = dict[str, np.ndarray]
+
+
+@frozen
+class Input:
+    """An input of the model, to be bound by name to what the source yields.
+
+    `type` has the sizes of the whole batch; `batch_axis` is None where the input lacks that axis. `limit` is
+    the size of the axis that an integer input indexes (its values must be below), `limit_axis` that axis's
+    name.
+    """
+
+    name: str
+    type: Type
+    batch_axis: str | None = None
+    limit: int | None = None
+    limit_axis: str | None = None
+
+    @property
+    def batch(self) -> int:
+        """The number of rows of the whole batch; 1 without a batch axis."""
+        return 1 if self.batch_axis is None else self.type.axis(self.batch_axis).size
+
+    @property
+    def bound(self) -> str:
+        """`limit` in words, for messages."""
+        return (
+            f"`{self.limit_axis}` has size {self.limit}"
+            if self.limit_axis
+            else f"it must be below {self.limit}"
+        )
+
+
+class Dataset(Protocol):
+    """Batches by input name: arrays in the declared axis order, of the numpy dtype of the input's type."""
+
+    def batch(self, step: int, rows: range | None = None) -> Batch:
+        """The batch of a training step, or the given rows of it."""
+
+    def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
+        """The evaluation batch `index`, or the given rows of it: from data that training never sees."""
+
+
+Arrays = Mapping[str, np.ndarray]

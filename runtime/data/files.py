@@ -1,0 +1,60 @@
+"""Files named in a `.par` file: found under its folder, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+
+
+def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
+    """The files under `root` that a pattern (`*`, `?`, `[…]`, `**`) matches, sorted by path; at least one.
+
+    The pattern is relative and may not climb out of the root. Links in the folder are followed: whoever keeps
+    the folder made them, not the file that names them.
+    """
+    parts = PurePosixPath(pattern)
+    if "\0" in pattern or not parts.parts:
+        raise refuse("E0601", f"{pattern!r} is not the name of a file", span)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise refuse(
+            "E0602",
+            f"`{pattern}` leads out of the folder of the file",
+            span,
+            help=f"move or link the data into {root}, and name it from there",
+        )
+    try:
+        found = sorted(path for path in root.glob(pattern) if path.is_file())
+    except (OSError, ValueError) as error:
+        raise refuse("E0603", f"cannot look for `{pattern}`: {error}", span) from error
+    if not found:
+        raise refuse(
+            "E0601",
+            f"no file matches `{pattern}`",
+            span,
+            notes=[f"looked in {root.resolve()}"],
+            help="paths are relative to the folder of the .par file",
+        )
+    return tuple(found)
+
+
+def single(name: str, root: Path, span: Span | None) -> Path:
+    """The one file that a name or pattern stands for."""
+    found = matching(name, root, span)
+    if len(found) > 1:
+        raise refuse(
+            "E0601",
+            f"`{name}` matches {len(found)} files, and one is wanted",
+            span,
+            notes=[str(path.relative_to(root)) for path in found[:5]],
+        )
+    return found[0]
+
+
+def read(path: Path, span: Span | None) -> bytes:
+    """The content of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise refuse("E0603", f"cannot read {path}: {error.strerror}", span) from error

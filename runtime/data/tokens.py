@@ -1,0 +1,38 @@
+"""`tokens(path, dtype, holdout)`: a file of ids and nothing else, little-endian, mapped into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import Call
+from partita.runtime.data.dataset import Input
+from partita.runtime.data.files import single
+from partita.runtime.data.windows import Windows, open_windows
+
+DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
+
+
+def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
+    """The windows of a file of ids; yields `tokens` and `targets`."""
+    arguments = dict(call.arguments)
+    name = next(iter(arguments.values()))
+    path = single(name, root, call.span)
+    dtype = np.dtype(DTYPES[arguments.get("dtype", "u16")])
+    size = path.stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise refuse(
+            "E0603",
+            f"`{name}` has {size} bytes, which is no whole number of {arguments.get('dtype', 'u16')} ids",
+            call.span,
+            notes=[f"one id takes {dtype.itemsize} bytes"],
+            help="is `dtype` what the file was written with?" if size else "the file is empty",
+        )
+    try:
+        ids = np.memmap(path, dtype, mode="r")
+    except OSError as error:
+        raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", call.span) from error
+    holdout = float(arguments.get("holdout", 0.0))
+    return open_windows(ids, f"`{name}`", inputs, seed, holdout, evaluates, call.span)

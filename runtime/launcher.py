@@ -1,0 +1,253 @@
+"""The supervisor: starts a mesh's ranks on this machine, watches them, and ends them all together.
+
+In: a command, run once per rank with `PARTITA_RANK`, `PARTITA_RANKS` and `PARTITA_RENDEZVOUS` (a file in a
+private directory) in its environment. Out: an exit status. What holds:
+
+- when one rank dies the others are ended within 5 s, and one message names the rank and what it died of;
+- Ctrl-C (or SIGTERM, SIGHUP) ends all ranks, with one line;
+- nothing remains however the supervisor itself ends, by SIGKILL too: `partita.runtime.guardian` sees to that;
+- nothing listens beyond the loopback interface.
+
+The ranks share the supervisor's standard output (one of them writes to it, by agreement); their standard
+error passes through the supervisor, which puts the rank before each line. torch is not imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from attrs import define, field
+
+from partita.runtime import guardian
+from partita.runtime.rendezvous import LOOPBACK_INTERFACE, RANK, RANKS, RENDEZVOUS
+
+GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+POLL_SECONDS = 0.02
+FAILED = 3  # the exit status of a run that failed
+PEER_LOST = 76  # that of a rank that ends because another one is gone: such a rank is not the cause
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LONGEST_LINE = 1 << 16
+
+
+@define(eq=False)
+class _Rank:
+    """One rank's process and the part of its standard error that has not made a line yet."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    rest: bytearray = field(factory=bytearray)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def launch(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE_SECONDS,
+    errors: BinaryIO | None = None,
+) -> int:
+    """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
+
+    0 when every rank ended with 0, 3 when one failed, 128 + the signal's number when a signal ended the run.
+    `environment` is what the ranks inherit (default: this process's); `errors` is where their standard error
+    and the supervisor's own line go (default: standard error).
+    """
+    variables = rank_environment(os.environ if environment is None else environment, ranks)
+    output = sys.stderr.buffer if errors is None else errors
+    with _signals() as received, _guarded() as (group, directory):
+        variables[RENDEZVOUS] = os.path.join(directory, "rendezvous")
+        started: list[_Rank] = []
+        for number in range(ranks):
+            if received:
+                break
+            started.append(_start(command, number, ranks, variables, group))
+        return _Supervision(started, received, grace, output).run()
+
+
+def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """The variables of all ranks: an equal share of the cores each, and Gloo on the loopback interface.
+
+    Thread counts that the user has set stay as they are.
+    """
+    variables = dict(environment)
+    threads = str(max(1, _cores() // ranks))
+    for name in THREAD_VARIABLES:
+        variables.setdefault(name, variables.get("OMP_NUM_THREADS", threads))
+    variables["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
+    variables[RANKS] = str(ranks)
+    return variables
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _start(
+    command: Sequence[str], number: int, ranks: int, variables: Mapping[str, str], group: int
+) -> _Rank:
+    process = subprocess.Popen(
+        command,
+        env={**variables, RANK: str(number)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=group,
+    )
+    assert process.stderr is not None
+    os.set_blocking(process.stderr.fileno(), False)
+    return _Rank(number, process)
+
+
+@contextmanager
+def _guarded() -> Iterator[tuple[int, str]]:
+    """The process group and the directory of a run; both end with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guardian.__file__).resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        directory = os.fsdecode(process.stdout.readline().rstrip(b"\n"))
+        assert directory, "the guardian did not start"
+        yield process.pid, directory
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the signals that ask for the end of the run, in the order in which they come.
+
+    What was ignored before stays ignored: `nohup` and a shell's background jobs rely on that.
+    """
+    received: list[int] = []
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {
+        number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@define(eq=False)
+class _Supervision:
+    """The watch over started ranks until none is left."""
+
+    ranks: list[_Rank]
+    received: list[int]
+    grace: float
+    output: BinaryIO
+    deadline: float | None = None  # when what has not ended by itself is killed
+    causes: list[_Rank] = field(factory=list)
+
+    def run(self) -> int:
+        with selectors.DefaultSelector() as selector:
+            for rank in self.ranks:
+                assert rank.process.stderr is not None
+                selector.register(rank.process.stderr, selectors.EVENT_READ, rank)
+            while any(rank.alive for rank in self.ranks):
+                self._forward(selector, POLL_SECONDS)
+                self._watch()
+            # What the ranks wrote last; their children may hold the pipes open, so there is no waiting for
+            # its end.
+            self._forward(selector, 0.0)
+        for rank in self.ranks:
+            self._write(rank, bytes(rank.rest))
+            assert rank.process.stderr is not None
+            rank.process.stderr.close()
+        return self._conclude()
+
+    def _watch(self) -> None:
+        if not self.causes and not self.received:
+            self.causes = [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
+        if self.deadline is None and (self.causes or self.received):
+            self.deadline = time.monotonic() + self.grace
+            self._signal(signal.SIGTERM)
+        if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self.ranks:
+            if rank.alive:
+                rank.process.send_signal(number)
+
+    def _forward(self, selector: selectors.BaseSelector, timeout: float) -> None:
+        """Pass on what the ranks have written, line by line."""
+        if not selector.get_map():
+            time.sleep(timeout)
+            return
+        for key, _ in selector.select(timeout):
+            rank: _Rank = key.data
+            data = os.read(key.fd, LONGEST_LINE)
+            if not data:
+                selector.unregister(key.fileobj)
+                continue
+            rank.rest += data
+            end = rank.rest.rfind(b"\n") + 1
+            if end == 0 and len(rank.rest) >= LONGEST_LINE:
+                end = len(rank.rest)
+            self._write(rank, bytes(rank.rest[:end]))
+            del rank.rest[:end]
+
+    def _write(self, rank: _Rank, lines: bytes) -> None:
+        if not lines:
+            return
+        prefix = f"rank {rank.number}: ".encode() if len(self.ranks) > 1 else b""
+        self.output.write(b"".join(prefix + line + b"\n" for line in lines.splitlines()))
+        self.output.flush()
+
+    def _conclude(self) -> int:
+        if self.received:
+            number = self.received[0]
+            self._say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}")
+            return 128 + number
+        # The last ranks may have failed together, between two looks.
+        failed = self.causes or [rank for rank in self.ranks if rank.process.returncode != 0]
+        if not failed:
+            return 0
+        # Of several that died together, those that a signal killed come before those that ended by
+        # themselves, and those that only lost their peer last.
+        first = min(
+            failed, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0)
+        )
+        others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
+        self._say(f"rank {first.number} {death(first.process.returncode)}{others}")
+        return FAILED
+
+    def _say(self, text: str) -> None:
+        self.output.write(f"partita: {text}\n".encode())
+        self.output.flush()
+
+
+def death(status: int) -> str:
+    """What a process died of, by its exit status: `was killed by SIGKILL (…)`, `ended with exit status 1`."""
+    if status == PEER_LOST:
+        return "lost its connection to another rank"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    hint = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

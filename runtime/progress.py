@@ -1,0 +1,129 @@
+"""What a person sees of a run: a live line on a terminal, plain lines elsewhere.
+
+The live line shows the step, loss, tokens per second, learning rate and time left; where standard output is
+no terminal a line is printed for the first step, every tenth and the last. Evaluations always get a line of
+their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+EVERY = 10  # steps from one plain line to the next
+
+
+class Display:
+    """Shows the records that `Telemetry` returns; a context manager.
+
+    `steps` is the number of the last step, `first` that of the first one of this run (a resumed run begins
+    later).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        steps: int,
+        first: int = 1,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.steps = steps
+        self.first = first
+        self._console = Console() if console is None else console
+        self._clock = clock
+        self._started: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._live: Progress | None = None
+        if self._console.is_terminal:
+            self._live = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[record]}"),
+                console=self._console,
+                transient=False,
+            )
+            self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Show a step."""
+        step = record["step"]
+        left = self._time_left(step)
+        text = "  ".join(
+            [
+                f"loss {_number(record['loss'])}",
+                f"{_rate(record['tokens_per_second'])} tokens/s",
+                f"lr {_short(record['learning_rate'])}",
+                *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
+            ]
+        )
+        if self._live is not None:
+            self._live.update(self._task, completed=step, record=text)
+        elif step == self.first or step % EVERY == 0 or step == self.steps:
+            self._say(f"step {step}/{self.steps}  {text}")
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Show an evaluation."""
+        others = [
+            f"{name.removeprefix('eval_')} {_number(value)}"
+            for name, value in record.items()
+            if name not in ("step", "eval_loss")
+        ]
+        self._say(
+            "  ".join(
+                [f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]
+            )
+        )
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _time_left(self, step: int) -> float | None:
+        """Seconds, by the mean over all steps since the first one, which is slow for reasons of its own."""
+        now = self._clock()
+        if self._started is None:
+            self._started = (step, now)
+        first, since = self._started
+        return (now - since) / (step - first) * (self.steps - step) if step > first else None
+
+
+def duration(seconds: float) -> str:
+    """`48s`, `3m 05s`, `2h 07m`, `5d 03h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600:02}h"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2e}"
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}"

@@ -1,0 +1,134 @@
+"""Which rank this process is, who started it, and how it finds the others.
+
+A process is one of many under torchrun (and Kubernetes' PyTorchJob, which sets the same variables), under
+Slurm's `srun`, or under the supervisor of `partita.runtime.launcher`; otherwise it was started by hand and
+stands alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+
+from attrs import frozen
+
+RANK, RANKS, RENDEZVOUS = "PARTITA_RANK", "PARTITA_RANKS", "PARTITA_RENDEZVOUS"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@frozen
+class Identity:
+    """One rank of a run.
+
+    `local_rank` counts the ranks of one machine and chooses the GPU. `launcher` is `partita`, `torchrun` or
+    `slurm`; `rendezvous` is torch.distributed's `init_method`; `local` says that all ranks are on this
+    machine.
+    """
+
+    rank: int
+    ranks: int
+    local_rank: int
+    launcher: str
+    rendezvous: str
+    local: bool
+
+
+def rank_from_environment(environment: Mapping[str, str] | None = None) -> Identity | None:
+    """Which rank the environment says this process is; None if nothing started it as one.
+
+    ValueError, with what is missing or wrong, where the variables of a launcher are incomplete.
+    """
+    variables = os.environ if environment is None else environment
+    for marker, read in (
+        (RANK, _from_supervisor),
+        ("SLURM_PROCID", _from_slurm),
+    ):
+        # torchrun can itself run under srun: its variables are then the ones that name ranks.
+        if marker in variables and not ("RANK" in variables and marker == "SLURM_PROCID"):
+            return read(variables)
+    return _from_torchrun(variables) if "RANK" in variables and "WORLD_SIZE" in variables else None
+
+
+def connect(identity: Identity, backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> None:
+    """Make torch.distributed's process group of all ranks; returns when all of them are there.
+
+    On one machine Gloo is bound to the loopback interface. `timeout` bounds the wait for the others, and any
+    single operation later.
+    """
+    # Imported here: the supervisor reads the environment too, and has no need of torch.
+    import torch.distributed as dist
+
+    if identity.local:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+    dist.init_process_group(
+        backend,
+        init_method=identity.rendezvous,
+        rank=identity.rank,
+        world_size=identity.ranks,
+        timeout=timeout,
+    )
+
+
+def _from_supervisor(variables: Mapping[str, str]) -> Identity:
+    rank = _number(variables, RANK)
+    path = _text(variables, RENDEZVOUS)
+    return Identity(rank, _number(variables, RANKS), rank, "partita", f"file://{path}", local=True)
+
+
+def _from_torchrun(variables: Mapping[str, str]) -> Identity:
+    ranks = _number(variables, "WORLD_SIZE")
+    address = _text(variables, "MASTER_ADDR")
+    _number(variables, "MASTER_PORT")
+    local = address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks)
+    rank = _number(variables, "RANK")
+    local_rank = int(variables.get("LOCAL_RANK", rank))
+    return Identity(rank, ranks, local_rank, "torchrun", "env://", local)
+
+
+def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
+    # A batch script sees SLURM_PROCID=0 and the whole job's SLURM_NTASKS; only a step (srun) is one of
+    # several.
+    if "SLURM_STEP_ID" not in variables and "SLURM_STEPID" not in variables:
+        return None
+    ranks = int(variables.get("SLURM_STEP_NUM_TASKS") or _text(variables, "SLURM_NTASKS"))
+    if ranks == 1:
+        return None  # `srun --pty bash`, or one task on purpose: either way nobody else is there
+    hosts = variables.get("SLURM_STEP_NODELIST") or _text(variables, "SLURM_JOB_NODELIST")
+    address = variables.get("MASTER_ADDR") or first_host(hosts)
+    # The same port on every rank, another one for another job on the same machine; below the ephemeral ports.
+    port = int(variables.get("MASTER_PORT") or 15_000 + int(variables.get("SLURM_JOB_ID", "0")) % 15_000)
+    local = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
+    return Identity(
+        _number(variables, "SLURM_PROCID"),
+        ranks,
+        int(variables.get("SLURM_LOCALID", "0")),
+        "slurm",
+        f"tcp://{address}:{port}",
+        local,
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: `gpu[003-007,9],login1` gives `gpu003`."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise ValueError(f"cannot read the node list {nodes!r}; set MASTER_ADDR to the host of rank 0")
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + (suffix or "")
+
+
+def _text(variables: Mapping[str, str], name: str) -> str:
+    if not variables.get(name):
+        raise ValueError(f"the environment names a rank but {name} is not set")
+    return variables[name]
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    value = _text(variables, name)
+    if not value.isdigit():
+        raise ValueError(f"the environment variable {name} must be a number, not {value!r}")
+    return int(value)

@@ -1,0 +1,279 @@
+"""Training: the loop of one rank over steps and evaluations, whatever the transport.
+
+A rank's loop is a generator, as its steps are: it yields while it waits. Real transports never yield, so a process
+simply runs it to its end; the virtual transport's driver steps the loops of all ranks in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import torch
+from attrs import field, frozen
+
+from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.program import Program
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import Spec, Train
+from partita.runtime.data import Dataset, Input, open_dataset
+from partita.runtime.executor import Executor, Memory
+from partita.runtime.initial import initial
+from partita.runtime.kernels import DTYPES
+from partita.runtime.learning_rates import learning_rate
+from partita.runtime.transports.transport import Transport
+from partita.runtime.transports.virtual import VirtualCluster
+
+SQUARE = "square "  # statistics of that name are shares of the squared gradient norm
+
+
+@frozen
+class StepResult:
+    """What a step reports, the same on every rank."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens_per_second: float
+    metrics: Mapping[str, float] = field(factory=dict)
+
+
+class Observer(Protocol):
+    """Who is told of a run's progress."""
+
+    def step(self, result: StepResult) -> None:
+        """A training step is done."""
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """An evaluation after `step` is done."""
+
+
+@frozen(eq=False)
+class Plan:
+    """A compiled file, ready to run: the programs of training and of evaluation, and the settings."""
+
+    spec: Spec
+    training: Compilation
+    evaluation: Compilation | None
+
+    @property
+    def train(self) -> Train:
+        """The train block."""
+        assert self.spec.train is not None
+        return self.spec.train
+
+    @property
+    def program(self) -> Program:
+        """The training program."""
+        assert self.training.program is not None
+        return self.training.program
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.program.ranks)
+
+
+def prepare(spec: Spec) -> Plan:
+    """Compile what a run needs. Raises Refused with what is wrong with the file."""
+    training = compile_spec(spec)
+    evaluates = spec.train is not None and spec.train.eval is not None
+    return Plan(spec, training, compile_spec(spec, training=False) if evaluates else None)
+
+
+def open_data(plan: Plan, root: Path) -> Dataset | None:
+    """The dataset that the file names; None for a model without inputs. Raises Refused (E06xx)."""
+    program = plan.program
+    if not program.inputs:
+        return None
+    inputs = tuple(
+        Input(
+            each.name,
+            each.type,
+            program.batch if each.type.has(program.batch) else None,
+            each.limit,
+        )
+        for each in program.inputs
+    )
+    evaluates = plan.evaluation is not None
+    return open_dataset(plan.train.data, inputs, plan.train.seed, root, evaluates=evaluates)
+
+
+def tokens_per_step(program: Program) -> int:
+    """What throughput counts: elements of the largest integer input, else rows of the batch."""
+    counts = [each.type.elements for each in program.inputs if each.type.dtype in ("i64", "i32")]
+    if counts:
+        return max(counts)
+    rows = [e.type.axis(program.batch).size for e in program.inputs if e.type.has(program.batch)]
+    return max(rows, default=1)
+
+
+class Rank:
+    """One rank of a run: its executors for training and evaluation over the same parameters."""
+
+    def __init__(self, plan: Plan, rank: int, transport: Transport, device: torch.device) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.device = device
+        self.transport = transport
+        self.memory = Memory()
+        evaluation = plan.evaluation.program if plan.evaluation else None
+        channels = set(plan.program.channels) | set(evaluation.channels if evaluation else ())
+        transport.open(sorted(channels))
+        self._initialise()
+        seed = plan.train.seed
+        self.training = Executor(plan.program, rank, transport, self.memory, seed, device)
+        self.evaluation = (
+            Executor(evaluation, rank, transport, self.memory, seed, device) if evaluation else None
+        )
+
+    def _initialise(self) -> None:
+        """Parameters by (seed, name, coordinates); optimizer states at zero."""
+        program = self.plan.program
+        for name in program.ranks[self.rank].parameters:
+            record = program.parameter(name)
+            array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans)
+            tensor = torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
+            self.memory.masters[name] = tensor.contiguous()
+            for state in record.states:
+                self.memory.states[state, name] = torch.zeros_like(self.memory.masters[name])
+
+    def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
+        """A batch of the dataset on this rank's device, floats in the dtype of the computation."""
+        types = {each.name: each.type for each in self.plan.program.inputs}
+        return {
+            name: torch.as_tensor(array).to(device=self.device, dtype=DTYPES[types[name].dtype])
+            for name, array in batch.items()
+            if name in types
+        }
+
+    def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float) -> Iterator[None]:
+        """One training step."""
+        return self.training.step(number, batch, rate)
+
+    def results(self, executor: Executor) -> tuple[float, dict[str, float], float]:
+        """Loss, metrics and gradient norm of an executor's last step."""
+        values = executor.statistics.tolist()
+        named = dict(zip(executor.program.statistics, values, strict=True))
+        squares = sum(value for name, value in named.items() if name.startswith(SQUARE))
+        loss = named.pop("loss")
+        metrics = {name: value for name, value in named.items() if not name.startswith(SQUARE)}
+        return loss, metrics, sqrt(squares) if squares >= 0 else float("nan")
+
+
+def train(rank: Rank, dataset: Dataset | None, observer: Observer | None = None) -> Iterator[None]:
+    """All steps of a run on one rank; every rank's observer is told the same."""
+    plan = rank.plan
+    settings = plan.train
+    tokens = tokens_per_step(plan.program)
+    for number in range(1, settings.steps + 1):
+        start = perf_counter()
+        rate = learning_rate(settings.optimizer.arguments["lr"], number)
+        batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        yield from rank.step(number, batch, rate)
+        loss, metrics, norm = rank.results(rank.training)
+        speed = tokens / (perf_counter() - start)
+        if observer is not None:
+            observer.step(StepResult(number, loss, norm, rate, speed, metrics))
+        if settings.eval is not None and _due(settings, number):
+            yield from evaluate(rank, dataset, number, observer)
+
+
+def _due(settings: Train, step: int) -> bool:
+    """Whether an evaluation follows a step: every so many, and after the last."""
+    assert settings.eval is not None
+    return step % int(settings.eval.arguments["interval"]) == 0 or step == settings.steps
+
+
+def evaluate(
+    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None
+) -> Iterator[None]:
+    """The mean of loss and metrics over the evaluation batches, which are the same every time."""
+    settings = rank.plan.train
+    assert rank.evaluation is not None and settings.eval is not None
+    batches = int(settings.eval.arguments["batches"])
+    loss, metrics = 0.0, dict[str, float]()
+    for index in range(batches):
+        batch = rank.tensors(dataset.holdout_batch(index)) if dataset else {}
+        yield from rank.evaluation.step(step, batch)
+        one, named, _ = rank.results(rank.evaluation)
+        loss += one / batches
+        for name, value in named.items():
+            metrics[name] = metrics.get(name, 0.0) + value / batches
+    if observer is not None:
+        observer.evaluation(step, loss, metrics)
+
+
+# ---------------------------------------------------------------- all ranks in one process
+
+
+class VirtualRun:
+    """All ranks of a plan on the virtual cluster, strict by default: what tests and `verify` use."""
+
+    def __init__(self, plan: Plan, strict: bool = True, seed: int = 0) -> None:
+        self.plan = plan
+        self.cluster = VirtualCluster(plan.ranks, strict, seed)
+        device = torch.device("cpu")
+        self.ranks = [Rank(plan, r, self.cluster.transport(r), device) for r in range(plan.ranks)]
+
+    def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> tuple[float, float]:
+        """One step on every rank; returns loss and gradient norm."""
+        self.cluster.run([rank.step(number, batch, rate) for rank in self.ranks])
+        loss, _, norm = self.ranks[0].results(self.ranks[0].training)
+        return loss, norm
+
+    def evaluate(self, batch: Mapping[str, torch.Tensor]) -> tuple[float, dict[str, float]]:
+        """Loss and metrics of one batch by the forward-only program."""
+        executors = [rank.evaluation for rank in self.ranks]
+        self.cluster.run([executor.step(1, batch) for executor in executors if executor])
+        assert executors[0] is not None
+        loss, metrics, _ = self.ranks[0].results(executors[0])
+        return loss, metrics
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last training step."""
+        return self.ranks[0].results(self.ranks[0].training)[1]
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Every parameter by name. Copies of a tied one are compared: they must be equal bit for bit."""
+        found: dict[str, torch.Tensor] = {}
+        for rank in self.ranks:
+            for name, tensor in rank.memory.masters.items():
+                if name in found and not torch.equal(found[name], tensor):
+                    raise AssertionError(f"copies of {name} differ")
+                found[name] = tensor
+        return found
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The last step's gradients: each parameter's totals added in stage order."""
+        parts: dict[str, dict[int, torch.Tensor]] = {}
+        for rank in self.ranks:
+            for i, stage in rank.training.stages.items():
+                for record, tensor in zip(stage.record.accumulators, stage.accumulators, strict=True):
+                    if record.parameter:
+                        parts.setdefault(record.parameter, {})[i] = tensor
+        return {
+            name: torch.stack([by_stage[i] for i in sorted(by_stage)]).sum(0)
+            for name, by_stage in parts.items()
+        }
+
+    def train(self, dataset: Dataset | None, observers: Sequence[Observer | None] = ()) -> None:
+        """The whole run, all ranks interleaved."""
+        watched = [*observers, *[None] * (len(self.ranks) - len(observers))]
+        loops = [train(rank, dataset, observer) for rank, observer in zip(self.ranks, watched, strict=True)]
+        self.cluster.run(loops)
+
+
+def check_ranks(plan: Plan, ranks: int) -> None:
+    """Refuse (E0601) a launcher that has started another number of ranks than the mesh has."""
+    if ranks != plan.ranks:
+        raise refuse(
+            "E0601",
+            f"the mesh has {plan.ranks} ranks, but {ranks} were started",
+            plan.spec.mesh.span if plan.spec.mesh else None,
+            help=f"start {plan.ranks} processes, or change the mesh",
+        )

@@ -1,0 +1,155 @@
+"""One case or more for every primitive operation: the op, and its operands' types (axis orders are shuffled)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.lookup import Gather, ScatterAdd
+from partita.compiler.ops.loss import NegativeLogLikelihood, NegativeLogLikelihoodGradient
+from partita.compiler.ops.normalize import Normalize, NormalizeGradient
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import AdamW, Sgd
+from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
+from partita.compiler.ops.position import Dropout, Iota, Random, Rope
+from partita.compiler.ops.reduce import ArgMax, Reduce
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Slice, Split
+from partita.dsl.types import Axis, Type
+
+A, B, C, D, E = Axis("a", 2), Axis("b", 3), Axis("c", 4), Axis("d", 6), Axis("e", 5)
+T = Axis("t", 4)
+
+
+def f(*axes: Axis) -> Type:
+    return Type("f64", axes)
+
+
+def i(*axes: Axis) -> Type:
+    return Type("i64", axes)
+
+
+def bools(*axes: Axis) -> Type:
+    return Type("bool", axes)
+
+
+@frozen
+class Case:
+    """`limits` bounds the integers of an operand; `positive` keeps floats away from zero."""
+
+    name: str
+    op: Op
+    operands: tuple[Type, ...]
+    limit: int = 2
+    positive: bool = False
+    # Operations that exist only as gradients of others have no gradient of their own.
+    differentiable: bool = True
+
+
+POSITIVE = ("log", "sqrt", "rsqrt", "divide")
+
+
+def _pointwise() -> list[Case]:
+    cases = []
+    for name in FUNCTIONS:
+        op = Pointwise(name)
+        positive = name in POSITIVE or name.startswith(("sqrt", "rsqrt"))
+        last = not name.endswith("_gradient") and FUNCTIONS[name].derivative is not None
+        if name == "where":
+            shapes = [(bools(A), f(A, B), f(B)), (bools(A, B), f(), f(A, B))]
+        elif "{1}" in FUNCTIONS[name].text:
+            shapes = [(f(A, B, C), f(A, B, C)), (f(A, B, C), f(B)), (f(), f(A, B)), (f(C, A), f(A, B, C))]
+        else:
+            shapes = [(f(A, B),), (f(),)]
+        cases += [Case(f"{name}-{k}", op, types, 2, positive, last) for k, types in enumerate(shapes)]
+    return cases
+
+
+ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False: Attend(  # noqa: E731
+    "t", "d", causal, 0.7, mask, bias
+)
+S = Axis("s", 5)
+
+CASES: list[Case] = [
+    *_pointwise(),
+    Case("cast", Cast("f64"), (f(A, B),)),
+    Case("detach", Detach(), (f(A),), differentiable=False),
+    Case("dot-matrix", Dot(("b",)), (f(A, B), f(B, C))),
+    Case("dot-two", Dot(("b", "c")), (f(A, B, C), f(B, C, D))),
+    Case("dot-batch", Dot(("c",)), (f(A, B, C), f(A, C, D))),
+    Case("dot-outer", Dot(()), (f(A), f(B))),
+    Case("dot-all", Dot(("a", "b")), (f(A, B), f(A, B))),
+    Case("dot-vector", Dot(("a",)), (f(A, B), f(A))),
+    Case("dot-elementwise", Dot(()), (f(A, B), f(A, B))),
+    Case("sum", Reduce("sum", ("a",), "f64"), (f(A, B),)),
+    Case("sum-all", Reduce("sum", ("a", "b"), "f64"), (f(A, B),)),
+    Case("max", Reduce("max", ("b",), "f64"), (f(A, B, C),)),
+    Case("argmax", ArgMax("b"), (f(A, B, C),), differentiable=False),
+    Case("arrange", Arrange(("b", "a")), (f(A, B),)),
+    Case("rename", Rename((("a", "z"),)), (f(A, B),)),
+    Case("split", Split("d", (A, B)), (f(C, D),)),
+    Case("merge", Merge(("b", "a"), D), (f(A, C, B),)),
+    Case("merge-adjacent", Merge(("a", "b"), D), (f(C, A, B),)),
+    Case("expand", Expand((C, D)), (f(A, B),)),
+    Case("expand-scalar", Expand((C,)), (f(),)),
+    Case("slice", Slice("d", Axis("z", 2), 3), (f(A, D, B),)),
+    Case("pad", Pad("a", Axis("z", 5), 1), (f(C, A),)),
+    Case("concat", Concat(("a", "b"), Axis("z", 5)), (f(A, C), f(B, C))),
+    Case("gather", Gather("v"), (i(A, B), f(Axis("v", 7), C)), limit=7),
+    Case("gather-two", Gather("v"), (i(A,), f(C, Axis("v", 7), B)), limit=7),
+    Case("gather-batch", Gather("v"), (i(A, B), f(A, Axis("v", 7), C)), limit=7),
+    Case(
+        "scatter_add",
+        ScatterAdd("v", (Axis("v", 7), C)),
+        (i(A, B), f(A, B, C)),
+        limit=7,
+        differentiable=False,
+    ),
+    Case("layer_norm", Normalize(("b",), 1e-5, True), (f(A, B),)),
+    Case("rms_norm", Normalize(("b", "c"), 1e-5, False), (f(A, B, C),)),
+    Case(
+        "normalize_gradient",
+        NormalizeGradient(("b",), True),
+        (f(A, B), f(A, B), f(A)),
+        differentiable=False,
+    ),
+    Case("attend", ATTEND(), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
+    Case("attend-causal", ATTEND(causal=True), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
+    Case("attend-grouped", ATTEND(causal=True), (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D))),
+    Case("attend-one-head", ATTEND(), (f(T, D), f(T, D), f(T, D))),
+    Case("attend-cross", ATTEND(), (f(A, S, B, D), f(A, T, B, D), f(A, T, B, D))),
+    Case("attend-single-query", ATTEND(), (f(A, D), f(A, T, D), f(A, T, D))),
+    Case("attend-mask", ATTEND(mask=True), (f(A, S, B, D), f(A, T, B, D), f(A, T, B, D), bools(A, T))),
+    Case("attend-bias", ATTEND(bias=True), (f(A, S, B, D), f(A, T, B, D), f(A, T, B, D), f(B, S, T))),
+    Case(
+        "attend-both",
+        ATTEND(causal=True, mask=True, bias=True),
+        (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
+    ),
+    Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case(
+        "attend_gradient",
+        AttendGradient("t", "d", True, 0.7),
+        (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
+        differentiable=False,
+    ),
+    Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=5),
+    Case(
+        "nll_gradient",
+        NegativeLogLikelihoodGradient("e"),
+        (f(A, B), f(A, B, E), i(A, B), f(A, B)),
+        limit=5,
+        differentiable=False,
+    ),
+    Case("iota", Iota(A), (), differentiable=False),
+    Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
+    Case("random", Random("normal", 1.0, "k", (A, B), (("a", 2), ("b", 3)), "f64"), (), differentiable=False),
+    Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
+    Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
+    Case("sgd", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
+]
+
+# `constant` has no operands and no numbers of its own to test; the rest are statements or the runtime's.
+WITHOUT_CASE = {"constant", "accumulate", "send", "receive"}

@@ -1,0 +1,78 @@
+"""One rank of an exchange: transfers on two channels each way, waited for in the reverse order, and a sum.
+
+Prints what it received as one JSON line. With `--leave` rank 1 leaves without a word before the end.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from partita.compiler.instructions import Channel
+from partita.runtime.rendezvous import connect, rank_from_environment
+from partita.runtime.transports.process import ConnectionLost, ProcessTransport
+
+identity = rank_from_environment()
+assert identity is not None
+connect(identity)
+transport = ProcessTransport()
+rank, other = transport.rank, 1 - transport.rank
+ways = ("backward", "forward")
+transport.open([Channel(a, b, way) for way in ways for a, b in ((rank, other), (other, rank))])
+
+large = 300_000  # elements: far more than any socket buffers
+receives = [
+    (way, i, transport.receive(Channel(other, rank, way), buffer), buffer)
+    for way in ways
+    for i in range(4)
+    for buffer in [torch.full((large if i % 2 else 3,), -1.0)]
+]
+sends = []
+for i in range(4):
+    for number, way in enumerate(ways):
+        tensor = torch.full((large if i % 2 else 3,), 100.0 * rank + 10.0 * number + i)
+        sends.append(transport.send(Channel(rank, other, way), tensor))
+for _, _, handle, _ in reversed(receives):
+    assert handle.done()
+for handle in sends:
+    assert handle.done()
+got = {f"{way} {i}": sorted(set(buffer.tolist())) for way, i, _, buffer in receives}
+
+# 0.1 + 0.2 and so on: what matters is that every rank has the same bits.
+total = torch.tensor([0.1 * (rank + 1), 1e8 * (-1) ** rank], dtype=torch.float32)
+assert transport.all_reduce(total).done()
+
+listening = []
+for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+    if os.path.exists(name):
+        mine = {
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.islink(f"/proc/self/fd/{fd}")
+        }
+        for line in Path(name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                listening.append(fields[1].split(":")[0])
+
+lost = None
+if "--leave" in sys.argv:
+    if rank == 1:
+        os._exit(0)
+    try:
+        transport.receive(Channel(other, rank, "forward"), torch.empty(3)).done()
+    except ConnectionLost as error:
+        lost = str(error)
+transport.close()
+record = {
+    "rank": rank,
+    "got": got,
+    "total": [value.hex() for value in total.tolist()],
+    "listening": listening,
+    "threads": torch.get_num_threads(),
+    "lost": lost,
+}
+# One write, so that the ranks' lines do not mix on a shared output.
+os.write(1, (json.dumps(record) + "\n").encode())

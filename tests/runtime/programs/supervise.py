@@ -1,0 +1,7 @@
+"""`supervise.py RANKS PROGRAM ARGUMENTS…` runs a Python program as ranks and exits as `launch` says."""
+
+import sys
+
+from partita.runtime.launcher import launch
+
+sys.exit(launch([sys.executable, *sys.argv[2:]], int(sys.argv[1])))

@@ -1,0 +1,396 @@
+"""Data: batches are functions of (seed, step), rows can be had alone, nobody trains on the holdout.
+
+Wrong data is refused with its code at the place of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.dsl.diagnostic import Refused
+from partita.dsl.source import Source, Span
+from partita.dsl.spec import Call
+from partita.dsl.types import Axis, Type
+from partita.runtime.data import SOURCES, Dataset, Input, open_dataset
+from partita.runtime.data.stdlib import sources
+from partita.runtime.data.text import numbered
+
+TEXT = "".join(chr(97 + (7 * i + i // 13) % 26) for i in range(3000))
+SPAN = Span(Source("x.par", "train { data = text() }"), 15, 21)
+HELD = 0.1
+
+
+def call(name: str, **arguments: object) -> Call:
+    return Call(name, arguments, SPAN)
+
+
+def shaped(dtype: str, **sizes: int) -> Type:
+    return Type(dtype, tuple(Axis(name, size) for name, size in sizes.items()))
+
+
+def ids(name: str, batch: int = 6, seq: int = 5, limit: int | None = 256, dtype: str = "i64") -> Input:
+    return Input(name, shaped(dtype, batch=batch, seq=seq), "batch", limit, "vocab")
+
+
+WINDOWS = (ids("tokens"), ids("targets"))
+ARRAYS = (
+    Input("image", shaped("f32", batch=6, pixels=4), "batch"),
+    Input("label", shaped("i64", batch=6), "batch", 10, "digits"),
+    Input("mask", shaped("bool", pixels=4)),
+)
+NOISE = (
+    Input("x", shaped("f32", seq=3, batch=6), "batch"),
+    Input("y", shaped("i32", batch=6, seq=3), "batch", 17, "vocab"),
+    Input("z", shaped("bool", seq=3)),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    (root / "corpus").mkdir()
+    (root / "corpus" / "b.txt").write_text(TEXT[1000:])
+    (root / "corpus" / "a.txt").write_text(TEXT[:1000])
+    np.arange(2000, dtype="<u2").tofile(root / "train.bin")
+    images = np.arange(53 * 4, dtype=np.float64).reshape(53, 4)
+    labels = (np.arange(53) % 10).astype(np.uint8)
+    np.savez(root / "digits.npz", image=images, label=labels, mask=np.array([True, False, True, True]))
+    return root
+
+
+# One way to open each source: the call, the inputs. Held to the registry below.
+OPENED = {
+    "text": (call("text", glob="corpus/*.txt", alphabet="bytes", holdout=HELD), WINDOWS),
+    "text of characters": (call("text", glob="corpus/*.txt", alphabet="chars", holdout=HELD), WINDOWS),
+    "stdlib": (call("stdlib", holdout=HELD), WINDOWS),
+    "tokens": (call("tokens", path="train.bin", dtype="u16", holdout=HELD), (ids("tokens", limit=2000),)),
+    "arrays": (call("arrays", path="digits.npz", holdout=HELD), ARRAYS),
+    "random": (call("random"), NOISE),
+}
+
+
+@pytest.fixture(scope="module")
+def datasets(folder: Path) -> dict[tuple[str, int], Dataset]:
+    return {
+        (name, seed): open_dataset(settings, inputs, seed, folder, evaluates=True)
+        for name, (settings, inputs) in OPENED.items()
+        for seed in (0, 1)
+    }
+
+
+def test_every_source_is_covered() -> None:
+    assert {settings.name for settings, _ in OPENED.values()} == set(SOURCES)
+
+
+def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", sorted(OPENED))
+@given(data=st.data(), seed=st.sampled_from([0, 1]), step=st.integers(1, 10**6), holdout=st.booleans())
+def test_rows_alone_equal_the_rows_of_the_whole(
+    name: str,
+    datasets: dict[tuple[str, int], Dataset],
+    data: st.DataObject,
+    seed: int,
+    step: int,
+    holdout: bool,
+) -> None:
+    dataset = datasets[name, seed]
+    start = data.draw(st.integers(0, 6))
+    rows = range(start, data.draw(st.integers(start, 6)))
+    take = dataset.holdout_batch if holdout else dataset.batch
+    whole, part = take(step), take(step, rows)
+    for input in OPENED[name][1]:
+        assert whole[input.name].shape == input.type.shape
+        assert whole[input.name].flags.c_contiguous
+        axis = None if input.batch_axis is None else input.type.position(input.batch_axis)
+        expected = whole[input.name] if axis is None else np.take(whole[input.name], rows, axis)
+        np.testing.assert_array_equal(part[input.name], expected)
+
+
+@pytest.mark.parametrize("name", sorted(OPENED))
+@given(step=st.integers(1, 10**6))
+def test_a_batch_is_a_function_of_seed_and_step(
+    name: str, folder: Path, datasets: dict[tuple[str, int], Dataset], step: int
+) -> None:
+    settings, inputs = OPENED[name]
+    if name != "stdlib":  # opened anew once, below: it is read from a thousand files
+        assert equal(open_dataset(settings, inputs, 0, folder).batch(step), datasets[name, 0].batch(step))
+    assert not equal(datasets[name, 1].batch(step), datasets[name, 0].batch(step))
+    assert not equal(datasets[name, 0].batch(step + 1), datasets[name, 0].batch(step))
+
+
+def test_the_standard_library_reads_the_same_twice(
+    folder: Path, datasets: dict[tuple[str, int], Dataset]
+) -> None:
+    settings, inputs = OPENED["stdlib"]
+    assert equal(open_dataset(settings, inputs, 0, folder).batch(3), datasets["stdlib", 0].batch(3))
+
+
+# ---------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("name", ["text", "text of characters", "stdlib"])
+def test_targets_are_the_tokens_one_further(name: str, datasets: dict[tuple[str, int], Dataset]) -> None:
+    for batch in (datasets[name, 0].batch(5), datasets[name, 0].holdout_batch(5)):
+        np.testing.assert_array_equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+
+
+def test_windows_cover_the_training_part_and_the_holdout_the_rest(
+    datasets: dict[tuple[str, int], Dataset],
+) -> None:
+    # The ids of train.bin are their own places.
+    dataset = datasets["tokens", 0]
+    trained = np.concatenate([dataset.batch(step)["tokens"].ravel() for step in range(1, 2000)])
+    held = np.concatenate([dataset.holdout_batch(index)["tokens"].ravel() for index in range(100)])
+    # A window takes one id more than `tokens` shows, for the last target.
+    assert set(trained) == set(range(1799))
+    assert set(held) == set(range(1800, 1999))
+
+
+def test_windows_are_uniform(datasets: dict[tuple[str, int], Dataset]) -> None:
+    starts = np.concatenate([datasets["tokens", 0].batch(step)["tokens"][:, 0] for step in range(1, 3000)])
+    counts, _ = np.histogram(starts, bins=10, range=(0, 1795))
+    # Five standard deviations of a multinomial count; the draw is fixed.
+    assert np.all(np.abs(counts - starts.size / 10) < 5 * np.sqrt(starts.size * 0.09)), counts
+
+
+@pytest.mark.parametrize("batches", [1, 4, 20])
+def test_evaluation_windows_are_spread(batches: int, datasets: dict[tuple[str, int], Dataset]) -> None:
+    starts = np.sort(
+        np.concatenate([datasets["tokens", 0].holdout_batch(i)["tokens"][:, 0] for i in range(batches)])
+    )
+    # The largest gap of the golden ratio's multiples is below 3 times the mean one, ends included.
+    gaps = np.diff(np.concatenate([[1800], starts, [1995]]))
+    assert gaps.max() <= 3 * 195 / len(starts) + 1, gaps
+
+
+def test_evaluation_does_not_depend_on_the_seed(datasets: dict[tuple[str, int], Dataset]) -> None:
+    for name in ("text", "tokens", "arrays"):
+        assert equal(datasets[name, 0].holdout_batch(2), datasets[name, 1].holdout_batch(2))
+
+
+def test_text_is_joined_in_the_order_of_paths(folder: Path) -> None:
+    # One window that is the whole text.
+    inputs = (ids("tokens", batch=1, seq=2999),)
+    batch = open_dataset(
+        call("text", glob="corpus/*.txt", alphabet="bytes", holdout=0.0), inputs, 0, folder
+    ).batch(1)
+    assert bytes(batch["tokens"][0].tolist()).decode() == TEXT[:2999]
+
+
+@given(st.text(min_size=1))
+def test_characters_are_numbered_in_order(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    got, alphabet = numbered(text)
+    assert alphabet == "".join(sorted(set(text)))
+    assert "".join(alphabet[number] for number in got) == text
+
+
+def test_an_input_may_have_its_axes_in_any_order(folder: Path) -> None:
+    settings = OPENED["text"][0]
+    turned = Input("tokens", shaped("i32", seq=5, batch=6), "batch", 256, "vocab")
+    usual = open_dataset(settings, (ids("tokens"),), 0, folder).batch(3)["tokens"]
+    batch = open_dataset(settings, (turned,), 0, folder).batch(3)["tokens"]
+    assert batch.dtype == np.int32
+    np.testing.assert_array_equal(batch, usual.T)
+
+
+def test_the_standard_library_is_python_and_has_no_tests() -> None:
+    import sysconfig
+
+    folder = Path(sysconfig.get_path("stdlib"))
+    found = [path.relative_to(folder) for path in sources(folder)]
+    assert Path("argparse.py") in found
+    assert Path("json/decoder.py") in found
+    assert not [path for path in found if {"test", "tests", "site-packages"} & set(path.parts)]
+    assert found == sorted(found, key=lambda path: path.as_posix())
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def test_an_epoch_takes_every_item_once(datasets: dict[tuple[str, int], Dataset]) -> None:
+    # 48 items to train on, 6 a batch; the first pixel of item i is 4 i.
+    for epoch in range(3):
+        steps = range(1 + 8 * epoch, 9 + 8 * epoch)
+        items = np.concatenate([datasets["arrays", 0].batch(step)["image"][:, 0] for step in steps]) / 4
+        assert sorted(items) == list(range(48))
+        assert list(items) != list(range(48))
+
+
+def test_items_stay_together_and_evaluation_goes_through_the_rest(
+    datasets: dict[tuple[str, int], Dataset],
+) -> None:
+    dataset = datasets["arrays", 0]
+    for batch in (dataset.batch(4), dataset.holdout_batch(0)):
+        items = batch["image"][:, 0] / 4
+        np.testing.assert_array_equal(batch["label"], items % 10)
+        np.testing.assert_array_equal(batch["image"], items[:, None] * 4 + np.arange(4))
+        np.testing.assert_array_equal(batch["mask"], [True, False, True, True])
+    held = [item for index in range(5) for item in dataset.holdout_batch(index)["image"][:, 0] / 4]
+    assert held == [48 + i % 5 for i in range(30)]
+
+
+# ---------------------------------------------------------------- random
+
+
+def test_random_values_are_within_their_limits(datasets: dict[tuple[str, int], Dataset]) -> None:
+    batches = [datasets["random", 0].batch(step) for step in range(1, 1000)]
+    integers = np.concatenate([batch["y"].ravel() for batch in batches])
+    assert set(integers) == set(range(17))
+    floats = np.concatenate([batch["x"].ravel() for batch in batches])
+    assert abs(floats.mean()) < 0.05
+    assert abs(floats.std() - 1) < 0.05
+    assert 0.45 < np.mean([batch["z"] for batch in batches]) < 0.55
+    assert not equal(datasets["random", 0].batch(3), datasets["random", 0].holdout_batch(3))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def wrong_files(root: Path) -> None:
+    (root / "short.txt").write_text("abc")
+    (root / "latin.txt").write_bytes("é".encode("latin-1") * 100)
+    (root / "empty.bin").write_bytes(b"")
+    (root / "odd.bin").write_bytes(b"abc")
+    np.full(100, -1, "<i4").tofile(root / "negative.bin")
+    (root / "not.npz").write_text("no archive")
+    np.save(root / "one.npy", np.zeros(3))
+    objects = {"image": np.array([{}, {}], dtype=object), "label": np.zeros(2, np.int64)}
+    np.savez(root / "objects.npz", **objects)
+    images, labels, mask = np.zeros((20, 4)), np.zeros(20, np.int64), np.ones(4, bool)
+    np.savez(root / "nolabel.npz", image=images, mask=mask)
+    np.savez(root / "wide.npz", image=np.zeros((20, 5)), label=labels, mask=mask)
+    np.savez(root / "integers.npz", image=images.astype(np.int64), label=labels, mask=mask)
+    np.savez(root / "uneven.npz", image=images, label=labels[:19], mask=mask)
+    np.savez(root / "large.npz", image=images, label=labels + 10, mask=mask)
+    np.savez(root / "small.npz", image=images[:3], label=labels[:3], mask=mask)
+    np.savez(root / "empty.npz", image=images[:0], label=labels[:0], mask=mask)
+    np.savez(root / "scalar.npz", image=np.float64(1), label=labels, mask=mask)
+
+
+def texts(glob: str, **arguments: object) -> Call:
+    return call("text", **{"glob": glob, "alphabet": "bytes", "holdout": 0.0, **arguments})
+
+
+def arrays(path: str, holdout: float = 0.0) -> Call:
+    return call("arrays", path=path, holdout=holdout)
+
+
+def tokens(path: str, dtype: str = "u16") -> Call:
+    return call("tokens", path=path, dtype=dtype, holdout=0.0)
+
+
+WRONG = {
+    "no file": (texts("nothing/*.txt"), WINDOWS, "E0601", "no file matches `nothing/*.txt`"),
+    "empty name": (texts(""), WINDOWS, "E0601", "not the name of a file"),
+    "a folder": (tokens("corpus"), WINDOWS, "E0601", "no file matches"),
+    "several files": (tokens("corpus/*.txt"), WINDOWS, "E0601", "matches 2 files"),
+    "climbs out": (texts("../*.txt"), WINDOWS, "E0602", "leads out"),
+    "climbs out within": (texts("corpus/../../*.txt"), WINDOWS, "E0602", "leads out"),
+    "absolute": (tokens("/etc/passwd"), WINDOWS, "E0602", "leads out"),
+    "bad pattern": (texts("**x/y"), WINDOWS, "E0603", "cannot look for"),
+    "too short": (texts("short.txt"), WINDOWS, "E0604", "3 ids to train on, and one window takes 6"),
+    "not UTF-8": (
+        texts("latin.txt", alphabet="chars"),
+        WINDOWS,
+        "E0603",
+        "is not UTF-8 text: byte 0 is 0xe9",
+    ),
+    "alphabet too large": (
+        texts("corpus/*.txt", alphabet="chars"),
+        (ids("tokens", limit=20),),
+        "E0605",
+        "26 different characters, has character 25, 'z', beyond what `tokens` may hold: `vocab` has size 20",
+    ),
+    "bytes too large": (texts("corpus/*.txt"), (ids("tokens", limit=100),), "E0605", "has the id 122"),
+    "no holdout": (texts("corpus/*.txt"), WINDOWS, "E0608", "there is no `holdout`"),
+    "holdout too short": (texts("corpus/*.txt", holdout=0.001), WINDOWS, "E0604", "the holdout of"),
+    "empty file": (tokens("empty.bin"), WINDOWS, "E0603", "no whole number of u16 ids"),
+    "odd file": (tokens("odd.bin"), WINDOWS, "E0603", "3 bytes"),
+    "negative ids": (tokens("negative.bin", "i32"), WINDOWS, "E0605", "must not be negative"),
+    "unknown input": (call("stdlib", holdout=0.1), (ids("words"),), "E0606", "nothing called `words`"),
+    "float input": (call("stdlib", holdout=0.1), (ids("tokens", dtype="f32"),), "E0607", "must be integers"),
+    "no batch axis": (
+        call("stdlib", holdout=0.1),
+        (Input("tokens", shaped("i64", rows=2, seq=5), None, 256),),
+        "E0607",
+        "the batch and one more axis",
+    ),
+    "different sizes": (
+        call("stdlib", holdout=0.1),
+        (ids("tokens"), ids("targets", seq=4)),
+        "E0607",
+        "same size",
+    ),
+    "no archive": (arrays("not.npz"), ARRAYS, "E0603", "cannot read `not.npz`"),
+    "not an archive": (arrays("one.npy"), ARRAYS, "E0603", "is one array"),
+    "objects": (arrays("objects.npz"), ARRAYS[:2], "E0603", "cannot read `objects.npz`"),
+    "no such array": (arrays("nolabel.npz"), ARRAYS, "E0606", "no array called `label`"),
+    "wrong shape": (
+        arrays("wide.npz"),
+        ARRAYS,
+        "E0607",
+        "shape [20, 5], and the model wants [items, pixels=4]",
+    ),
+    "wrong dtype": (arrays("integers.npz"), ARRAYS, "E0607", "holds int64, and the model wants floats"),
+    "uneven": (arrays("uneven.npz"), ARRAYS, "E0607", "different numbers of items"),
+    "labels too large": (arrays("large.npz"), ARRAYS, "E0605", "has the id 10"),
+    "nothing held out": (arrays("small.npz", 0.1), ARRAYS, "E0604", "less than one of the 3 items"),
+    "no holdout of arrays": (arrays("small.npz"), ARRAYS, "E0608", "there is no `holdout`"),
+    "no items": (arrays("empty.npz"), ARRAYS, "E0604", "no items to train on"),
+    "a scalar": (arrays("scalar.npz"), ARRAYS, "E0607", "has shape []"),
+    "no batch axis at all": (arrays("small.npz"), ARRAYS[2:], "E0607", "no input has the batch axis"),
+    "no limit": (call("random"), (ids("tokens", limit=None),), "E0609", "how large the integers of `tokens`"),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong(folder: Path) -> Iterator[Path]:
+    wrong_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_wrong_data_is_refused(name: str, wrong: Path) -> None:
+    settings, inputs, code, words = WRONG[name]
+    with pytest.raises(Refused) as caught:
+        open_dataset(settings, inputs, 0, wrong, evaluates=True)
+    diagnostic = caught.value.diagnostics[0]
+    assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
+    assert words in diagnostic.message, diagnostic.render()
+
+
+def test_several_missing_arrays_are_reported_together(wrong: Path) -> None:
+    inputs = (*ARRAYS, Input("weight", shaped("f32", batch=6), "batch"))
+    with pytest.raises(Refused) as caught:
+        open_dataset(arrays("nolabel.npz"), inputs, 0, wrong)
+    assert [diagnostic.message for diagnostic in caught.value.diagnostics] == [
+        "`nolabel.npz` has no array called `label`",
+        "`nolabel.npz` has no array called `weight`",
+    ]
+
+
+def test_the_help_for_a_missing_holdout_is_enough(wrong: Path) -> None:
+    with pytest.raises(Refused) as caught:
+        open_dataset(texts("corpus/*.txt"), WINDOWS, 0, wrong, evaluates=True)
+    share = int(str(caught.value.diagnostics[0].help).split("at least ")[1].split("%")[0])
+    open_dataset(texts("corpus/*.txt", holdout=share / 100), WINDOWS, 0, wrong, evaluates=True)
+
+
+def test_ids_of_a_large_file_are_checked_as_they_are_used(
+    wrong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.runtime.data.windows.CHECKED_AT_ONCE", 100)
+    dataset = open_dataset(tokens("train.bin"), (ids("tokens", limit=50),), 0, wrong)
+    with pytest.raises(Refused) as caught:
+        _ = [dataset.batch(step) for step in range(1, 100)]
+    assert caught.value.diagnostics[0].code == "E0605"

@@ -1,0 +1,89 @@
+"""Which rank the environment says a process is."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.runtime.rendezvous import Identity, first_host, rank_from_environment
+
+OURS = {"PARTITA_RANK": "1", "PARTITA_RANKS": "4", "PARTITA_RENDEZVOUS": "/private/rendezvous"}
+TORCHRUN = {
+    "RANK": "9",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NODELIST": "gpu[012-015]",
+    "SLURM_JOB_NODELIST": "gpu[010-015]",
+    "SLURM_JOB_ID": "40017",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "identity"),
+    [
+        ({}, None),
+        ({"PATH": "/bin", "SLURM_JOB_ID": "17"}, None),
+        (OURS, Identity(1, 4, 1, "partita", "file:///private/rendezvous", True)),
+        ({**SLURM, **OURS}, Identity(1, 4, 1, "partita", "file:///private/rendezvous", True)),
+        (TORCHRUN, Identity(9, 16, 1, "torchrun", "env://", False)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16"}, Identity(9, 16, 1, "torchrun", "env://", True)),
+        ({**TORCHRUN, "MASTER_ADDR": "127.0.0.1"}, Identity(9, 16, 1, "torchrun", "env://", True)),
+        ({**SLURM, **TORCHRUN}, Identity(9, 16, 1, "torchrun", "env://", False)),
+        (SLURM, Identity(3, 8, 1, "slurm", "tcp://gpu012:25017", False)),
+        (
+            {**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"},
+            Identity(3, 8, 1, "slurm", "tcp://head:4000", False),
+        ),
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, Identity(3, 8, 1, "slurm", "tcp://gpu012:25017", True)),
+        # A batch script, and a shell from `srun --pty`: no others are there.
+        ({key: value for key, value in SLURM.items() if "STEP" not in key}, None),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),
+    ],
+)
+def test_launchers_are_told_apart(environment: dict[str, str], identity: Identity | None) -> None:
+    assert rank_from_environment(environment) == identity
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"),
+    [
+        (OURS, "PARTITA_RANKS"),
+        (OURS, "PARTITA_RENDEZVOUS"),
+        (TORCHRUN, "MASTER_ADDR"),
+        (TORCHRUN, "MASTER_PORT"),
+    ],
+)
+def test_incomplete_environments_say_what_is_missing(environment: dict[str, str], missing: str) -> None:
+    with pytest.raises(ValueError, match=f"{missing} is not set"):
+        rank_from_environment({key: value for key, value in environment.items() if key != missing})
+    with pytest.raises(ValueError, match=missing):
+        rank_from_environment({**environment, missing: ""})
+
+
+def test_numbers_are_checked() -> None:
+    with pytest.raises(ValueError, match="PARTITA_RANK must be a number, not 'one'"):
+        rank_from_environment({**OURS, "PARTITA_RANK": "one"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("alone", "alone"),
+        ("a,b", "a"),
+        ("gpu[003-007,9],login1", "gpu003"),
+        ("gpu[7]", "gpu7"),
+        ("r1-n[2,4]-ib,x", "r1-n2-ib"),
+    ],
+)
+def test_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

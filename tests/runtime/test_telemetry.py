@@ -1,0 +1,73 @@
+"""metrics.jsonl: whole lines of valid JSON with the promised keys, whatever was there before."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.runtime.telemetry import Telemetry
+
+NUMBERS = st.floats() | st.integers(-(10**9), 10**9)
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+@given(
+    numbers=st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    metrics=st.dictionaries(st.sampled_from(["accuracy", "perplexity"]), NUMBERS),
+)
+def test_what_is_written_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, numbers: tuple[float, ...], metrics: dict[str, float]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    with Telemetry(folder) as telemetry:
+        written = [telemetry.step(1, *numbers, metrics), telemetry.evaluation(1, numbers[0], metrics)]
+    found = read(telemetry.path)
+    assert found == written
+    keys = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
+    expected = {"step": 1, **dict(zip(keys, numbers, strict=True)), **metrics}
+    finite = {key: value if math.isfinite(value) else None for key, value in expected.items()}
+    assert found[0] == finite
+    assert list(found[1]) == ["step", "eval_loss", *(f"eval_{name}" for name in metrics)]
+
+
+def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    telemetry = Telemetry(tmp_path / "new" / "run")
+    telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
+    assert [line["step"] for line in read(telemetry.path)] == [1]
+    telemetry.step(2, 2.0, 0.1, 1.0, 100.0)
+    assert [line["step"] for line in read(telemetry.path)] == [1, 2]
+    telemetry.close()
+
+
+@pytest.mark.parametrize("rest", ["", '{"step": 4, "lo', "\0\0\n", "3\n", "\n"])
+def test_a_resumed_run_keeps_the_lines_up_to_its_step(tmp_path: Path, rest: str) -> None:
+    with Telemetry(tmp_path) as telemetry:
+        for step in (1, 2, 3, 4):
+            telemetry.step(step, 2.0, 0.1, 1.0, 100.0)
+        telemetry.evaluation(2, 3.0)
+    with telemetry.path.open("a") as file:
+        file.write(rest)
+    with Telemetry(tmp_path, keep_through=2) as telemetry:
+        telemetry.step(3, 1.0, 0.1, 1.0, 100.0)
+    assert [line["step"] for line in read(telemetry.path)] == [1, 2, 2, 3]
+
+
+def test_a_new_run_begins_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Telemetry(tmp_path) as telemetry:
+            telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
+    assert len(read(telemetry.path)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
