@@ -83,18 +83,17 @@ def _form(state, form: str, stage: int | None) -> str:  # type: ignore[no-untype
         return f"{state.schedule}\n"
     if stage is None:
         return str(state.program.source)
-    return _stage_source(state.program.source, stage)
+    return _stage_source(state.program.source, set(state.program.stages[stage].functions.values()))
 
 
-def _stage_source(source: str, stage: int) -> str:
+def _stage_source(source: str, wanted: set[str]) -> str:
     """The functions of one stage and the shared ones that they call."""
     import re
 
     functions = re.split(r"(?m)^(?=def )", source)
     bodies = {match[1]: text for text in functions if (match := re.match(r"def (\w+)", text))}
-    wanted = [name for name in bodies if name.startswith(f"stage{stage}_")]
     called = [name for name in bodies if any(f"{name}(" in bodies[w] for w in wanted) and name not in wanted]
-    return functions[0] + "".join(bodies[name] for name in [*called, *wanted])
+    return functions[0] + "".join(text for name, text in bodies.items() if name in wanted or name in called)
 
 
 def _summary(state, terminal: bool) -> str:  # type: ignore[no-untyped-def]

@@ -26,6 +26,9 @@ from partita.compiler.program import (
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.update import ParameterUpdate, UpdateGraph
 
+# Arguments of a rank's functions.
+FINISH, UPDATE = "t, c", "m, t, v, s, c"
+
 
 def assemble(
     whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str
@@ -39,8 +42,9 @@ def assemble(
     check_program(instructions)
     module = Module(partitioned.graph.name)
     emitters = []
+    kinds = {action.kind for actions in schedule.actions for action in actions}
     for stage in partitioned.stages:
-        emitter = StageEmitter(module, partitioned, stage, _casts(stage.parameters))
+        emitter = StageEmitter(module, partitioned, stage, _casts(stage.parameters), kinds)
         emitter.emit()
         emitters.append(emitter)
     stages = tuple(_stage_program(emitter, emitters, schedule, partitioned) for emitter in emitters)
@@ -238,7 +242,7 @@ def _emit_finish(
     update: UpdateGraph,
     totals: Sequence[tuple[int, str]],
 ) -> str:
-    writer = Writer()
+    writer = Writer(FINISH)
     _totals(writer, update, totals)
     positions = {key: i for i, key in enumerate(totals)}
     wanted = [value for _, value, stage in update.statistics if stage in mine]
@@ -261,7 +265,7 @@ def _emit_finish(
         texts.append(f"torch.tensor({argument.text})" if argument.literal else argument.text)
     body = [*writer.lines, f"return ({', '.join(texts)}{',' if texts else ''})"]
     name = f"rank{rank}_finish"
-    module.add(name, "t, c", body, f"Statistics that rank {rank} makes.")
+    module.add(name, FINISH, body, f"Statistics that rank {rank} makes.")
     return name
 
 
@@ -272,7 +276,7 @@ def _emit_update(
     update: UpdateGraph,
     totals: Sequence[tuple[int, str]],
 ) -> str:
-    writer = Writer()
+    writer = Writer(UPDATE)
     _totals(writer, update, totals)
     names = [name for name, _, _ in update.statistics]
     for value, (name, _, _) in zip(
@@ -290,6 +294,6 @@ def _emit_update(
             states += 1
         writer.block([*each.finish, *each.update], {v for node in each.update for v in node.outputs}, {})
     name = f"rank{rank}_update"
-    module.add(name, "m, t, v, s, c", writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
+    module.add(name, UPDATE, writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
     return name
 

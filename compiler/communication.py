@@ -1,19 +1,19 @@
-"""Schedule and messages → instructions: each rank's compute actions with the posts and waits of transfers inserted.
+"""Schedule and messages → instructions: compute actions with the posts and waits of transfers inserted.
 
 What goes where:
 
 - A message between stages of one rank is a hand-over and needs no transfer.
 - A channel's order is the order in which its sender produces; the receiver posts in exactly that order.
-- A receive is posted `lookahead` compute actions before its consumer, or earlier where the channel's order asks for
-  it, and waited for right before its consumer.
-- A send is posted right after the action that produces it. A channel has D buffers at its sender: a send is waited
-  for before the D-th following one is posted, and the last ones at the end of the step.
+- A receive is posted `lookahead` compute actions before its consumer, or earlier where the channel's order
+  asks for it, and waited for right before its consumer.
+- A send is posted right after the action that produces it. A channel has D buffers at its sender: a send is
+  waited for before the D-th following one is posted, and the last ones at the end of the step.
 
-D is the smallest of 2, 4, 8, … with which, were all actions equally long and transfers free, no rank would wait for
-a buffer. Then the happens-before relation is acyclic whenever it is so with unbounded buffers: an execution in which
-every buffer is free strictly before it is wanted keeps all the waits. (A smaller D may be acyclic too, but then the
-order of interleaving, in which a chunk's output waits at its receiver for the next chunk's turn, stalls its sender.)
-All of this is linear in the number of instructions.
+D is the smallest of 2, 4, 8, … with which, were all actions equally long and transfers free, no rank would
+wait for a buffer. Then the happens-before relation is acyclic whenever it is so with unbounded buffers: an
+execution in which every buffer is free strictly before it is wanted keeps all the waits. (A smaller D may be
+acyclic too, but then the order of interleaving, in which a chunk's output waits at its receiver for the next
+chunk's turn, stalls its sender.) All of this is linear in the number of instructions.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ def default_messages(stages: int, training: bool = True) -> tuple[Message, ...]:
 
 @define
 class _Line:
-    """A channel's transfers in order; for each the position of its producer and consumer in their ranks' actions, and
-    that of the action before which its receive is posted."""
+    """A channel's transfers in order.
+
+    For each, the positions of its producer and its consumer in the actions of their ranks, and of the action
+    before which its receive is posted.
+    """
 
     channel: Channel
     transfers: list[Transfer] = field(factory=list)
@@ -68,8 +71,8 @@ def communicate(
 ) -> tuple[tuple[Instruction, ...], ...]:
     """Each rank's instructions for the microbatches of one step.
 
-    `messages` may skip stages, and several may go between the same two stages: they travel in the order given.
-    The schedule must have passed `partita.compiler.laws.check_schedule`.
+    `messages` may skip stages, and several may go between the same two stages: they travel in the order
+    given. The schedule must have passed `partita.compiler.laws.check_schedule`.
     """
     outputs, inputs, lines = _transfers(schedule, messages)
     for line in lines:
@@ -105,13 +108,26 @@ def communicate(
     return tuple(programs)
 
 
+def peak_in_flight(program: Sequence[Instruction]) -> int:
+    """The most bytes that one rank's transfers hold at a time: of sends from post to wait, of receives too."""
+    held = peak = 0
+    for instruction in program:
+        if isinstance(instruction, (PostSend, PostReceive)):
+            held += instruction.transfer.message.bytes
+            peak = max(peak, held)
+        elif isinstance(instruction, (WaitSend, WaitReceive)):
+            held -= instruction.transfer.message.bytes
+    return peak
+
+
 _Outputs = list[dict[int, list[Transfer]]]
 _Inputs = list[dict[int, list[tuple[int, int, Transfer]]]]
 
 
 def _transfers(schedule: Schedule, messages: Sequence[Message]) -> tuple[_Outputs, _Inputs, list[_Line]]:
-    """For each rank and position, what is sent after the action there and what must be received before it (with the
-    rank and position that produce it); and the channels, in a fixed order."""
+    """For each rank and position, what is sent after the action there and what must be received before it
+    (with the rank and position that produce it); and the channels, in a fixed order.
+    """
     home = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
     sent: dict[tuple[int, str], list[int]] = {}
     wanted: dict[tuple[int, str], list[int]] = {}
@@ -153,12 +169,13 @@ def _transfers(schedule: Schedule, messages: Sequence[Message]) -> tuple[_Output
 def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -> None:
     """Choose each channel's buffers by the ends of all actions at equal durations and unbounded buffers.
 
-    A schedule that deadlocks even so keeps two; the laws will tell.
+    A schedule that deadlocks even so stays unbounded, so that the cycle which the laws print is its own.
     """
     ends = _ends(schedule, inputs)
     for line in lines:
         receiver, sender = ends[line.channel.destination], ends[line.channel.source]
         if len(receiver) <= max(line.posted) or len(sender) <= max(line.produced):
+            line.buffers = len(line.transfers)
             continue
         free = [receiver[position - 1] if position else 0 for position in line.posted]
         wanted = [sender[position] for position in line.produced]

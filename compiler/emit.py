@@ -26,6 +26,9 @@ import torch
 from partita.runtime import kernels
 '''
 
+# Arguments of a stage's functions.
+PROLOGUE, FUNCTION = "m, x, c", "p, f, a, c"
+
 # Shorter runs of a turn stand where they are.
 SEGMENT = 4
 
@@ -54,10 +57,14 @@ class Module:
         """The module's text."""
         return "\n\n".join(part.strip("\n") + "\n" for part in self.parts)
 
-    def add(self, name: str, arguments: str, body: Sequence[str], comment: str) -> None:
-        """A function under a name of its own."""
-        lines = [f"def {name}({arguments}):", f'    """{comment}"""', *(f"    {line}" for line in body)]
-        self.parts.append("\n".join(lines))
+    def add(self, name: str, arguments: str, body: Sequence[str], comment: str) -> str:
+        """A function under this name, or the name of one with the same text."""
+        text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in body)])
+        key = ("", arguments, text)
+        if key not in self._shared:
+            self._shared[key] = name
+            self.parts.append(f"def {name}({arguments}):\n{text}")
+        return self._shared[key]
 
     def shared(self, stem: str, arguments: str, body: Sequence[str]) -> str:
         """The name of a function with this text; it is written once."""
@@ -75,14 +82,14 @@ class Module:
 class Writer:
     """Lines of one function, with a local name for every value."""
 
-    def __init__(self, known: Mapping[Value, str] = {}) -> None:
+    def __init__(self, arguments: str, known: Mapping[Value, str] | None = None) -> None:
         self.lines: list[str] = []
-        self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in known.items()}
-        self._taken: dict[str, int] = dict.fromkeys(("p", "f", "a", "c", "m", "x", "t", "v", "s"), 1)
+        self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
+        self._taken: dict[str, int] = dict.fromkeys(arguments.split(", "), 1)
 
-    def name(self, value: Value) -> str:
+    def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
-        stem = local_stem(value.name)
+        stem = stem or local_stem(value.name)
         count = self._taken.get(stem, 0) + 1
         self._taken[stem] = count
         text = stem if count == 1 else f"{stem}_{count}"
@@ -190,7 +197,12 @@ class StageEmitter:
     """Emits the functions of one stage, and finds its frame on the way."""
 
     def __init__(
-        self, module: Module, partitioned: Partitioned, stage: StageGraph, masters: Mapping[str, str]
+        self,
+        module: Module,
+        partitioned: Partitioned,
+        stage: StageGraph,
+        masters: Mapping[str, str],
+        kinds: Iterable[str],
     ) -> None:
         self.module = module
         self.stage = stage
@@ -213,6 +225,7 @@ class StageEmitter:
                 ("BW", (Phase.BACKWARD, Phase.WEIGHT)),
             )
         }
+        self.kinds = set(kinds)
         self.constants = self._constants()
 
     def _constants(self) -> dict[Value, str]:
@@ -242,11 +255,11 @@ class StageEmitter:
         # What a function reads last is taken out of the frame, so that it ends with its last use.
         later = {"F": _read(backward) | inputs, "B": _read(self.groups["W"]), "W": set[Value](), "BW": set[Value]()}
         for kind, nodes in self.groups.items():
-            if nodes:
+            if nodes and kind in self.kinds:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
 
     def _emit_prologue(self) -> None:
-        writer = Writer()
+        writer = Writer(PROLOGUE)
         for i, parameter in enumerate(self.stage.parameters):
             writer.texts[parameter.value] = Argument(f"m[{i}]", parameter.value.type)
         for i, each in enumerate(self.whole_inputs()):
@@ -260,16 +273,14 @@ class StageEmitter:
             results.append(text)
         body = [*writer.lines, f"return ({', '.join(results)}{',' if results else ''})"]
         name = f"stage{self.stage.index}_prologue"
-        comment = f"Once a step: {', '.join(v.name for v in self.constants) or 'nothing'}."
-        self.module.add(name, "m, x, c", body, comment)
-        self.functions["P"] = name
+        self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
 
     def _emit_function(
         self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]
     ) -> None:
         made = _made(nodes)
         literal = {v for node in self.stage.nodes if _literal(node) for v in node.outputs}
-        writer = Writer(self.constants)
+        writer = Writer(FUNCTION, self.constants)
         for node in self.stage.nodes:
             if _literal(node):
                 text = node.op.emit((), (node.output.type,))
@@ -300,8 +311,7 @@ class StageEmitter:
             suffix = ".contiguous()" if value in sent else ""
             body.append(f"f[{self.slots.slot(value)}] = {text}{suffix}")
         full = f"stage{self.stage.index}_{name}"
-        self.module.add(full, "p, f, a, c", body or ["pass"], f"{kind} of stage {self.stage.index}.")
-        self.functions[kind] = full
+        self.functions[kind] = self.module.add(full, FUNCTION, body or ["pass"], f"{kind} of a microbatch.")
 
     def _segments(
         self,
@@ -349,7 +359,7 @@ class StageEmitter:
         keep: set[Value],
         accumulators: Mapping[str, tuple[str, Value]],
     ) -> None:
-        inner = Writer()
+        inner = Writer("c")
         made = _made(run)
         given: list[str] = []
         names: list[str] = []
@@ -360,7 +370,11 @@ class StageEmitter:
             if outer.literal:
                 inner.texts[value] = outer
                 continue
-            names.append(inner.name(value))
+            # What comes from outside has the same name in every turn, wherever it comes from.
+            stem = None
+            if value not in self.constants and not _within(value, turn):
+                stem = "d" if value.name.startswith("d(") else "x"
+            names.append(inner.name(value, stem))
             given.append(outer.text)
         targets: dict[str, tuple[str, Value]] = {}
         for node in run:
@@ -387,7 +401,13 @@ class StageEmitter:
         if results:
             left = ", ".join(writer.name(v) for v in results)
             call = f"{left} = {call}"
-        writer.lines.append(f"{call}  # {turn}")
+        path = ".".join(part for part in turn.split(".") if not part.isdigit())
+        writer.lines.append(f"{call}  # a turn of {path}")
+
+
+def _within(value: Value, scope: str) -> bool:
+    """Whether a value, or the one whose cotangent it is, belongs to a scope."""
+    return value.name.removeprefix("d(").startswith(scope + ".")
 
 
 def _literal(node: Node) -> bool:

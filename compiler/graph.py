@@ -179,6 +179,7 @@ class Builder:
         self.span: Span | None = None
         self.phase = Phase.FORWARD
         self.stage: int | None = None
+        self.constants: dict[Value, Op] = {}  # values that are literals
         self._taken: dict[str, int] = dict.fromkeys(taken, 1)
 
     def unique(self, name: str) -> str:
@@ -210,6 +211,8 @@ class Builder:
             self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types)
         )
         self.nodes.append(Node(op, inputs, outputs, self.scope, self.span, self.phase, self.stage))
+        if op.free and not inputs:
+            self.constants.update(dict.fromkeys(outputs, op))
         return outputs
 
     def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:

@@ -1,9 +1,9 @@
 """What a rank is told to do: its compute actions with the posts and waits of communication around them.
 
 A *message* is a value that crosses between two stages for every microbatch, keyed by content (value, stages,
-direction). A *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a time,
-and is matched by that order, never by tags. Posting and waiting are instructions of their own: a post never blocks,
-a wait does.
+direction). A *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a
+time, and is matched by that order, never by tags. Posting and waiting are instructions of their own: a post
+never blocks, a wait does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from partita.compiler.schedules.schedule import Action
 ONWARD, BACK, TIED = "forward", "backward", "tied"  # directions of channels
 
 
-@frozen(order=True)
+@frozen(order=True, cache_hash=True)
 class Channel:
     """The way from one pipeline rank to another, for one direction of the pipeline (forward or backward)."""
 
@@ -29,12 +29,12 @@ class Channel:
         return f"{self.source}->{self.destination} {self.direction}"
 
 
-@frozen
+@frozen(cache_hash=True)
 class Message:
     """A value sent from a stage to another one for each microbatch.
 
-    Direction `forward`: produced by F of `source`, needed by F of `destination`. `backward`: produced by B (or
-    BW) of `source`, needed by B (or BW) of `destination`. `bytes` is its size in flight.
+    Direction `forward`: produced by F of `source`, needed by F of `destination`. `backward`: produced by B
+    (or BW) of `source`, needed by B (or BW) of `destination`. `bytes` is its size in flight.
     """
 
     value: str

@@ -1,16 +1,17 @@
 """The laws that every schedule and its instructions are held to, whoever wrote them.
 
-1. Every F, B, W exactly once per chunk and microbatch; B after its F, W after its B, each after what it receives.
-2. No deadlock: the happens-before relation over all ranks is acyclic under rendezvous (a transfer completes only when
-   both ends have posted it and the one before it on its channel is through).
+1. Every F, B, W exactly once per chunk and microbatch; B after its F, W after its B, each after what it
+   receives.
+2. No deadlock: the happens-before relation over all ranks is acyclic under rendezvous (a transfer completes
+   only when both ends have posted it and the one before it on its channel is through).
 3. Sends and receives match one to one and in the same order per channel.
 4. Live activations never exceed the schedule's bound, and end at zero; no W is left at the end.
 5. The makespan is never below the critical path or the busiest rank: the simulator's, held by tests.
-6. Microbatches of one chunk and kind run in ascending order, so that what a gradient sums, and in which order, does
-   not depend on the schedule.
+6. Microbatches of one chunk and kind run in ascending order, so that what a gradient sums, and in which
+   order, does not depend on the schedule.
 
-`check_schedule` holds a schedule to 1, 4 and 6 (its own part), `check_program` the instructions to 1 (what crosses
-between stages), 2 and 3. A violation raises `Refused` naming the law, the ranks and the actions.
+`check_schedule` holds a schedule to 1, 4 and 6 (its own part), `check_program` the instructions to 1 (what
+crosses between stages), 2 and 3. A violation raises `Refused` naming the law, the ranks and the actions.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def check_schedule(schedule: Schedule) -> None:
 def check_program(programs: Sequence[Sequence[Instruction]]) -> None:
     """Hold the instructions of all ranks to laws 1, 2 and 3.
 
-    Raises Refused: E0501 where an action runs before what it receives, or a send before what produces it; E0502 for a
-    deadlock, with the cycle; E0503 for transfers whose ends do not match.
+    Raises Refused: E0501 where an action runs before what it receives, or a send before what produces it;
+    E0502 for a deadlock, with the cycle; E0503 for transfers whose ends do not match.
     """
     _raise(_matching(programs))
     _raise(_in_time(programs))
@@ -98,7 +99,8 @@ PARTS = {
 
 def _shape(schedule: Schedule) -> Problems:
     stages = sorted(stage for line in schedule.placement for stage in line)
-    if stages != list(range(schedule.stages)):
+    ragged = any(len(line) != schedule.chunks for line in schedule.placement)
+    if ragged or stages != list(range(schedule.stages)):
         yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
     if not len(schedule.actions) == len(schedule.bound) == schedule.ranks:
         message = (
@@ -139,8 +141,9 @@ def _once(schedule: Schedule, rank: int) -> Problems:
 
 
 def _dependent(schedule: Schedule, rank: int) -> Problems:
-    """B after F, W after B; and on one rank the stages of a microbatch in their order, forward and backward: what a
-    stage receives comes, over whatever ranks, from the stages before it."""
+    """B after F, W after B; and on one rank the stages of a microbatch in their order, forward and backward:
+    what a stage receives comes, over whatever ranks, from the stages before it.
+    """
     stages = schedule.placement[rank]
     forward = sorted(range(len(stages)), key=stages.__getitem__)
     before: dict[tuple[str, int], tuple[str, int]] = {}
@@ -181,8 +184,8 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
         yield _problem(
             "E0504",
             4,
-            f"{_where(schedule, rank)} holds {live} live activations after {culprit}, and {peak} at its peak, "
-            f"but states a bound of {bound}",
+            f"{_where(schedule, rank)} holds {live} live activations after {culprit} and {peak} at its peak, "
+            f"and states a bound of {bound}",
             "run backwards earlier, or state the greater bound",
         )
 
@@ -198,7 +201,9 @@ RANK_LAWS = (_once, _dependent, _ascending, _bounded)
 
 
 def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
-    """Law 3: both ends of every channel post the same transfers in the same order, and wait once for each post."""
+    """Law 3: both ends of every channel post the same transfers in the same order, and wait once for each
+    post.
+    """
     sends: dict[Channel, list[Transfer]] = {}
     receives: dict[Channel, list[Transfer]] = {}
     for rank, program in enumerate(programs):
@@ -216,7 +221,7 @@ def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
                     continue
                 own = (sends if sending else receives).setdefault(channel, [])
                 if transfer.index != len(own):
-                    message = f"rank {rank} has {instruction} as number {len(own)} of its channel, not {transfer.index}"
+                    message = f"rank {rank} has {instruction} as number {len(own)}, not {transfer.index}"
                     yield _problem("E0503", 3, message)
                 own.append(transfer)
                 pending[waits[type(instruction)], channel, transfer.index] = transfer
@@ -231,8 +236,8 @@ def _matching(programs: Sequence[Sequence[Instruction]]) -> Problems:
                 yield _problem(
                     "E0503",
                     3,
-                    f"transfer {index} on channel {channel} is {_name(sent)} where rank {channel.source} sends it, "
-                    f"and {_name(received)} where rank {channel.destination} receives it",
+                    f"transfer {index} on channel {channel} is {_name(sent)} where rank {channel.source} "
+                    f"sends it, and {_name(received)} where rank {channel.destination} receives it",
                 )
                 break
 
@@ -248,8 +253,9 @@ def _name(transfer: Transfer | None) -> str:
 
 
 def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
-    """Law 1 across stages: an action runs after what it receives has arrived, and before what it sends is posted; and
-    what one microbatch exchanges, all do."""
+    """Law 1 across stages: an action runs after what it receives has arrived, and before what it sends is
+    posted; and what one microbatch exchanges, all do.
+    """
     counts: Counter[Message] = Counter()
     runs: Counter[tuple[int, str]] = Counter()
     for rank, program in enumerate(programs):
@@ -282,6 +288,6 @@ def _in_time(programs: Sequence[Sequence[Instruction]]) -> Problems:
                 yield _problem(
                     "E0503",
                     3,
-                    f"`{message.value}` goes from stage {message.source} to {message.destination} {count} times, "
-                    f"but stage {stage} runs {runs[stage, message.direction]} times",
+                    f"`{message.value}` goes from stage {message.source} to {message.destination} {count} "
+                    f"times, but stage {stage} runs {runs[stage, message.direction]} times",
                 )

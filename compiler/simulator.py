@@ -1,9 +1,11 @@
-"""Instructions and costs → timeline: the same lists that the ranks execute, with a cost for each action and transfer.
+"""Instructions and costs → timeline: the same lists that the ranks execute, with a cost for each action and
+transfer.
 
-A transfer begins when both ends have posted it and the one before it on its channel is through; it occupies the
-channel, not the ranks. Nothing else is chosen: every time is the maximum of earlier times plus a cost, so the result
-does not depend on the order in which the simulator looks at the ranks, and one pass over the instructions suffices.
-The ranks get stuck exactly if the happens-before relation of these rules has a cycle, whatever the costs are.
+A transfer begins when both ends have posted it and the one before it on its channel is through; it occupies
+the channel, not the ranks. Nothing else is chosen: every time is the maximum of earlier times plus a cost, so
+the result does not depend on the order in which the simulator looks at the ranks, and one pass over the
+instructions suffices. The ranks get stuck exactly if the happens-before relation of these rules has a cycle,
+whatever the costs are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from partita.compiler.instructions import (
     Channel,
     Compute,
     Instruction,
+    Message,
     PostReceive,
     PostSend,
     Transfer,
@@ -30,16 +33,18 @@ from partita.dsl.diagnostic import Refused, refuse
 
 @frozen
 class Costs:
-    """Seconds of an action, by stage and kind, and of a transfer."""
+    """Seconds of an action, by stage and kind, and of a message's transfer."""
 
     action: Callable[[int, str], float]
-    transfer: Callable[[Transfer], float]
+    transfer: Callable[[Message], float]
 
 
 def equal_costs(
     forward: float = 1.0, backward: float = 1.0, weight: float = 1.0, transfer: float = 0.0
 ) -> Costs:
-    """The same costs for every stage and every transfer; a whole backward is `backward` and `weight` together."""
+    """The same costs for every stage and every transfer; a whole backward is `backward` and `weight`
+    together.
+    """
     seconds = {
         FORWARD: forward,
         BACKWARD: backward,
@@ -65,19 +70,19 @@ class _Node(NamedTuple):
 
 @define(eq=False)
 class _Line:
-    """A channel: when, and after what, each end has posted its transfers; and the transfers that are through."""
+    """A channel: when, and after what, each end posted its transfers; and the transfers that are through."""
 
     sent: list[tuple[float, _Node | None]] = field(factory=list)
     received: list[tuple[float, _Node | None]] = field(factory=list)
     through: list[_Node] = field(factory=list)
 
-    def advance(self, transfer: Transfer, seconds: Callable[[Transfer], float]) -> None:
+    def advance(self, transfer: Transfer, seconds: Callable[[Message], float]) -> None:
         """Both ends have posted the transfer: it is through as soon as the one before it is."""
         latest = max(self.sent[transfer.index], self.received[transfer.index], key=_time)
         if self.through and self.through[-1].end > latest[0]:
             latest = (self.through[-1].end, self.through[-1])
         start, cause = latest
-        end = start + seconds(transfer)
+        end = start + seconds(transfer.message)
         self.through.append(_Node(transfer, transfer.channel.source, start, end, cause))
 
 
@@ -166,7 +171,9 @@ def _critical_path(nodes: Sequence[Sequence[_Node]]) -> tuple[Interval, ...]:
 
 
 def deadlock(programs: Sequence[Sequence[Instruction]], positions: Sequence[int]) -> Refused:
-    """The diagnostic (E0502) of ranks that cannot go on from these positions, with a cycle among them in words."""
+    """The diagnostic (E0502) of ranks that cannot go on from these positions, with a cycle among them in
+    words.
+    """
     waits: dict[int, tuple[int, str]] = {}
     for rank, (program, position) in enumerate(zip(programs, positions, strict=True)):
         if position == len(program):

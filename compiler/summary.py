@@ -8,10 +8,11 @@ from attrs import frozen
 
 from partita.compiler.costs import Link, link_of, seconds
 from partita.compiler.graph import Phase
-from partita.compiler.instructions import BACK, ONWARD, Compute, Message
+from partita.compiler.instructions import BACK, ONWARD, Compute
 from partita.compiler.pipeline import Compilation
 from partita.compiler.program import RankProgram
-from partita.compiler.simulator import Timeline, simulate
+from partita.compiler.simulator import Costs, simulate
+from partita.compiler.timeline import Timeline
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,)}
 
@@ -89,13 +90,12 @@ def timeline(state: Compilation) -> Timeline:
     link: Link = link_of(state.spec.mesh, state.pipeline.axis)
     costs = stage_seconds(state)
 
-    def transfer(message: Message) -> float:
-        return link.latency + message.bytes / link.bandwidth
-
     return simulate(
         tuple(rank.instructions for rank in state.program.ranks),
-        lambda stage, kind: costs[stage, kind],
-        transfer,
+        Costs(
+            lambda stage, kind: costs[stage, kind],
+            lambda each: link.latency + each.message.bytes / link.bandwidth,
+        ),
     )
 
 

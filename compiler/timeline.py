@@ -29,8 +29,8 @@ class Interval:
 class Timeline:
     """The actions of every rank and the transfers of every channel, in the order in which they run.
 
-    `critical_path` is the chain of actions and transfers, each beginning when the one before it ends, from the start
-    of the step to its last action: what would have to get shorter for the step to get shorter.
+    `critical_path` is the chain of actions and transfers, each beginning when the one before it ends, from
+    the start of the step to its last action: what would have to get shorter for the step to get shorter.
     """
 
     actions: tuple[tuple[Interval, ...], ...] = field(repr=False)
@@ -51,8 +51,8 @@ class Timeline:
     def bubble(self) -> float:
         """The share of time lost, (cost − m·T) / cost.
 
-        Cost is the longest time that any rank is occupied, from its first action's start to its last one's end; m·T,
-        microbatches times the busiest rank's time for one, is that rank's whole work.
+        Cost is the longest time that any rank is occupied, from its first action's start to its last one's
+        end; m·T, microbatches times the busiest rank's time for one, is that rank's whole work.
         """
         cost = max((line[-1].end - line[0].start for line in self.actions if line), default=0.0)
         return (cost - max(self.busy)) / cost if cost else 0.0

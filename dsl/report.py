@@ -19,6 +19,7 @@ class Report:
     def __init__(self) -> None:
         self._found: dict[tuple[str, int | None, int], Diagnostic] = {}
         self.errors = 0
+        self.tokens = 0  # read so far, in all files
 
     def add(self, diagnostic: Diagnostic) -> None:
         """Take a diagnostic, unless its code was already reported at its place. Raises Full after too many."""
@@ -68,14 +69,14 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def suggestion(word: str, candidates: Iterable[str], kind: str = "") -> str | None:
+def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:
     """`did you mean …?`, or what there is to choose from where that is little."""
     choices = sorted(set(candidates))
     found = nearest(word, choices)
     if found is not None:
         return f"did you mean `{found}`?"
     if choices and len(choices) <= 12:
-        return f"{kind or 'there is'}{':' if kind else ''} {listed(choices)}"
+        return f"{kind} {listed(choices)}"
     return None
 
 

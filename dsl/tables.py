@@ -63,7 +63,8 @@ def build(grammar: str) -> dict[str, Any]:
             for state in order
         ],
         "starts": {
-            start: [order[table["start_states"][start]], order[table["end_states"][start]]] for start in STARTS
+            start: [order[table["start_states"][start]], order[table["end_states"][start]]]
+            for start in STARTS
         },
     }
 

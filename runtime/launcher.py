@@ -178,6 +178,8 @@ class _Supervision:
             self._write(rank, bytes(rank.rest))
             assert rank.process.stderr is not None
             rank.process.stderr.close()
+        if self.deadline is not None:
+            _restore_terminal()
         return self._conclude()
 
     def _watch(self) -> None:
@@ -240,6 +242,12 @@ class _Supervision:
     def _say(self, text: str) -> None:
         self.output.write(f"partita: {text}\n".encode())
         self.output.flush()
+
+
+def _restore_terminal() -> None:
+    """Show the cursor, on a new line: a display that was killed leaves it hidden, and its line open."""
+    if os.isatty(1):
+        os.write(1, b"\n\x1b[?25h")
 
 
 def death(status: int) -> str:

@@ -46,7 +46,7 @@ class Display:
                 TaskProgressColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[record]}"),
                 console=self._console,
-                transient=False,
+                refresh_per_second=4,
             )
             self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
 

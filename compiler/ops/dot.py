@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.ops.op import SUM, Argument, Op, Way, op, permuted, shape_text
+from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Dot(Op):
 
 def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
     """The product of `a` and `b` with the axes of `wanted`, summed over all others."""
+    if not a.type.axes or not b.type.axes:
+        return pointwise(build, "multiply", a, b)
     over = tuple(name for name in a.type.names if b.type.has(name) and not wanted.has(name))
     product = Dot(over)
     if product.infer(a.type, b.type)[0].names != wanted.names:

@@ -210,8 +210,20 @@ def constant(build: Builder, value: float, like: Value | Type) -> Value:
     return build.apply(Constant(value, dtype))
 
 
+FOLDED: dict[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+}
+
+
 def pointwise(build: Builder, function: str, *inputs: Value, name: str | None = None) -> Value:
-    """Apply a function of the table."""
+    """Apply a function of the table. Arithmetic on literals is done here and now."""
+    if function in FOLDED:
+        ops = [build.constants.get(value) for value in inputs]
+        numbers = [op.value for op in ops if isinstance(op, Constant) and isinstance(op.value, float)]
+        if len(numbers) == 2:
+            return build.apply(Constant(FOLDED[function](*numbers), inputs[0].type.dtype), name=name)
     return build.apply(Pointwise(function), *inputs, name=name)
 
 

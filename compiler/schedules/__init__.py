@@ -1,8 +1,9 @@
 """Schedules by name. A schedule is one function in a file of its own and one line in `SCHEDULES`.
 
-A function takes `ranks`, `microbatches`, `chunks` if it can have several stages on a rank, and arguments of its own
-by name; it returns a `Schedule` with its stated bound of live activations, and raises ValueError for arguments that
-it cannot serve. What it returns is held to the laws (`partita.compiler.laws`), whoever wrote it.
+A function takes `ranks`, `microbatches`, `chunks` if it can have several stages on a rank, and arguments of
+its own by name; it returns a `Schedule` with its stated bound of live activations, and raises ValueError for
+arguments that it cannot serve. What it returns is held to the laws (`partita.compiler.laws`), whoever wrote
+it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ INTERNAL: Mapping[str, Callable[..., Schedule]] = {"forward_only": forward_only}
 def make(
     name: str, ranks: int, chunks: int, microbatches: int, *, span: Span | None = None, **arguments: Any
 ) -> Schedule:
-    """The schedule of that name for `ranks` ranks of `chunks` stages each; `arguments` are the schedule's own.
+    """The schedule of that name for `ranks` ranks of `chunks` stages each; `arguments` are the schedule's
+    own.
 
-    Raises Refused (E0505, at `span`) for an unknown name and for sizes and arguments that the schedule cannot serve.
+    Raises Refused (E0505, at `span`) for an unknown name and for sizes and arguments that the schedule cannot
+    serve.
     """
     function = {**SCHEDULES, **INTERNAL}.get(name)
     if function is None:

@@ -8,11 +8,12 @@ from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, loop_
 def forward_only(
     ranks: int, chunks: int, microbatches: int, placement: tuple[tuple[int, ...], ...] | None = None
 ) -> Schedule:
-    """Forwards by groups of P microbatches, in each group chunk by chunk, so that a chunk's first microbatch comes
-    back when the chunk before it has run the group.
+    """Forwards by groups of P microbatches, in each group chunk by chunk, so that a chunk's first microbatch
+    comes back when the chunk before it has run the group.
 
-    `placement` is that of the training schedule (loop_placement unless given). It cannot deadlock where every stage
-    of a chunk comes before every stage of the next chunk: all ranks run one total order. Nothing stays alive.
+    `placement` is that of the training schedule (loop_placement unless given). It cannot deadlock where every
+    stage of a chunk comes before every stage of the next chunk: all ranks run one total order. Nothing stays
+    alive.
     """
     order = tuple(
         Action(FORWARD, chunk, m)

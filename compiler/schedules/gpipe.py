@@ -14,9 +14,9 @@ from partita.compiler.schedules.schedule import (
 def gpipe(ranks: int, microbatches: int) -> Schedule:
     """Every rank runs the forwards of all microbatches, then the backwards of all.
 
-    Live activations: `microbatches` on every rank. Idle for P−1 forwards and backwards of M, as one_f_one_b is.
-    Backwards go in ascending order of microbatches, where the paper's picture shows them reversed: gradients then
-    add up in the same order as in every other schedule, and the length is the same.
+    Live activations: `microbatches` on every rank. Idle for P−1 forwards and backwards of M, as one_f_one_b
+    is. Backwards go in ascending order of microbatches, where the paper's picture shows them reversed:
+    gradients then add up in the same order as in every other schedule, and the length is the same.
     """
     order = tuple(Action(kind, 0, m) for kind in (FORWARD, WHOLE_BACKWARD) for m in range(microbatches))
     return Schedule(

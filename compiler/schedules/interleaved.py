@@ -1,7 +1,7 @@
 """Interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills in less time.
 
-Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, arXiv 2104.04473
-§2.2; the order in groups of microbatches is that of Megatron-LM's `get_schedule_table`.
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, arXiv
+2104.04473 §2.2; the order in groups of microbatches is that of Megatron-LM's `get_schedule_table`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from partita.compiler.schedules.schedule import (
 
 
 def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | None = None) -> Schedule:
-    """Forwards by groups of `group` microbatches (P unless given), in each group chunk by chunk; backwards likewise
-    with the chunks reversed; one of each in turn after a warm-up.
+    """Forwards by groups of `group` microbatches (P unless given), in each group chunk by chunk; backwards
+    likewise with the chunks reversed; one of each in turn after a warm-up.
 
-    Rank r warms up with min(M·V, 2(P−r−1) + (V−1)·g) forwards, g the group, or the size of the first one where a
-    remainder joined it. Live activations: one more than that, or M·V if that is less. At equal costs, with M a
-    multiple of P, the pipeline idles for (P−1)/V of a microbatch's time. With one chunk it is one_f_one_b.
+    Rank r warms up with min(M·V, 2(P−r−1) + (V−1)·g) forwards, g the group, or the size of the first one
+    where a remainder joined it. Live activations: one more than that, or M·V if that is less. At equal costs,
+    with M a multiple of P, the pipeline idles for (P−1)/V of a microbatch's time. With one chunk it is
+    one_f_one_b.
 
-    Raises ValueError for a group smaller than the number of ranks: its first microbatch would be wanted by the next
-    chunk before it is there.
+    Raises ValueError for a group smaller than the number of ranks: its first microbatch would be wanted by
+    the next chunk before it is there.
     """
     if group is not None and group < ranks:
         raise ValueError(f"group = {group} is less than the {ranks} ranks of the pipeline")
@@ -64,8 +65,9 @@ def _groups(microbatches: int, group: int, ranks: int) -> list[range]:
 def _remainder(microbatches: int, group: int, ranks: int) -> int:
     """How many microbatches join the first group.
 
-    As a last group, fewer than P would be wanted by the next chunk before the last rank can have run them, and the
-    ranks would wait for each other (Megatron-LM refuses these shapes). P or more are a group like any other.
+    As a last group, fewer than P would be wanted by the next chunk before the last rank can have run them,
+    and the ranks would wait for each other (Megatron-LM refuses these shapes). P or more are a group like any
+    other.
     """
     left = microbatches % group
     return left if left < ranks else 0

@@ -1,7 +1,7 @@
 """Looped BFS: every chunk runs all microbatches before the next one begins.
 
-Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953 §4. Made for data parallelism with sharded state:
-each chunk's parameters are gathered, and its gradients reduced, once a step.
+Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953 §4. Made for data parallelism with sharded
+state: each chunk's parameters are gathered, and its gradients reduced, once a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from partita.compiler.schedules.schedule import (
 
 
 def looped_bfs(ranks: int, chunks: int, microbatches: int) -> Schedule:
-    """All microbatches of the first chunk forward, then of the next; backward from the last chunk to the first.
+    """All microbatches of the first chunk forward, then of the next; backward from the last chunk to the
+    first.
 
     Live activations: M·V on every rank. With M ≥ P the pipeline idles, at equal costs, for (P−1)/V of a
     microbatch's time; with one chunk it is gpipe.

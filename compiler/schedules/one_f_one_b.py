@@ -1,7 +1,7 @@
 """1F1B: forwards to fill the pipeline, then one forward and one backward in turn (PipeDream-Flush).
 
-Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503; the schedule that Megatron-LM
-runs without interleaving (arXiv 2104.04473 §2.2).
+Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503; the schedule that
+Megatron-LM runs without interleaving (arXiv 2104.04473 §2.2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from partita.compiler.schedules.schedule import (
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """P−r−1 forwards of warm-up on rank r, then a forward and a backward in turn, then the backwards that are left.
+    """P−r−1 forwards of warm-up on rank r, then a forward and a backward in turn, then the backwards that are
+    left.
 
     Live activations on rank r: min(M, P−r). At equal costs the pipeline idles for P−1 forwards and backwards.
     """
@@ -30,7 +31,9 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> tuple[Action, ...]:
-    """`warm_up` forwards, then forward and backward in turn while forwards are left, then the other backwards."""
+    """`warm_up` forwards, then forward and backward in turn while forwards are left, then the other
+    backwards.
+    """
     steady = forwards[warm_up:]
     pairs = [action for pair in zip(steady, backwards, strict=False) for action in pair]
     return (*forwards[:warm_up], *pairs, *backwards[len(steady) :])

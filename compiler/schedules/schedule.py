@@ -1,8 +1,8 @@
 """The records of a schedule: which compute actions each rank runs, in which order.
 
-A schedule is data: one list of `Action`s per rank, made by a pure function of its shape, checked against the laws
-(`partita.compiler.laws`), given its communication (`partita.compiler.communication`), simulated, drawn and
-executed; always the same lists.
+A schedule is data: one list of `Action`s per rank, made by a pure function of its shape, checked against the
+laws (`partita.compiler.laws`), given its communication (`partita.compiler.communication`), simulated, drawn
+and executed; always the same lists.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from attrs import field, frozen
 FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
 KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD)
 
-# The most (rank, chunk, microbatch) triples of a schedule: instructions are written out in full, ten or so for each.
+# The most (rank, chunk, microbatch) triples of a schedule: for each, some ten instructions are written out.
 LIMIT = 2**18
 
 
 @frozen
 class Action:
-    """One function of one chunk on one microbatch: F, B (gradients of activations), W (of weights) or both, BW."""
+    """One function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or both: BW."""
 
     kind: str
     chunk: int
@@ -34,10 +34,10 @@ class Action:
 class Schedule:
     """The actions of every pipeline rank.
 
-    `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage stands there once. `bound`
-    is what the schedule promises of each rank's peak of live activations, counted in (chunk, microbatch) pairs
-    whose F has run and whose last backward action has not. Without `training` there are only F, which keep nothing
-    (evaluation), and the bound is zero.
+    `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage stands there once.
+    `bound` is what the schedule promises of each rank's peak of live activations, counted in (chunk,
+    microbatch) pairs whose F has run and whose last backward action has not. Without `training` there are
+    only F, which keep nothing (evaluation), and the bound is zero.
     """
 
     name: str
@@ -80,9 +80,15 @@ def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """A rank's peak of live activations: pairs whose F has run and whose last backward action, W or BW, has not."""
+    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not.
+
+    A rank that runs forwards only keeps nothing.
+    """
     live = peak = 0
+    kept = False
     for action in actions:
-        live += (action.kind == FORWARD) - (action.kind in (WEIGHT, WHOLE_BACKWARD))
+        last = action.kind in (WEIGHT, WHOLE_BACKWARD)
+        live += (action.kind == FORWARD) - last
         peak = max(peak, live)
-    return peak
+        kept = kept or last
+    return peak if kept else 0

@@ -1,7 +1,7 @@
 """Schedules as text: one line a rank, `F0.0 F0.1 BW0.0 …`: kind, chunk, microbatch. `#` starts a comment.
 
-`str(schedule)` writes this form; `read` makes a schedule of it, whose bound is the peak that its order reaches. The
-laws are not checked here.
+`str(schedule)` writes this form; `read` makes a schedule of it, whose bound is the peak that its order
+reaches. The laws are not checked here.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def parse_actions(source: Source) -> tuple[tuple[Action, ...], ...]:
 
 
 def read(source: Source, placement: tuple[tuple[int, ...], ...] | None = None) -> Schedule:
-    """The schedule that a text writes, over as many ranks as it has lines and as many chunks and microbatches as its
-    greatest numbers say; `placement` is loop_placement unless given.
+    """The schedule that a text writes, over as many ranks as it has lines and as many chunks and microbatches
+    as its greatest numbers say; `placement` is loop_placement unless given.
 
     Raises Refused (E0506) where the text is not of that form.
     """

@@ -95,6 +95,8 @@ class ProcessTransport:
                 self.receive(channel, greeting).done()
         # All wait here, so that whatever is wrong with the network shows before the first step.
         self.all_reduce(torch.zeros(1, device=self.device)).done()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Transferring:
         """Post a send of a contiguous tensor; it must not change until it is done."""
@@ -159,9 +161,11 @@ def _wait(work: Any, description: str) -> None:
 
 
 def _cause(error: RuntimeError) -> str:
-    """The first line of a backend's message, without its C++ frames and the place in its source."""
+    """The first sentence of a backend's message, without the place in its source that stands before it."""
     first = str(error).strip().split("\n")[0]
-    return first.rsplit("] ", 1)[-1] if first.startswith("[") else first
+    if first.startswith("["):
+        first = first.partition("] ")[2]
+    return first.split(". ")[0]
 
 
 def _destroy() -> None:

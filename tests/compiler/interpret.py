@@ -15,7 +15,7 @@ def interpret(
     nodes: Sequence[Node], feeds: Mapping[Value, torch.Tensor], wanted: Sequence[Value], step: int = 1
 ) -> list[torch.Tensor]:
     """The wanted values, computed from the fed ones."""
-    writer = Writer({value: f"x[{i}]" for i, value in enumerate(feeds)})
+    writer = Writer("x, c", {value: f"x[{i}]" for i, value in enumerate(feeds)})
     writer.block(nodes, set(wanted), {})
     results = []
     for value in wanted:

@@ -272,6 +272,24 @@ def test_output_of_ranks_is_passed_through(start: Callable[..., Run]) -> None:
     assert output == "shown\n"
 
 
+def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PREAMBLE + "os.write(1, b'half a line \\x1b[?25l')\n" + SLEEP)
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, SUPERVISE, "1", "program.py"], cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE
+    )
+    try:
+        wait_until((tmp_path / "ready0").exists, "the rank starts")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        os.close(theirs)
+    written = os.read(ours, 4096)
+    os.close(ours)
+    assert written == b"half a line \x1b[?25l\r\n\x1b[?25h"
+
+
 def test_cores_are_shared_and_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.runtime.launcher._cores", lambda: 12)
     assert rank_environment({}, 4)["OMP_NUM_THREADS"] == "3"

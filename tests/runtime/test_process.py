@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from partita.runtime.rendezvous import LOOPBACK_INTERFACE
+
 PROGRAMS = Path(__file__).parent / "programs"
 EXCHANGE = str(PROGRAMS / "exchange.py")
 LAUNCHER_VARIABLES = (
+    "GLOO_SOCKET_IFNAME",
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -45,6 +48,7 @@ def records(*outputs: str) -> list[dict[str, Any]]:
 
 
 def check_exchange(found: list[dict[str, Any]]) -> None:
+    """Everything arrived, the sums agree, and Gloo was told to stay on this machine."""
     assert [record["rank"] for record in found] == [0, 1], found
     for record in found:
         other = 1 - record["rank"]
@@ -54,6 +58,7 @@ def check_exchange(found: list[dict[str, Any]]) -> None:
             for i in range(4)
         }
         assert record["got"] == expected
+        assert record["interface"] == LOOPBACK_INTERFACE
     assert found[0]["total"] == found[1]["total"]
     assert float.fromhex(found[0]["total"][0]) == pytest.approx(0.3)
     assert float.fromhex(found[0]["total"][1]) == 0.0

@@ -71,6 +71,7 @@ record = {
     "got": got,
     "total": [value.hex() for value in total.tolist()],
     "listening": listening,
+    "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     "threads": torch.get_num_threads(),
     "lost": lost,
 }

@@ -1,0 +1,111 @@
+"""Arithmetic on numbers that are known when a file is checked: sizes, counts, settings, numbers in models.
+
+Values are exact fractions; only roots, exponentials and logarithms make floats of them. Numbers with units may be
+added to their like and scaled by plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from partita.dsl import tree, units
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.source import Span
+from partita.dsl.units import PLAIN, Quantity
+
+LARGEST = Fraction(10) ** 300
+_BITS = 4096  # of numerator and denominator together: bounds the time of exact arithmetic
+
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "exp": math.exp,
+    "log": math.log,
+    "tanh": math.tanh,
+}
+
+Lookup = Callable[[tree.Path | tree.Call], Quantity]
+
+
+def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
+    """The number that an expression comes to; names and calls are looked up. Raises Refused with what is wrong."""
+    expression = tree.bare(expression)
+    if isinstance(expression, tree.Number):
+        return units.read(expression.text, expression.span)
+    if isinstance(expression, tree.Negative):
+        return negative(evaluate(expression.operand, lookup))
+    if isinstance(expression, tree.Binary):
+        left, right = evaluate(expression.left, lookup), evaluate(expression.right, lookup)
+        return combine(expression.operator, left, right, expression.span)
+    if isinstance(expression, tree.Path | tree.Call):
+        return lookup(expression)
+    raise refuse("E0306", "expected a number", expression.span)
+
+
+def no_names(expression: tree.Path | tree.Call) -> Quantity:
+    """The lookup where only numbers may stand."""
+    name = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
+    raise refuse("E0306", f"expected a number, not `{name.text}`", expression.span)
+
+
+def negative(quantity: Quantity) -> Quantity:
+    """The quantity with its sign turned."""
+    return Quantity(-quantity.value, quantity.dimension)
+
+
+def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quantity:
+    """Left operator right. Refused: division by zero, results out of range, units that do not go together."""
+    a, b = left.value, right.value
+    same = left.dimension == right.dimension
+    try:
+        if operator in "+-" and same:
+            return bounded(Quantity(a + b if operator == "+" else a - b, left.dimension), span)
+        if operator == "*" and PLAIN in (left.dimension, right.dimension):
+            return bounded(
+                Quantity(a * b, right.dimension if left.dimension == PLAIN else left.dimension), span
+            )
+        if operator == "/" and (same or right.dimension == PLAIN):
+            return bounded(Quantity(a / b, PLAIN if same else left.dimension), span)
+    except ZeroDivisionError:
+        raise refuse("E0224", "division by zero", span) from None
+    except OverflowError:
+        raise _out_of_range(span) from None
+    if operator not in "+-*/":
+        raise refuse("E0306", "expected a number, not a comparison", span)
+    raise refuse("E0307", f"`{operator}` does not combine a {left.dimension} and a {right.dimension}", span)
+
+
+def apply(function: str, argument: Quantity, span: Span) -> Quantity:
+    """One of FUNCTIONS of a plain number."""
+    try:
+        return bounded(Quantity(FUNCTIONS[function](float(argument.value))), span)
+    except (ValueError, ZeroDivisionError):
+        raise refuse("E0224", f"`{function}` has no value here", span) from None
+    except OverflowError:
+        raise _out_of_range(span) from None
+
+
+def bounded(quantity: Quantity, span: Span) -> Quantity:
+    """The quantity, refused where it is too large or too long to go on with."""
+    value = quantity.value
+    if isinstance(value, Fraction):
+        if value.numerator.bit_length() + value.denominator.bit_length() > _BITS or abs(value) > LARGEST:
+            raise _out_of_range(span)
+    elif not math.isfinite(value):
+        raise _out_of_range(span)
+    return quantity
+
+
+def _out_of_range(span: Span) -> Refused:
+    return refuse("E0224", "this number is out of range", span)
+
+
+def shown(quantity: Quantity) -> str:
+    """The number, short, for messages."""
+    value = quantity.value
+    if isinstance(value, Fraction) and (value.denominator == 1 or value.denominator < 1000):
+        text = str(value)
+        return text if len(text) <= 24 else f"{float(value):.6g}"
+    return f"{float(value):.6g}"

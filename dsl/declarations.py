@@ -1,0 +1,240 @@
+"""A file and the files that it imports → their declarations by name, one table for each kind of thing.
+
+Laws: an import stays under the root directory, whatever symbolic links say; a file is read once however often it is
+imported; the importing file's axis wins over an imported one of the same name; any other name declared twice in one
+kind is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from partita.dsl import limits, tree
+from partita.dsl.diagnostic import refuse
+from partita.dsl.parser import RESERVED, parse_file
+from partita.dsl.report import Report, suggestion
+from partita.dsl.source import Source, Span
+
+
+@frozen
+class Declarations:
+    """Everything that a file declares or imports. `train` and `expect` are the main file's alone."""
+
+    source: Source
+    axes: dict[str, tree.Entry] = field(factory=dict)
+    blocks: dict[str, tree.Block] = field(factory=dict)
+    models: dict[str, tree.Model] = field(factory=dict)
+    meshes: dict[str, tree.Mesh] = field(factory=dict)
+    layouts: dict[str, tree.Layout] = field(factory=dict)
+    schedules: dict[str, tree.Schedule] = field(factory=dict)
+    train: list[tree.Train] = field(factory=list)
+    expect: list[tree.Expect] = field(factory=list)
+
+    def own(self, span: Span) -> bool:
+        """Whether something stands in the main file, not in an imported one."""
+        return span.source is self.source
+
+
+# Kind of declaration -> what it is called, and the table of `Declarations` that it goes to.
+KINDS: dict[type, tuple[str, str]] = {
+    tree.Block: ("block", "blocks"),
+    tree.Model: ("model", "models"),
+    tree.Mesh: ("mesh", "meshes"),
+    tree.Layout: ("layout", "layouts"),
+    tree.Schedule: ("schedule", "schedules"),
+}
+
+
+def read_source(path: str, name: str, span: Span | None = None) -> Source:
+    """The text of a file under the name that the user knows. Refused: E0001 to E0004."""
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise refuse("E0001", f"`{name}` is a directory, not a file", span)
+        if not stat.S_ISREG(status.st_mode):
+            raise refuse("E0001", f"`{name}` is not a regular file", span)
+        if status.st_size > limits.FILE_BYTES:
+            message = f"`{name}` has {status.st_size:,} bytes"
+            raise refuse("E0004", message, span, help=f"at most {limits.FILE_BYTES:,}")
+        with open(path, "rb") as file:
+            data = file.read(limits.FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise refuse("E0001", f"there is no file `{name}`", span, help=_neighbour(path)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refuse("E0001", f"cannot read `{name}`: {reason}", span) from None
+    return decode(data, name, span)
+
+
+def decode(data: bytes, name: str, span: Span | None = None) -> Source:
+    """The text of a file's bytes: UTF-8, without control characters, one line end for every kind of line end."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise refuse(
+            "E0002", f"`{name}` is not UTF-8 text: byte {error.start} on line {line}", span
+        ) from None
+    return source_of(text, name, span)
+
+
+def source_of(text: str, name: str, span: Span | None = None) -> Source:
+    """A source of a text that did not come from a file."""
+    if len(text) > limits.FILE_BYTES:
+        raise refuse("E0004", f"`{name}` has more than {limits.FILE_BYTES:,} characters", span)
+    source = Source(name, text.replace("\r\n", "\n").replace("\r", "\n"))
+    if "\0" in text:
+        start = source.text.index("\0")
+        raise refuse("E0003", f"`{name}` contains a NUL character", Span(source, start, start + 1))
+    return source
+
+
+def _neighbour(path: str) -> str | None:
+    folder, name = os.path.split(path)
+    try:
+        found = [entry for entry in os.listdir(folder or ".")[:1000] if entry.endswith(".par")]
+    except OSError:
+        return None
+    return suggestion(name, found, "files there:")
+
+
+def gather(main: Source, path: str | None, root: str | None, report: Report) -> Declarations:
+    """The declarations of the main file and of all that it imports. What is wrong is reported.
+
+    Without a `path` (text that is in no file) nothing can be imported.
+    """
+    return _Gathering(main, path, root, report).file(main, path, ())
+
+
+class _Gathering:
+    def __init__(self, main: Source, path: str | None, root: str | None, report: Report) -> None:
+        self.main, self.report = main, report
+        folder = root if root is not None else os.path.dirname(path) if path is not None else None
+        self.root = os.path.realpath(folder or ".")
+        self.files: dict[str, Declarations] = {}
+        self.bytes = len(main.text)
+
+    def file(self, source: Source, path: str | None, importers: tuple[str, ...]) -> Declarations:
+        """The declarations of one file, with what it imports."""
+        real = os.path.realpath(path) if path is not None else source.name
+        found = Declarations(source)
+        self.files[real] = found
+        parsed = parse_file(source, self.report)
+        imports = []
+        for declaration in parsed.declarations:
+            if isinstance(declaration, tree.Import):
+                imports.append(declaration)
+            else:
+                self.declare(found, declaration)
+        merged = Declarations(source)
+        for kind, names in _tables(found):
+            getattr(merged, kind).update(names)
+        merged.train.extend(found.train)
+        merged.expect.extend(found.expect)
+        for declaration in imports:
+            other = self.imported(declaration, source, path, (*importers, real))
+            if other is not None:
+                self.merge(merged, found, other)
+        self.files[real] = merged
+        return merged
+
+    def imported(
+        self, declaration: tree.Import, importer: Source, path: str | None, importers: tuple[str, ...]
+    ) -> Declarations | None:
+        """What an import brings; None after reporting why it brings nothing."""
+        written, span = declaration.path.value, declaration.path.span
+        if path is None or not written or "\0" in written:
+            self.report.error("E0010", f"`{written}` cannot be imported here", span)
+            return None
+        target = os.path.join(os.path.dirname(path), written)
+        real = os.path.realpath(target)
+        if os.path.commonpath([real, self.root]) != self.root:
+            help = "move it there, or name a directory that holds both with --root"
+            notes = [f"the root directory is `{self.root}`"]
+            self.report.error("E0010", f"`{written}` lies outside the root directory", span, notes, help)
+            return None
+        if real in importers:
+            self.report.error("E0011", f"`{written}` imports itself, directly or through other files", span)
+            return None
+        if real in self.files:
+            return self.files[real]
+        if len(self.files) >= limits.IMPORTS:
+            self.report.error("E0013", f"more than {limits.IMPORTS} files are imported", span)
+            return None
+        name = os.path.normpath(os.path.join(os.path.dirname(importer.name), written))
+        source = read_source(real, name, span)
+        self.bytes += len(source.text)
+        if self.bytes > limits.FILE_BYTES:
+            message = f"the imported files together have more than {limits.FILE_BYTES:,} characters"
+            raise refuse("E0004", message, span)
+        return self.file(source, target, importers)
+
+    def declare(self, found: Declarations, declaration: tree.Declaration) -> None:
+        """Enter a declaration of a file, refusing reserved names and what is there already."""
+        report = self.report
+        if isinstance(declaration, tree.Axes):
+            for entry in declaration.entries:
+                self.enter("axis", found.axes, entry.key, entry)
+        elif isinstance(declaration, tree.Train):
+            if found.train:
+                report.error("E0301", "a second train block", declaration.span, help="a file has one")
+            found.train.append(declaration)
+        elif isinstance(declaration, tree.Expect):
+            found.expect.append(declaration)
+        else:
+            kind, table = KINDS[type(declaration)]
+            assert not isinstance(declaration, tree.Import)
+            self.enter(kind, getattr(found, table), declaration.name, declaration)
+
+    def enter(self, kind: str, table: dict[str, Any], name: tree.Name, value: object) -> None:
+        """Enter one name."""
+        if not unreserved(name, self.report):
+            return
+        if name.text in table:
+            notes = [f"the first is at {table[name.text].span.place}"]
+            self.report.error("E0301", f"{kind} `{name.text}` is declared twice", name.span, notes)
+            return
+        table[name.text] = value
+
+    def merge(self, merged: Declarations, own: Declarations, other: Declarations) -> None:
+        """Add what an imported file declares."""
+        for table, names in _tables(other):
+            into, owned = getattr(merged, table), getattr(own, table)
+            for name, value in names.items():
+                there = into.get(name)
+                if there is None or there is value:
+                    into[name] = value
+                elif not (table == "axes" and name in owned):
+                    notes = [f"also declared at {there.span.place}"]
+                    place = value.key.span if table == "axes" else value.name.span
+                    kind = {"axes": "axis", "meshes": "mesh"}.get(table, table[:-1])
+                    self.report.error(
+                        "E0012",
+                        f"imported {kind} `{name}` is declared twice",
+                        place,
+                        notes,
+                        "rename one of them",
+                    )
+
+
+def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for table in ("axes", *(table for _, table in KINDS.values())):
+        yield table, getattr(found, table)
+
+
+def unreserved(name: tree.Name, report: Report) -> bool:
+    """Whether a name may be declared; reports it where not."""
+    if name.text in RESERVED:
+        report.error(
+            "E0104",
+            f"`{name.text}` is reserved and cannot be declared",
+            name.span,
+            help="choose another name",
+        )
+        return False
+    return True

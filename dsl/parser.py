@@ -1,0 +1,450 @@
+"""Text → syntax tree, by the LALR table of the grammar (see `partita.dsl.tables`).
+
+`parse_file` reports every syntax error that it can and then returns what it could read: after an error it goes on at
+the next declaration keyword outside all brackets, or at the start of a line. The parser keeps its own stack, so that
+no input is too deep for it; how deep brackets and expressions go is limited here for all that walk the tree later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from attrs import frozen
+
+from partita.dsl import limits, tree
+from partita.dsl.report import Full, Report
+from partita.dsl.source import Source, Span
+from partita.dsl.tables import TABLE
+from partita.dsl.units import shortened
+
+END, BROKEN = "$END", "$BROKEN"
+OPENING = {"(": ")", "[": "]", "{": "}"}
+CLOSING = {close: open for open, close in OPENING.items()}
+DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "train", "expect")
+RESERVED = (
+    "param",
+    "state",
+    "grad",
+    "all",
+    "auto",
+)  # not to be declared; all but `param` are plain names elsewhere
+
+# How the terminals that have no fixed text are called in messages.
+SPOKEN = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "STRING": "a string",
+    "COMPARE": "a comparison",
+    END: "the end of the text",
+}
+
+
+@frozen(eq=False)
+class Language:
+    """The table, as the parser wants it."""
+
+    words: dict[str, str]
+    spoken: dict[str, str]
+    pattern: re.Pattern[str]
+    ignored: frozenset[str]
+    rules: list[tuple[str, int, tuple[int, ...], str]]
+    states: list[dict[str, int]]
+    starts: dict[str, tuple[int, int]]
+
+
+@cache
+def language() -> Language:
+    """The language of .par files."""
+    data: dict[str, Any] = json.loads(TABLE.read_bytes())
+    words: dict[str, str] = data["words"]
+    marks = sorted((word for word in words if not word.isalpha()), key=len, reverse=True)
+    parts = [f"(?P<{name}>{pattern})" for name, pattern in data["patterns"]]
+    parts.append(f"(?P<MARK>{'|'.join(map(re.escape, marks))})")
+    return Language(
+        words,
+        {name: f"`{word}`" for word, name in words.items()} | SPOKEN,
+        re.compile("|".join(parts)),
+        frozenset(data["ignored"]),
+        [
+            (builder, length, tuple(kept), origin)
+            for (builder, length, kept), origin in zip(data["rules"], data["origins"], strict=True)
+        ],
+        data["states"],
+        {start: (first, last) for start, (first, last) in data["starts"].items()},
+    )
+
+
+@frozen(eq=False)
+class Token:
+    """A terminal of the grammar with its text; `depth` counts the brackets around it."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+    depth: int
+
+
+# ---------------------------------------------------------------- lexer
+
+
+def tokenize(source: Source, report: Report, comments: list[Token] | None = None) -> list[Token]:
+    """The tokens of a source, the last of kind END; comments go to `comments`. Raises Full at a limit."""
+    table = language()
+    match, words, ignored = table.pattern.match, table.words, table.ignored
+    text, tokens, position, depth = source.text, [], 0, 0
+    while position < len(text):
+        found = match(text, position)
+        if found is None:
+            position = _broken(source, position, report)
+            tokens.append(Token(BROKEN, "", position - 1, position, depth))
+            continue
+        kind, start, position = str(found.lastgroup), position, found.end()
+        if kind in ignored:
+            if kind == "COMMENT" and comments is not None:
+                comments.append(Token(kind, found.group().rstrip(), start, position, depth))
+            continue
+        word = found.group()
+        if kind == "NAME" and len(word) > limits.NAME_CHARACTERS:
+            message = f"name `{shortened(word)}` has {len(word)} characters"
+            report.error(
+                "E0006", message, Span(source, start, position), help=f"at most {limits.NAME_CHARACTERS}"
+            )
+            kind = BROKEN
+        if word in CLOSING:
+            depth = max(0, depth - 1)
+        tokens.append(Token(words.get(word, kind), word, start, position, depth))
+        if word in OPENING:
+            depth += 1
+            if depth > limits.BRACKETS:
+                report.error("E0005", "brackets are nested too deeply", Span(source, start, position))
+                raise Full
+        report.tokens += 1
+        if report.tokens > limits.TOKENS:
+            report.error("E0004", f"more than {limits.TOKENS} words and signs", Span(source, start, position))
+            raise Full
+    tokens.append(Token(END, "", len(text), len(text), 0))
+    return tokens
+
+
+def _broken(source: Source, position: int, report: Report) -> int:
+    """Report what is no token; returns where to go on."""
+    text, character = source.text, source.text[position]
+    if character == '"':
+        end = text.find("\n", position)
+        end = len(text) if end < 0 else end
+        report.error("E0102", "this string does not end on its line", Span(source, position, end))
+        return end
+    end = position + 1
+    while end < len(text) and text[end] == character:
+        end += 1
+    shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
+    report.error("E0101", f"unexpected character {shown}", Span(source, position, end))
+    return end
+
+
+# ---------------------------------------------------------------- parser
+
+
+def parse_file(source: Source, report: Report) -> tree.File:
+    """The tree of a file, as far as it can be read; what cannot is reported."""
+    first, errors = None, report.errors
+    tokens = tokenize(source, report)
+    parser = _Parser(source, tokens, "file", report)
+    declarations: list[Any] = []
+    while True:
+        result = parser.run()
+        if result is not None:
+            first = result
+            break
+        if not parser.recover(declarations):
+            break
+    if first is not None:
+        declarations.extend(first.declarations)
+    assert first is not None or report.errors > errors
+    return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
+
+
+def parse_expression(source: Source, report: Report) -> tree.Expression | None:
+    """The tree of a single expression; None after reporting why it is none."""
+    result: tree.Expression | None = _Parser(source, tokenize(source, report), "expression", report).run()
+    return result
+
+
+class _Parser:
+    """The stack of an LALR parser: states, and with each the parts that were built, its place and its depth."""
+
+    def __init__(self, source: Source, tokens: list[Token], start: str, report: Report) -> None:
+        self.source, self.tokens, self.report = source, tokens, report
+        self.table = language()
+        self.first, self.last = self.table.starts[start]
+        self.next = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the stack."""
+        self.states = [self.first]
+        self.values: list[Any] = [()]
+        self.places: list[tuple[int, int]] = [(0, 0)]
+        self.depths = [0]
+
+    def run(self) -> Any:
+        """Parse to the end and return what the start symbol built; None after reporting an error."""
+        rows, rules = self.table.states, self.table.rules
+        states, values, places, depths = self.states, self.values, self.places, self.depths
+        while True:
+            token = self.tokens[self.next]
+            action = rows[states[-1]].get(token.kind)
+            if action is None:
+                if token.kind != BROKEN:
+                    self.complain(token)
+                return None
+            if action >= 0:
+                states.append(action)
+                values.append(token)
+                places.append((token.start, token.end))
+                depths.append(0)
+                self.next += 1
+                continue
+            builder, length, kept, origin = rules[-1 - action]
+            if length:
+                parts = values[-length:]
+                start, end = places[-length][0], places[-1][1]
+                depth = max(depths[-length:])
+                del states[-length:], values[-length:], places[-length:], depths[-length:]
+                parts = [parts[i] for i in kept]
+            else:
+                parts, depth = [], 0
+                start = end = places[-1][1]
+            if builder == "?":
+                value = parts[0]
+            elif not builder:
+                value = _flat(parts)
+            else:
+                value = BUILDERS[builder](Span(self.source, start, end), *_flat(parts))
+                depth = depth + 1 if builder in DEEPENING else 0
+                if depth > limits.EXPRESSION_DEPTH:
+                    self.report.error("E0005", "this expression is too deep", Span(self.source, start, end))
+                    raise Full
+            states.append(rows[states[-1]][origin])
+            values.append(value)
+            places.append((start, end))
+            depths.append(depth)
+            if token.kind == END and states[-1] == self.last:
+                return value
+
+    def recover(self, declarations: list[Any]) -> bool:
+        """Keep the declarations read so far, and go to the next place where one may begin; False if there is none."""
+        if len(self.values) > 1 and isinstance(self.values[1], list):
+            declarations.extend(self.values[1])
+        for position in range(self.next, len(self.tokens) - 1):
+            token = self.tokens[position]
+            if self._begins(position) and (token.depth == 0 or self._begins_line(token)):
+                self.next = position
+                self.reset()
+                return True
+        return False
+
+    def _begins(self, position: int) -> bool:
+        """Whether a declaration may begin with this token; `model = gpt` is an entry of a table."""
+        return self.tokens[position].text in DECLARATIONS and self.tokens[position + 1].kind != "EQUAL"
+
+    def _begins_line(self, token: Token) -> bool:
+        return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
+
+    def _acceptable(self) -> list[str]:
+        """The terminals that may come next: those that some reductions lead to shifting."""
+        rows, rules = self.table.states, self.table.rules
+
+        def shifts(symbol: str) -> bool:
+            states = list(self.states)
+            while (action := rows[states[-1]].get(symbol)) is not None:
+                if action >= 0:
+                    return True
+                _, length, _, origin = rules[-1 - action]
+                if length:
+                    del states[-length:]
+                states.append(rows[states[-1]][origin])
+                if symbol == END and states[-1] == self.last:
+                    return True
+            return False
+
+        return [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+
+    def complain(self, token: Token) -> None:
+        """Report a token that fits nothing: as precisely as the state allows."""
+        span = Span(self.source, token.start, token.end)
+        wanted = self._acceptable()
+        expected = f"expected {_choice(wanted, self.table)}"
+        opened = self._open_brackets()
+        keyword = token.text.isalpha() and token.text in self.table.words
+        if token.kind == END and opened:
+            bracket = opened[-1]
+            place = Span(self.source, bracket.start, bracket.end)
+            self.report.error("E0105", f"`{bracket.text}` is never closed", place)
+        elif token.kind == END:
+            self.report.error("E0103", "the text ends too early", span, help=expected)
+        elif token.text in CLOSING and not opened:
+            self.report.error("E0105", f"`{token.text}` closes nothing", span)
+        elif token.text in CLOSING and OPENING[opened[-1].text] != token.text:
+            place = Span(self.source, opened[-1].start, opened[-1].end)
+            notes = [f"`{opened[-1].text}` was opened at {place.place}"]
+            message = f"`{token.text}` does not close `{opened[-1].text}`"
+            self.report.error("E0105", message, span, notes, expected)
+        elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
+            help = "choose another name" if len(wanted) < 3 else expected
+            self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
+        else:
+            self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=expected)
+
+    def _open_brackets(self) -> list[Token]:
+        """The brackets open before the next token, within the declaration that is being read."""
+        opened: list[Token] = []
+        for value in self.values:
+            if isinstance(value, Token) and value.text in OPENING:
+                opened.append(value)
+            elif isinstance(value, Token) and value.text in CLOSING and opened:
+                opened.pop()
+        return opened
+
+
+def _flat(parts: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for part in parts:
+        if isinstance(part, list):
+            flat.extend(part)
+        else:
+            flat.append(part)
+    return flat
+
+
+def _choice(wanted: Sequence[str], table: Language) -> str:
+    """What may stand here, in words: the start of an expression or operators are named as such."""
+    symbols = set(wanted)
+    phrases = []
+    for phrase, group in PHRASES:
+        if symbols >= group:
+            phrases.append(phrase)
+            symbols -= group
+    phrases += sorted(table.spoken[symbol] for symbol in symbols)
+    if len(phrases) < 2:
+        return "".join(phrases)
+    return f"{', '.join(phrases[:-1])} or {phrases[-1]}"
+
+
+PHRASES = (
+    ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
+    ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
+    ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC"))),
+    ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
+    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
+)
+
+
+# ---------------------------------------------------------------- building the tree
+
+
+def _name(span: Span, token: Token) -> tree.Name:
+    return tree.Name(token.text, Span(span.source, token.start, token.end))
+
+
+def _names(span: Span, tokens: Sequence[Token]) -> tuple[tree.Name, ...]:
+    return tuple(_name(span, token) for token in tokens)
+
+
+def _type(span: Span, *parts: Any) -> tree.TensorType:
+    *dtype, axes = parts
+    return tree.TensorType(_name(span, dtype[0]) if dtype else None, axes, span)
+
+
+def _mesh(span: Span, name: Token, *parts: Any) -> tree.Mesh:
+    table = parts[-1] if isinstance(parts[-1], tree.Table) else None
+    return tree.Mesh(_name(span, name), tuple(p for p in parts if isinstance(p, tree.Entry)), table, span)
+
+
+def _target(span: Span, *parts: Any) -> tree.Target:
+    *path, name = parts
+    return tree.Target(path[0] if path else None, _name(span, name), span)
+
+
+def _stage(
+    span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.List | None = None
+) -> tree.Stage:
+    return tree.Stage(names, _name(span, axis), counts, span)
+
+
+def _number(span: Span, token: Token) -> tree.Number:
+    return tree.Number(token.text, Span(span.source, token.start, token.end))
+
+
+def _place(
+    span: Span, paths: tuple[tree.Path, ...], axis: Token, first: Token, last: Token | None = None
+) -> tree.Place:
+    end = _number(span, last) if last else None
+    return tree.Place(paths, _name(span, axis), _number(span, first), end, span)
+
+
+def _body(span: Span, name: Token, inputs: tuple[tree.Input, ...], *rest: Any) -> tree.Block | tree.Model:
+    if len(rest) == 2:
+        return tree.Block(_name(span, name), inputs, rest[0], rest[1], span)
+    return tree.Model(_name(span, name), inputs, rest[0], span)
+
+
+def _together(span: Span, *parts: Any) -> tuple[Any, ...]:
+    return parts
+
+
+# Rule or alias of the grammar -> the node it builds, from the span and the parts that are not punctuation.
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "file": lambda s, *declarations: tree.File(declarations, s),
+    "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),
+    "axes": lambda s, *entries: tree.Axes(entries, s),
+    "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
+    "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
+    "block": _body,
+    "model": _body,
+    "inputs": _together,
+    "input": lambda s, name, type: tree.Input(_name(s, name), type, s),
+    "type": _type,
+    "axis_names": lambda s, *tokens: _names(s, tokens),
+    "names": lambda s, *tokens: _names(s, tokens),
+    "paths": _together,
+    "targets": _together,
+    "statements": _together,
+    "results": lambda s, *values: tree.Return(values, s),
+    "param": lambda s, names, type, initial: tree.Param(names, type, initial, s),
+    "sample": lambda s, name, type, drawn: tree.Sample(_name(s, name), type, drawn, s),
+    "let": lambda s, names, value: tree.Let(names, value, s),
+    "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
+    "loss": lambda s, value: tree.Loss(value, s),
+    "metric": lambda s, name, value: tree.Metric(_name(s, name), value, s),
+    "mesh": _mesh,
+    "layout": lambda s, name, mesh, *rules: tree.Layout(_name(s, name), _name(s, mesh), rules, s),
+    "shard": lambda s, targets, axes: tree.Shard(targets, axes, s),
+    "target": _target,
+    "stage": _stage,
+    "place": _place,
+    "recompute": lambda s, paths: tree.Recompute(paths, s),
+    "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
+    "train": lambda s, table: tree.Train(table, s),
+    "table": lambda s, *entries: tree.Table(entries, s),
+    "expect": lambda s, *claims: tree.Expect(claims, s),
+    "claim": lambda s, measure, compare, limit: tree.Claim(measure, compare.text, limit, s),
+    "binary": lambda s, left, sign, right: tree.Binary(left, sign.text, right, s),
+    "negative": lambda s, _, operand: tree.Negative(operand, s),
+    "group": lambda s, inner: tree.Group(inner, s),
+    "path": lambda s, *tokens: tree.Path(_names(s, tokens), s),
+    "call": lambda s, name, *arguments: tree.Call(_name(s, name), arguments, s),
+    "named": lambda s, name, value: tree.Argument(_name(s, name), value, s),
+    "positional": lambda s, value: tree.Argument(None, value, s),
+    "arrow": lambda s, left, right: tree.Arrow(left, right, s),
+    "list": lambda s, *items: tree.List(items, s),
+    "number": lambda s, token: tree.Number(token.text, s),
+    "string": lambda s, token: tree.String(token.text, s),
+    "boolean": lambda s, token: tree.Boolean(token.text == "true", s),
+}
+DEEPENING = frozenset(("binary", "negative", "group", "call", "named", "positional", "arrow", "list"))

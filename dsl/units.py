@@ -1,0 +1,95 @@
+"""Numbers as they are written: exact values, and what their units measure.
+
+A quantity is a fraction in the plain unit of its dimension (bytes, bytes/s, FLOP/s, seconds; a ratio of 8% is
+0.08), so that arithmetic on sizes is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from attrs import frozen
+
+from partita.dsl import limits
+from partita.dsl.diagnostic import refuse
+from partita.dsl.report import suggestion
+from partita.dsl.source import Span
+
+PLAIN, RATIO, BYTES, BYTES_PER_SECOND, FLOPS, SECONDS = (
+    "plain number",
+    "ratio",
+    "size in bytes",
+    "rate in bytes per second",
+    "rate in FLOP/s",
+    "time",
+)
+EXAMPLES = {
+    PLAIN: "100",
+    RATIO: "8%",
+    BYTES: "80GiB",
+    BYTES_PER_SECOND: "900GB/s",
+    FLOPS: "989TFLOP/s",
+    SECONDS: "5us",
+}
+
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+
+# unit -> (dimension, how many plain units it is)
+UNITS: dict[str, tuple[str, Fraction]] = {
+    "%": (RATIO, Fraction(1, 100)),
+    **{f"{p}B": (BYTES, Fraction(f)) for p, f in (*_DECIMAL.items(), *_BINARY.items())},
+    **{f"{p}B/s": (BYTES_PER_SECOND, Fraction(f)) for p, f in (*_DECIMAL.items(), *_BINARY.items())},
+    **{f"{p}FLOP/s": (FLOPS, Fraction(f)) for p, f in _DECIMAL.items()},
+    "ns": (SECONDS, Fraction(1, 10**9)),
+    "us": (SECONDS, Fraction(1, 10**6)),
+    "ms": (SECONDS, Fraction(1, 10**3)),
+    "s": (SECONDS, Fraction(1)),
+    "min": (SECONDS, Fraction(60)),
+    "h": (SECONDS, Fraction(3600)),
+}
+
+_NUMBER = re.compile(r"([0-9_]+)(?:\.([0-9_]+))?(?:[eE]([+-]?[0-9]+))?(.*)", re.DOTALL)
+
+
+@frozen
+class Quantity:
+    """A number, exact unless it is a float, and what it measures (one of the dimensions above)."""
+
+    value: Fraction | float
+    dimension: str = PLAIN
+
+
+def read(text: str, span: Span) -> Quantity:
+    """The quantity that a number token says. Refused (E0006, E0106, E0107) where it is too long or malformed."""
+    match = _NUMBER.fullmatch(text)
+    assert match is not None, "the lexer knows what a number is"
+    whole, decimals, exponent, unit = match[1], match[2] or "", match[3] or "0", match[4]
+    for part in (whole, decimals):
+        if part.endswith("_") or "__" in part or part.startswith("_"):
+            raise refuse("E0106", f"misplaced `_` in number `{shortened(text)}`", span, help="write `10_000`")
+    digits = (whole + decimals).replace("_", "")
+    if len(digits) > limits.DIGITS or len(exponent) > 5:
+        raise refuse(
+            "E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}"
+        )
+    if abs(int(exponent)) > limits.EXPONENT:
+        raise refuse(
+            "E0006",
+            f"number `{text}` is out of range",
+            span,
+            help=f"exponents go from -{limits.EXPONENT} to {limits.EXPONENT}",
+        )
+    value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
+    if not unit:
+        return Quantity(value)
+    if unit not in UNITS:
+        raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=suggestion(unit, UNITS))
+    dimension, factor = UNITS[unit]
+    return Quantity(value * factor, dimension)
+
+
+def shortened(text: str, length: int = 40) -> str:
+    """The text, its end left out where it is long; for messages."""
+    return text if len(text) <= length else text[: length - 1] + "…"
