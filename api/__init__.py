@@ -1,3 +1,86 @@
-"""Partita: declarative training. The public Python face; see docs/ for the language and the commands."""
+"""Partita: declarative training. The public Python face, thin, for scripts and notebooks.
+
+    import partita
+
+    state = partita.compile("specs/tiny.par", "laptop.pipe=4", "schedule=one_f_one_b")
+    print(partita.summary(state).timeline.bubble)
+    losses = partita.train("specs/tiny.par", "train.steps=20")
+
+Everything raises `partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a
+program is trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl.diagnostic import Diagnostic, Refused
+
+if TYPE_CHECKING:
+    from partita.compiler.pipeline import Compilation
+    from partita.compiler.summary import Summary
+    from partita.dsl.spec import Spec
 
 __version__ = "0.1.0"
+__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "summary", "train"]
+
+
+def check(path: str | Path, *overrides: str) -> tuple[Diagnostic, ...]:
+    """All errors and warnings of a file, with `key=value` overrides applied."""
+    from partita.dsl.load import load as load_file
+
+    return load_file(path, overrides)[1]
+
+
+def load(path: str | Path, *overrides: str) -> Spec:
+    """The checked meaning of a file."""
+    from partita.dsl.load import load as load_file
+
+    spec, diagnostics = load_file(path, overrides)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec
+
+
+def compile(path: str | Path, *overrides: str) -> Compilation:
+    """A file compiled for training: every form on the way, and the program."""
+    from partita.compiler.pipeline import compile_spec
+
+    return compile_spec(load(path, *overrides))
+
+
+def summary(state: Compilation) -> Summary:
+    """A compiled program in numbers: stages, transfers, memory, predicted timeline."""
+    from partita.compiler.summary import summarize
+
+    return summarize(state)
+
+
+def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
+    """Train with all ranks in this process, on the virtual transport; one record for each step.
+
+    Meant for small models: to train on several processes or machines use `partita run`.
+    """
+    from partita.runtime.training import StepResult, VirtualRun, open_data, prepare
+
+    records: list[dict[str, Any]] = []
+
+    class _Records:
+        def step(self, result: StepResult) -> None:
+            records.append(
+                {
+                    "step": result.step,
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "learning_rate": result.learning_rate,
+                    **result.metrics,
+                }
+            )
+
+        def evaluation(self, step: int, loss: float, metrics: Any) -> None:
+            records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
+
+    plan = prepare(load(path, *overrides))
+    VirtualRun(plan, strict=False).train(open_data(plan, Path(path).resolve().parent), [_Records()])
+    return records

@@ -84,8 +84,15 @@ def _train(arguments: argparse.Namespace, spec, identity: Identity | None) -> in
 
 
 def _train_virtual(plan: Plan, dataset, directory: Path) -> int:  # type: ignore[no-untyped-def]
+    import os
+
+    import torch
+
+    from partita.runtime.launcher import rank_environment
     from partita.runtime.training import VirtualRun
 
+    # As many threads as each rank would have if it were a process.
+    torch.set_num_threads(int(rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"]))
     with _Watch(plan, directory) as watch:
         try:
             VirtualRun(plan).train(dataset, [watch])

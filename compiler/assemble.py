@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from partita.compiler.communication import communicate
 from partita.compiler.cut import Partitioned
 from partita.compiler.emit import Module, StageEmitter, Writer
-from partita.compiler.graph import Graph, Node, Parameter, Value
+from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.memory import held, working_set
@@ -30,9 +30,7 @@ from partita.compiler.update import ParameterUpdate, UpdateGraph
 FINISH, UPDATE = "t, c", "m, t, v, s, c"
 
 
-def assemble(
-    whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str
-) -> Program:
+def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
@@ -59,9 +57,7 @@ def assemble(
     updates = {each.name: each for each in update.parameters}
     return Program(
         name=whole.name,
-        inputs=tuple(
-            InputRecord(each.name, each.value.type, each.limit, each.span) for each in limits.values()
-        ),
+        inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in limits.values()),
         batch=batch,
         microbatches=schedule.microbatches,
         parameters=tuple(
@@ -82,9 +78,7 @@ def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
     from partita.compiler.ops.op import TORCH_DTYPES
 
     return {
-        p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})"
-        for p in parameters
-        if p.value.type.dtype != p.master.dtype
+        p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})" for p in parameters if p.value.type.dtype != p.master.dtype
     }
 
 
@@ -150,9 +144,7 @@ def _stage_program(
         parameters=tuple(p.name for p in stage.parameters),
         whole_inputs=tuple(each.name for each in emitter.whole_inputs()),
         inputs=tuple(
-            (each.name, emitter.slots.slot(each.value), each.batch)
-            for each in stage.inputs
-            if each.batch is not None
+            (each.name, emitter.slots.slot(each.value), each.batch) for each in stage.inputs if each.batch is not None
         ),
         frame=len(emitter.slots.of),
         sends=sends,
@@ -160,8 +152,7 @@ def _stage_program(
         hand_overs=tuple(hand_overs),
         released=frozenset(released),
         accumulators=tuple(
-            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum)
-            for each in stage.accumulators
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in stage.accumulators
         ),
         functions=emitter.functions,
         saved=held(saved, forward),
@@ -296,4 +287,3 @@ def _emit_update(
     name = f"rank{rank}_update"
     module.add(name, UPDATE, writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
     return name
-

@@ -67,9 +67,7 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                     mapping[value] = Value(value.name, value.type)
                     op = Receive(value.name, source, direction, value.type)
                     phase = Phase.FORWARD if direction == ONWARD else Phase.BACKWARD
-                    nodes[stage].append(
-                        Node(op, (), (mapping[value],), node.scope, node.span, phase, stage)
-                    )
+                    nodes[stage].append(Node(op, (), (mapping[value],), node.scope, node.span, phase, stage))
                 inputs.append(mapping.setdefault(value, value))
             for value in node.outputs:
                 mapping[value] = value
@@ -78,9 +76,7 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                 for destination in crossing.get(value, ()):
                     direction = ONWARD if node.phase is Phase.FORWARD else BACK
                     send = Send(value.name, destination, direction)
-                    nodes[stage].append(
-                        Node(send, (value,), (), node.scope, node.span, node.phase, stage)
-                    )
+                    nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
                     messages.append(Message(value.name, stage, destination, direction, value.type.bytes))
     accumulators = {each.name: each for each in graph.accumulators}
     return Partitioned(

@@ -6,6 +6,7 @@ kept by their text. Emitted source contains only names that this module makes.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -100,9 +101,7 @@ class Writer:
         """How a value is written."""
         return self.texts[value]
 
-    def block(
-        self, nodes: Sequence[Node], keep: set[Value], accumulators: Mapping[str, tuple[str, Value]]
-    ) -> None:
+    def block(self, nodes: Sequence[Node], keep: set[Value], accumulators: Mapping[str, tuple[str, Value]]) -> None:
         """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
 
         A result that only one accumulation reads is added where it is made; locals end with their last use.
@@ -187,10 +186,7 @@ def local_stem(name: str) -> str:
     return f"{stem}_" if stem in RESERVED else stem
 
 
-RESERVED = frozenset(
-    "False None True and as assert async await break class continue def del elif else except finally for from global "
-    "if import in is lambda nonlocal not or pass raise return try while with yield torch kernels float".split()
-)
+RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
 
 
 class StageEmitter:
@@ -253,7 +249,12 @@ class StageEmitter:
         names = {"F": "forward", "B": "backward", "W": "weight", "BW": "whole_backward"}
         keeps = {"F": crossing, "B": between, "W": set[Value](), "BW": set[Value]()}
         # What a function reads last is taken out of the frame, so that it ends with its last use.
-        later = {"F": _read(backward) | inputs, "B": _read(self.groups["W"]), "W": set[Value](), "BW": set[Value]()}
+        later = {
+            "F": _read(backward) | inputs,
+            "B": _read(self.groups["W"]),
+            "W": set[Value](),
+            "BW": set[Value](),
+        }
         for kind, nodes in self.groups.items():
             if nodes and kind in self.kinds:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
@@ -275,9 +276,7 @@ class StageEmitter:
         name = f"stage{self.stage.index}_prologue"
         self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
 
-    def _emit_function(
-        self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]
-    ) -> None:
+    def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = _made(nodes)
         literal = {v for node in self.stage.nodes if _literal(node) for v in node.outputs}
         writer = Writer(FUNCTION, self.constants)
@@ -299,9 +298,7 @@ class StageEmitter:
                     passing.add(value)
         stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in literal]
         wanted = (keep | sent) - literal
-        accumulators = {
-            each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)
-        }
+        accumulators = {each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)}
         self._segments(writer, nodes, wanted, passing, accumulators)
         body += writer.lines
         for value in stored:

@@ -207,9 +207,7 @@ class Builder:
         """Append a node and return its results. `name` is the full name of the first result."""
         types = op.infer(*(value.type for value in inputs))
         stem = name or f"{self.scope}.{op.label}"
-        outputs = tuple(
-            self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types)
-        )
+        outputs = tuple(self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types))
         self.nodes.append(Node(op, inputs, outputs, self.scope, self.span, self.phase, self.stage))
         if op.free and not inputs:
             self.constants.update(dict.fromkeys(outputs, op))

@@ -103,9 +103,7 @@ def _shape(schedule: Schedule) -> Problems:
     if ragged or stages != list(range(schedule.stages)):
         yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
     if not len(schedule.actions) == len(schedule.bound) == schedule.ranks:
-        message = (
-            f"schedule `{schedule.name}` orders {len(schedule.actions)} ranks and places {schedule.ranks}"
-        )
+        message = f"schedule `{schedule.name}` orders {len(schedule.actions)} ranks and places {schedule.ranks}"
         yield _problem("E0501", 1, message)
     for rank, actions in enumerate(schedule.actions):
         for action in actions:

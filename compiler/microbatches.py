@@ -349,9 +349,7 @@ class _Splitter:
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
             constant = Value(self.build.unique(f"{value.name}.total"), value.type)
-            self.finish.append(
-                evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage)
-            )
+            self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
         if self.state[value] not in (None, SUM, MAX):
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
@@ -366,9 +364,7 @@ def _described(state: State, batch: str) -> str:
     return f"cut along `{state}`"
 
 
-def _ancestors(
-    graph: Graph, values: Iterable[Value], producers: dict[Value, Node] | None = None
-) -> set[Value]:
+def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Node] | None = None) -> set[Value]:
     """The values and all that they are made from."""
     producers = graph.producers() if producers is None else producers
     seen = set(values)
@@ -388,7 +384,7 @@ def _from_inputs_alone(graph: Graph) -> set[Value]:
     """Values made from the model's inputs and constants, without parameters and random numbers."""
     alone = {each.value for each in graph.inputs}
     for node in graph.nodes:
-        if node.phase is Phase.FORWARD and not isinstance(node.op, Random):
-            if all(value in alone for value in node.inputs):
-                alone.update(node.outputs)
+        plain = node.phase is Phase.FORWARD and not isinstance(node.op, Random)
+        if plain and all(value in alone for value in node.inputs):
+            alone.update(node.outputs)
     return alone

@@ -25,22 +25,23 @@ from partita.compiler.program import Program
 from partita.compiler.recompute import recompute
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.update import UpdateGraph, update_graph
-from partita.dsl import spec
+from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
-DEFAULT_SCHEDULE = spec.Schedule("one_f_one_b", spec.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
+NO_PIPELINE = Pipeline(None, 1, 1)
+DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
 
 
 @frozen(eq=False)
 class Compilation:
     """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass."""
 
-    spec: spec.Spec
+    spec: language.Spec
     training: bool = True
-    model: spec.Model | None = None
-    train: spec.Train | None = None
-    schedule_call: spec.Schedule = DEFAULT_SCHEDULE
-    pipeline: Pipeline = Pipeline(None, 1, 1)
+    model: language.Model | None = None
+    train: language.Train | None = None
+    schedule_call: language.Schedule = DEFAULT_SCHEDULE
+    pipeline: Pipeline = NO_PIPELINE
     device: Device = field(factory=lambda: device_of(None))
     forward: Graph | None = None
     placed: Graph | None = None
@@ -89,10 +90,10 @@ def _settle(state: Compilation) -> Compilation:
     )
 
 
-def _not_yet(given: spec.Spec, schedule: spec.Schedule) -> list[Diagnostic]:
+def _not_yet(given: language.Spec, schedule: language.Schedule) -> list[Diagnostic]:
     problems = []
     for rule in given.layout.rules if given.layout else ():
-        if isinstance(rule, spec.ShardRule):
+        if isinstance(rule, language.ShardRule):
             problems.append(
                 Diagnostic(
                     "E0401",
@@ -113,7 +114,7 @@ def _not_yet(given: spec.Spec, schedule: spec.Schedule) -> list[Diagnostic]:
     return problems
 
 
-def _check_mesh(given: spec.Spec, pipeline: Pipeline) -> None:
+def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
     """A mesh axis larger than 1 that no rule uses would hold idle ranks."""
     mesh = given.mesh
     if mesh is None:
@@ -129,7 +130,8 @@ def _check_mesh(given: spec.Spec, pipeline: Pipeline) -> None:
 
 
 def _build(state: Compilation) -> Compilation:
-    assert state.model is not None and state.train is not None
+    assert state.model is not None
+    assert state.train is not None
     return evolve(state, forward=build(state.model, state.train.precision, state.training))
 
 
@@ -151,7 +153,7 @@ def _differentiate(state: Compilation) -> Compilation:
 def _recompute(state: Compilation) -> Compilation:
     assert state.joint is not None
     layout = state.spec.layout
-    rules = [rule for rule in layout.rules if isinstance(rule, spec.RecomputeRule)] if layout else []
+    rules = [rule for rule in layout.rules if isinstance(rule, language.RecomputeRule)] if layout else []
     if not state.training or not rules:
         return state
     return evolve(state, joint=recompute(state.joint, rules))
@@ -168,7 +170,8 @@ def _cut(state: Compilation) -> Compilation:
 
 
 def _update(state: Compilation) -> Compilation:
-    assert state.partitioned is not None and state.train is not None
+    assert state.partitioned is not None
+    assert state.train is not None
     call = state.train.optimizer if state.training else None
     return evolve(state, update=update_graph(state.partitioned, call, state.train.clip))
 
@@ -182,15 +185,15 @@ def _schedule(state: Compilation) -> Compilation:
     name = state.schedule_call.call.name
     if not state.training:
         name, arguments = "forward_only", {}
-    schedule = schedules.make(
-        name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, **arguments
-    )
+    schedule = schedules.make(name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, **arguments)
     return evolve(state, schedule=schedule)
 
 
 def _assemble(state: Compilation) -> Compilation:
-    assert state.forward is not None and state.partitioned is not None
-    assert state.update is not None and state.schedule is not None
+    assert state.forward is not None
+    assert state.partitioned is not None
+    assert state.update is not None
+    assert state.schedule is not None
     program = assemble(state.forward, state.partitioned, state.update, state.schedule, state.batch)
     return evolve(state, program=program)
 
@@ -209,7 +212,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def compile_spec(given: spec.Spec, training: bool = True) -> Compilation:
+def compile_spec(given: language.Spec, training: bool = True) -> Compilation:
     """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages.
 
     Raises Refused with what is wrong with the file.

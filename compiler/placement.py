@@ -198,8 +198,9 @@ def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
                 if known is None or _less(candidate, known[:2]):
                     following[end] = (*candidate, (*before[2], end - start))
         best = following
-    assert best[n] is not None
-    return best[n][2]
+    found = best[n]
+    assert found is not None
+    return found[2]
 
 
 def _less(a: tuple[float, float], b: tuple[float, float]) -> bool:
@@ -224,9 +225,7 @@ def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     declared = {_template(scope.path): scope.name for scope in graph.scopes}
     for scope in declared:
         parts = scope.split(".")
-        names = [
-            declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)
-        ]
+        names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
         if parts[-len(path) :] == list(path) or names[-len(path) :] == list(path):
             found.append(scope)
     return found
@@ -289,9 +288,7 @@ def _wishes(
     return wish
 
 
-def _over_range(
-    graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]
-) -> dict[str, int]:
+def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]) -> dict[str, int]:
     """Turns of the first repeat within a scope, balanced over a range of stages; the rest of the scope follows."""
     names = {s.path: s.name for s in graph.scopes if s.repeat and (_template(s.path) + ".").startswith(scope + ".")}
     costs: dict[str, float] = {}
@@ -357,9 +354,7 @@ def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             for parameter in graph.parameters:
                 if matches(path, parameter.name):
-                    outside = sorted(
-                        s for s in used.get(parameter.value, ()) if not rule.first <= s <= rule.last
-                    )
+                    outside = sorted(s for s in used.get(parameter.value, ()) if not rule.first <= s <= rule.last)
                     if outside:
                         raise refuse(
                             "E0404",

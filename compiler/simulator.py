@@ -39,9 +39,7 @@ class Costs:
     transfer: Callable[[Message], float]
 
 
-def equal_costs(
-    forward: float = 1.0, backward: float = 1.0, weight: float = 1.0, transfer: float = 0.0
-) -> Costs:
+def equal_costs(forward: float = 1.0, backward: float = 1.0, weight: float = 1.0, transfer: float = 0.0) -> Costs:
     """The same costs for every stage and every transfer; a whole backward is `backward` and `weight`
     together.
     """
@@ -131,9 +129,7 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
                 line = lines[channel]
                 if type(instruction) is PostSend or type(instruction) is PostReceive:
                     own, other = (
-                        (line.sent, line.received)
-                        if type(instruction) is PostSend
-                        else (line.received, line.sent)
+                        (line.sent, line.received) if type(instruction) is PostSend else (line.received, line.sent)
                     )
                     assert index == len(own), f"rank {rank}: {instruction} is out of order"
                     own.append((clock, cause))

@@ -94,14 +94,15 @@ def timeline(state: Compilation) -> Timeline:
         tuple(rank.instructions for rank in state.program.ranks),
         Costs(
             lambda stage, kind: costs[stage, kind],
-            lambda each: link.latency + each.message.bytes / link.bandwidth,
+            lambda message: link.latency + message.bytes / link.bandwidth,
         ),
     )
 
 
 def summarize(state: Compilation) -> Summary:
     """The summary of a compilation that has passed all passes."""
-    assert state.program is not None and state.partitioned is not None
+    assert state.program is not None
+    assert state.partitioned is not None
     program = state.program
     costs = stage_seconds(state)
     sizes = {p.name: p.type.elements for p in program.parameters}

@@ -3,7 +3,7 @@
     graph tiny
     input tokens: i64[batch=32, seq=128] limit 256
     parameter tiny.wte: f32[vocab=256, embed=128] master f32
-    %tiny.layer.0.mlp.h: f32[...] = normalize(%tiny.x; over=("embed",), eps=1e-05, center=False) F0 @tiny.layer.0.mlp tiny.par:20
+    %tiny.layer.0.mlp.h: f32[…] = normalize(%tiny.x; over=('embed',), eps=1e-05) F0 @tiny.layer.0.mlp tiny.par:20
     loss %tiny.cross_entropy
     gradient tiny.wte %d(tiny.wte)
 
@@ -17,11 +17,9 @@ import ast
 import re
 from typing import Any
 
-from attrs import fields
-
 from partita.compiler.graph import Accumulator, Gradient, Graph, Input, Node, Parameter, Phase, Scope, Value
 from partita.compiler.ops import OPS
-from partita.compiler.ops.op import Op
+from partita.compiler.ops.op import Op, attributes
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 
@@ -40,9 +38,8 @@ def attribute_text(value: Any) -> str:
 
 def op_text(op: Op, operands: str) -> str:
     """`dot(%a, %b; over=('embed',))`."""
-    attributes = ", ".join(f"{a.name}={attribute_text(getattr(op, a.name))}" for a in fields(type(op)))
-    inner = "; ".join(part for part in (operands, attributes) if part) if operands else f"; {attributes}"
-    return f"{op.name}({inner if operands or attributes else ''})"
+    fields = ", ".join(f"{a.name}={attribute_text(getattr(op, a.name))}" for a in attributes(type(op)))
+    return f"{op.name}({operands}{'; ' if fields else ''}{fields})"
 
 
 def node_text(node: Node) -> str:
@@ -60,9 +57,7 @@ def graph_text(graph: Graph) -> str:
     lines = [f"graph {graph.name}"]
     lines += [f"scope {s.path} {s.name} {'repeat' if s.repeat else 'block'}" for s in graph.scopes]
     for each in graph.inputs:
-        lines.append(
-            f"input {each.name} %{each.value.name}: {each.value.type} limit {each.limit} batch {each.batch}"
-        )
+        lines.append(f"input {each.name} %{each.value.name}: {each.value.type} limit {each.limit} batch {each.batch}")
     for parameter in graph.parameters:
         arguments = tuple(sorted(parameter.initial.arguments.items()))
         lines.append(
@@ -117,6 +112,7 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
         (argument,) = node.args
         assert isinstance(argument, ast.Constant)
+        assert isinstance(argument.value, str)
         return parse_type(argument.value) if "[" in argument.value else _axis(argument.value)
     if isinstance(node, ast.Tuple):
         return tuple(_literal(item) for item in node.elts)

@@ -61,6 +61,5 @@ class Timeline:
     def peak_live(self) -> tuple[int, ...]:
         """Each rank's peak of live activations, in (chunk, microbatch) pairs."""
         return tuple(
-            peak_live(interval.work for interval in line if isinstance(interval.work, Action))
-            for line in self.actions
+            peak_live(interval.work for interval in line if isinstance(interval.work, Action)) for line in self.actions
         )

@@ -91,7 +91,12 @@ def update_graph(partitioned: Partitioned, call: Call | None, clip: float | None
             for stage in stages
             if (parameter.name, stage) in accumulated
         )
-        build.scope, build.span, build.phase, build.stage = parameter.name, parameter.span, Phase.FINISH, stages[0]
+        build.scope, build.span, build.phase, build.stage = (
+            parameter.name,
+            parameter.span,
+            Phase.FINISH,
+            stages[0],
+        )
         build.nodes = []
         gradient = totals[0][1]
         for _, value in totals[1:]:

@@ -63,9 +63,7 @@ def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quant
         if operator in "+-" and same:
             return bounded(Quantity(a + b if operator == "+" else a - b, left.dimension), span)
         if operator == "*" and PLAIN in (left.dimension, right.dimension):
-            return bounded(
-                Quantity(a * b, right.dimension if left.dimension == PLAIN else left.dimension), span
-            )
+            return bounded(Quantity(a * b, right.dimension if left.dimension == PLAIN else left.dimension), span)
         if operator == "/" and (same or right.dimension == PLAIN):
             return bounded(Quantity(a / b, PLAIN if same else left.dimension), span)
     except ZeroDivisionError:

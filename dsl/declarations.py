@@ -77,9 +77,7 @@ def decode(data: bytes, name: str, span: Span | None = None) -> Source:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise refuse(
-            "E0002", f"`{name}` is not UTF-8 text: byte {error.start} on line {line}", span
-        ) from None
+        raise refuse("E0002", f"`{name}` is not UTF-8 text: byte {error.start} on line {line}", span) from None
     return source_of(text, name, span)
 
 

@@ -111,9 +111,7 @@ def tokenize(source: Source, report: Report, comments: list[Token] | None = None
         word = found.group()
         if kind == "NAME" and len(word) > limits.NAME_CHARACTERS:
             message = f"name `{shortened(word)}` has {len(word)} characters"
-            report.error(
-                "E0006", message, Span(source, start, position), help=f"at most {limits.NAME_CHARACTERS}"
-            )
+            report.error("E0006", message, Span(source, start, position), help=f"at most {limits.NAME_CHARACTERS}")
             kind = BROKEN
         if word in CLOSING:
             depth = max(0, depth - 1)
@@ -371,9 +369,7 @@ def _target(span: Span, *parts: Any) -> tree.Target:
     return tree.Target(path[0] if path else None, _name(span, name), span)
 
 
-def _stage(
-    span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.List | None = None
-) -> tree.Stage:
+def _stage(span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.List | None = None) -> tree.Stage:
     return tree.Stage(names, _name(span, axis), counts, span)
 
 

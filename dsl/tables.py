@@ -62,10 +62,7 @@ def build(grammar: str) -> dict[str, Any]:
             }
             for state in order
         ],
-        "starts": {
-            start: [order[table["start_states"][start]], order[table["end_states"][start]]]
-            for start in STARTS
-        },
+        "starts": {start: [order[table["start_states"][start]], order[table["end_states"][start]]] for start in STARTS},
     }
 
 

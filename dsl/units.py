@@ -71,9 +71,7 @@ def read(text: str, span: Span) -> Quantity:
             raise refuse("E0106", f"misplaced `_` in number `{shortened(text)}`", span, help="write `10_000`")
     digits = (whole + decimals).replace("_", "")
     if len(digits) > limits.DIGITS or len(exponent) > 5:
-        raise refuse(
-            "E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}"
-        )
+        raise refuse("E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}")
     if abs(int(exponent)) > limits.EXPONENT:
         raise refuse(
             "E0006",

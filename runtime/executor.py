@@ -72,9 +72,7 @@ class _Cell:
 class _Stage:
     """A stage under way: its constants of the step, accumulators, and a frame for each microbatch in flight."""
 
-    def __init__(
-        self, record: StageProgram, functions: Mapping[str, Callable[..., Any]], device: torch.device
-    ) -> None:
+    def __init__(self, record: StageProgram, functions: Mapping[str, Callable[..., Any]], device: torch.device) -> None:
         self.record = record
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
         self.accumulators = tuple(empty(each.type, device) for each in record.accumulators)
@@ -161,9 +159,7 @@ class Executor:
             names = self.record.parameters
             masters = tuple(self.memory.masters[name] for name in names)
             states = tuple(
-                self.memory.states[state, name]
-                for name in names
-                for state in self.program.parameter(name).states
+                self.memory.states[state, name] for name in names for state in self.program.parameter(name).states
             )
             self._update(masters, self._totals, states, vector, context)
 

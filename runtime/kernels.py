@@ -299,9 +299,7 @@ def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[
 
 
 @lru_cache(maxsize=32)
-def _angles(
-    count: int, half: int, base: float, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     position = torch.arange(count, dtype=torch.float64, device=device)
     rate = base ** (-torch.arange(half, dtype=torch.float64, device=device) / half)

@@ -127,9 +127,7 @@ class Rank:
         self._initialise()
         seed = plan.train.seed
         self.training = Executor(plan.program, rank, transport, self.memory, seed, device)
-        self.evaluation = (
-            Executor(evaluation, rank, transport, self.memory, seed, device) if evaluation else None
-        )
+        self.evaluation = Executor(evaluation, rank, transport, self.memory, seed, device) if evaluation else None
 
     def _initialise(self) -> None:
         """Parameters by (seed, name, coordinates); optimizer states at zero."""
@@ -189,12 +187,11 @@ def _due(settings: Train, step: int) -> bool:
     return step % int(settings.eval.arguments["interval"]) == 0 or step == settings.steps
 
 
-def evaluate(
-    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None
-) -> Iterator[None]:
+def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None) -> Iterator[None]:
     """The mean of loss and metrics over the evaluation batches, which are the same every time."""
     settings = rank.plan.train
-    assert rank.evaluation is not None and settings.eval is not None
+    assert rank.evaluation is not None
+    assert settings.eval is not None
     batches = int(settings.eval.arguments["batches"])
     loss, metrics = 0.0, dict[str, float]()
     for index in range(batches):
@@ -256,10 +253,7 @@ class VirtualRun:
                 for record, tensor in zip(stage.record.accumulators, stage.accumulators, strict=True):
                     if record.parameter:
                         parts.setdefault(record.parameter, {})[i] = tensor
-        return {
-            name: torch.stack([by_stage[i] for i in sorted(by_stage)]).sum(0)
-            for name, by_stage in parts.items()
-        }
+        return {name: torch.stack([by_stage[i] for i in sorted(by_stage)]).sum(0) for name, by_stage in parts.items()}
 
     def train(self, dataset: Dataset | None, observers: Sequence[Observer | None] = ()) -> None:
         """The whole run, all ranks interleaved."""

@@ -34,8 +34,7 @@ class Dot(Op):
         """Any axis of the result; a summed axis, which makes the result partial; either operand partial."""
         a, b = operands
         kept = tuple(
-            Way((name if a.has(name) else None, name if b.has(name) else None), (name,))
-            for name in results[0].names
+            Way((name if a.has(name) else None, name if b.has(name) else None), (name,)) for name in results[0].names
         )
         summed = tuple(Way((name, name), (SUM,)) for name in self.over)
         return (*kept, *summed, Way((SUM, None), (SUM,)), Way((None, SUM), (SUM,)))

@@ -82,13 +82,9 @@ class ScatterAdd(Op):
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d."""
-        ids, d = operands
+        ids = operands[0]
         table = results[0]
-        kept = tuple(
-            Way((name if ids.has(name) else None, name), (name,))
-            for name in table.names
-            if name != self.over
-        )
+        kept = tuple(Way((name if ids.has(name) else None, name), (name,)) for name in table.names if name != self.over)
         summed = tuple(Way((name, name), (SUM,)) for name in ids.names if not table.has(name))
         return (*kept, *summed, Way((None, SUM), (SUM,)))
 

@@ -9,9 +9,9 @@ everything is whole always exists and is not listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
 
-from attrs import fields, frozen
+from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
 from partita.dsl.types import Axis, Type
 
@@ -85,7 +85,7 @@ class Op:
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to parts of `size`: axes among the fields change."""
         changes: dict[str, Any] = {}
-        for attribute in fields(type(self)):
+        for attribute in attributes(type(self)):
             value = getattr(self, attribute.name)
             if isinstance(value, Axis) and value.name == axis:
                 changes[attribute.name] = Axis(axis, size)
@@ -95,15 +95,19 @@ class Op:
                 )
         if not changes:
             return self
-        from attrs import evolve
+        return evolve(self, **changes)  # type: ignore[misc]
 
-        return evolve(self, **changes)
+
+def attributes(cls: type[Op]) -> tuple[Attribute[Any], ...]:
+    """The fields of an operation."""
+    return fields(cast(type[AttrsInstance], cls))  # type: ignore[no-any-return]
 
 
 OPS: dict[str, type[Op]] = {}
 _Class = TypeVar("_Class", bound=type[Op])
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def op(name: str) -> Callable[[_Class], _Class]:
     """Register an operation under the name it has in the textual form."""
 
@@ -120,9 +124,7 @@ def op(name: str) -> Callable[[_Class], _Class]:
 # ---------------------------------------------------------------- ways that many operations share
 
 
-def aligned_ways(
-    operands: Sequence[Type], results: Sequence[Type], *, whole: Sequence[str] = ()
-) -> tuple[Way, ...]:
+def aligned_ways(operands: Sequence[Type], results: Sequence[Type], *, whole: Sequence[str] = ()) -> tuple[Way, ...]:
     """Split any axis that all results have, and that is not in `whole`, in every operand that has it."""
     ways = []
     for name in results[0].names:

@@ -119,7 +119,4 @@ class Sgd(Update):
         """A kernel of the runtime, in place."""
         parameter, gradient, *states = (argument.text for argument in arguments)
         buffer = states[0] if states else "None"
-        return (
-            f"kernels.sgd({parameter}, {gradient}, {buffer}, c.rate, "
-            f"{self.momentum}, {self.nesterov}, {self.decay})"
-        )
+        return f"kernels.sgd({parameter}, {gradient}, {buffer}, c.rate, {self.momentum}, {self.nesterov}, {self.decay})"

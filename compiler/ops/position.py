@@ -93,7 +93,10 @@ class Rope(Positioned):
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """The inverse rotation."""
         assert cotangents[0] is not None
-        return (build.apply(evolve(self, inverse=not self.inverse), cotangents[0]),)
+        return (build.apply(self._turned_back(), cotangents[0]),)
+
+    def _turned_back(self) -> Op:
+        return Rope(self.over, self.pairs, self.base, not self.inverse, self.shards)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime on [others, over, pairs]."""
@@ -174,5 +177,3 @@ class Dropout(Op):
         """A masked product."""
         x, keep = arguments
         return f"{x.text} * {broadcast(keep, x.type.names)} * {1 / (1 - self.rate)!r}"
-
-

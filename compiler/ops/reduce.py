@@ -106,6 +106,3 @@ def total(build: Builder, value: Value, over: Sequence[str], dtype: str, name: s
 def scaled(build: Builder, value: Value, factor: float, name: str | None = None) -> Value:
     """The value times a literal."""
     return pointwise(build, "multiply", value, constant(build, factor, value), name=name)
-
-
-

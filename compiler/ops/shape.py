@@ -64,9 +64,7 @@ class Rename(Op):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same sizes under new names."""
         names = dict(self.pairs)
-        return (
-            Type(types[0].dtype, tuple(Axis(names.get(a.name, a.name), a.size) for a in types[0].axes)),
-        )
+        return (Type(types[0].dtype, tuple(Axis(names.get(a.name, a.name), a.size) for a in types[0].axes)),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis; linear."""
@@ -300,9 +298,7 @@ class Concat(Op):
         parts, start = [], 0
         for value, name in zip(node.inputs, self.axes, strict=True):
             axis = value.type.axis(name)
-            parts.append(
-                build.apply(Slice(self.into.name, axis, start), d) if value.type.is_float else None
-            )
+            parts.append(build.apply(Slice(self.into.name, axis, start), d) if value.type.is_float else None)
             start += axis.size
         return tuple(parts)
 

@@ -89,7 +89,7 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
     """The items of a `.npz` file; yields its arrays."""
-    name = next(iter(call.arguments.values()))
+    name = call.arguments["path"]
     found = _load(single(name, root, call.span), name, inputs, call.span)
     wrong = [
         diagnostic for given in inputs for diagnostic in _unfit(given, found[given.name], name, call.span)

@@ -24,7 +24,7 @@ CODE_POINTS = 0x110000
 def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of a text; yields `tokens` and `targets`."""
     arguments = dict(call.arguments)
-    pattern = next(iter(arguments.values()))
+    pattern = arguments["glob"]
     paths = matching(pattern, root, call.span)
     size = sum(path.stat().st_size for path in paths)
     if size > LARGEST:

@@ -18,7 +18,7 @@ DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
 def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of a file of ids; yields `tokens` and `targets`."""
     arguments = dict(call.arguments)
-    name = next(iter(arguments.values()))
+    name = arguments["path"]
     path = single(name, root, call.span)
     dtype = np.dtype(DTYPES[arguments.get("dtype", "u16")])
     size = path.stat().st_size

@@ -98,7 +98,17 @@ CASES: list[Case] = [
     Case("pad", Pad("a", Axis("z", 5), 1), (f(C, A),)),
     Case("concat", Concat(("a", "b"), Axis("z", 5)), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(Axis("v", 7), C)), limit=7),
-    Case("gather-two", Gather("v"), (i(A,), f(C, Axis("v", 7), B)), limit=7),
+    Case(
+        "gather-two",
+        Gather("v"),
+        (
+            i(
+                A,
+            ),
+            f(C, Axis("v", 7), B),
+        ),
+        limit=7,
+    ),
     Case("gather-batch", Gather("v"), (i(A, B), f(A, Axis("v", 7), C)), limit=7),
     Case(
         "scatter_add",

@@ -53,9 +53,7 @@ def shuffled(type: Type, order: int) -> Type:
 def operands(case: Case, order: int) -> list[Value]:
     # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
     fixed = case.op.name in ("adamw", "sgd", "scatter_add")
-    return [
-        Value(f"x{k}", type if fixed else shuffled(type, order >> k)) for k, type in enumerate(case.operands)
-    ]
+    return [Value(f"x{k}", type if fixed else shuffled(type, order >> k)) for k, type in enumerate(case.operands)]
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.differentiable])
@@ -165,7 +163,7 @@ def test_every_way_is_sound(name: str, order: int, seed: int):
                 joined = pieces[0]
             else:
                 joined = torch.cat(pieces, node.outputs[k].type.position(state))
-            torch.testing.assert_close(joined, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"{way}: {m}")
+            torch.testing.assert_close(joined, expected, rtol=1e-9, atol=1e-9, msg=lambda m, way=way: f"{way}: {m}")
 
 
 def _reads_its_place(op: object, axes: set[str | None]) -> bool:

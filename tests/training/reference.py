@@ -45,9 +45,7 @@ def tiny(p: Parameters, batch: Batch, layers: int = 4) -> Tensor:
 def _rope(x: Tensor, base: float) -> Tensor:
     """[batch, seq, …, key]: the two halves of `key` rotated by position."""
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * base ** (
-        -torch.arange(half, dtype=x.dtype) / half
-    )
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * base ** (-torch.arange(half, dtype=x.dtype) / half)
     shape = (x.shape[1], *[1] * (x.dim() - 3), half)
     cos, sin = angle.cos().view(shape), angle.sin().view(shape)
     a, b = x[..., :half], x[..., half:]

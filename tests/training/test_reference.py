@@ -73,7 +73,11 @@ def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
         assert loss == pytest.approx(expected.item(), rel=1e-10)
         for name, gradient in run.gradients().items():
             torch.testing.assert_close(
-                gradient, parameters[name].grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"gradient of {n}: {m}"
+                gradient,
+                parameters[name].grad,
+                rtol=1e-10,
+                atol=1e-10,
+                msg=lambda m, n=name: f"gradient of {n}: {m}",
             )
         clip = plan.train.clip
         total = torch.nn.utils.clip_grad_norm_(parameters.values(), clip if clip else float("inf"))
@@ -81,6 +85,10 @@ def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
         reference.step()
         for name, value in run.parameters().items():
             torch.testing.assert_close(
-                value, parameters[name].detach(), rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n} after {step}: {m}"
+                value,
+                parameters[name].detach(),
+                rtol=1e-10,
+                atol=1e-10,
+                msg=lambda m, n=name, k=step: f"{n} after {k}: {m}",
             )
     assert all(not stage.frames for rank in run.ranks for stage in rank.training.stages.values())

@@ -1,0 +1,284 @@
+"""What a file may call outside of tensor arithmetic: schedules, optimizers, data, initial values, devices, claims.
+
+Tables of signatures; `partita.dsl.settings` holds every call against them, so that an entry here is all that a new
+name needs. Defaults here are the language's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from attrs import field, frozen
+
+from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
+
+REQUIRED: Final = object()
+
+
+# ---------------------------------------------------------------- kinds of values
+
+
+@frozen
+class Number:
+    """A number of a dimension within bounds; `above` and `below` exclude the bound itself."""
+
+    dimension: str = PLAIN
+    integer: bool = False
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+
+@frozen
+class Word:
+    """One of some words."""
+
+    choices: tuple[str, ...]
+
+
+@frozen
+class Flag:
+    """`true` or `false`."""
+
+
+@frozen
+class Text:
+    """A string that is not empty."""
+
+
+@frozen
+class Several:
+    """A list of so many values of one kind."""
+
+    kind: Number
+    count: int
+
+
+@frozen
+class AxisName:
+    """The name of a declared axis."""
+
+    # `batch` is assumed where `over` is not written, and a file need not have it.
+
+
+@frozen
+class MeshAxisName:
+    """The name of an axis of the layout's mesh."""
+
+
+@frozen(eq=False)
+class Calls:
+    """A call of one of the signatures. A plain number stands for `number(…)`; with `bare`, a name for a call."""
+
+    signatures: Mapping[str, Signature]
+    number: str | None = None
+    bare: bool = False
+
+
+Kind: TypeAlias = Number | Word | Flag | Text | Several | AxisName | MeshAxisName | Calls
+
+
+@frozen(eq=False)
+class Setting:
+    """A parameter of a call, or a key of a table. `default` is REQUIRED where it must be given."""
+
+    name: str
+    kind: Kind
+    default: Any = REQUIRED
+
+
+@frozen(eq=False)
+class Signature:
+    """A name that may be called, with its parameters in order."""
+
+    name: str
+    settings: tuple[Setting, ...] = field(default=())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names."""
+        return tuple(setting.name for setting in self.settings)
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Those without a default."""
+        return frozenset(setting.name for setting in self.settings if setting.default is REQUIRED)
+
+
+def _table(*signatures: Signature) -> dict[str, Signature]:
+    return {signature.name: signature for signature in signatures}
+
+
+POSITIVE, NOT_NEGATIVE = Number(above=0), Number(least=0)
+COUNT, INDEX = Number(integer=True, least=1, most=1 << 31), Number(integer=True, least=0, most=1 << 31)
+SHARE = Number(RATIO, least=0, below=1)
+
+# ---------------------------------------------------------------- schedules
+
+_MICROBATCHES = Setting("microbatches", COUNT)
+_CHUNKS = Setting("chunks", COUNT)
+_OVER = Setting("over", AxisName(), "batch")
+_BOUND = Setting("memory", Number(BYTES, above=0), None)
+
+SCHEDULES = _table(
+    Signature("gpipe", (_MICROBATCHES, _OVER)),
+    Signature("one_f_one_b", (_MICROBATCHES, _OVER)),
+    Signature("interleaved_1f1b", (_MICROBATCHES, _CHUNKS, Setting("group", COUNT, None), _OVER)),
+    Signature("looped_bfs", (_MICROBATCHES, _CHUNKS, _OVER)),
+    Signature("zb_h1", (_MICROBATCHES, _OVER)),
+    Signature("zb_h2", (_MICROBATCHES, _OVER)),
+    Signature("zb_v", (_MICROBATCHES, _OVER)),
+    Signature("dualpipe_v", (_MICROBATCHES, _OVER)),
+    Signature("auto", (_MICROBATCHES, Setting("chunks", COUNT, 1), _BOUND, _OVER)),
+    Signature(
+        "policy",
+        (
+            _MICROBATCHES,
+            Setting("chunks", COUNT, 1),
+            Setting("prefer", Word(("backward", "forward")), "backward"),
+            Setting("in_flight", COUNT, None),
+            Setting("split_backward", Flag(), False),
+            Setting("placement", Word(("loop", "v")), "loop"),
+            _OVER,
+        ),
+    ),
+    Signature("from_file", (Setting("path", Text()), _OVER)),
+)
+
+# ---------------------------------------------------------------- train
+
+_PEAK, _FLOOR = Setting("peak", POSITIVE), Setting("floor", NOT_NEGATIVE, 0.0)
+_WARMUP, _TOTAL = Setting("warmup", INDEX, 0), Setting("total", COUNT)
+
+LEARNING_RATES = _table(
+    Signature("constant", (Setting("value", NOT_NEGATIVE),)),
+    Signature("linear", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
+    Signature("cosine", (_PEAK, _WARMUP, _TOTAL, _FLOOR)),
+    Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
+)
+
+_LR = Setting("lr", Calls(LEARNING_RATES, number="constant"))
+_WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
+_DECAY = Setting("decay", Word(("dot", "all")), "dot")
+_BETA = Number(least=0, below=1)
+
+OPTIMIZERS = _table(
+    Signature(
+        "adamw",
+        (
+            _LR,
+            Setting("betas", Several(_BETA, 2), (0.9, 0.999)),
+            Setting("eps", POSITIVE, 1e-8),
+            _WEIGHT_DECAY,
+            _DECAY,
+        ),
+    ),
+    Signature(
+        "sgd",
+        (_LR, Setting("momentum", _BETA, 0.0), Setting("nesterov", Flag(), False), _WEIGHT_DECAY, _DECAY),
+    ),
+)
+
+_HOLDOUT = Setting("holdout", SHARE, 0.0)
+
+DATA = _table(
+    Signature("text", (Setting("glob", Text()), Setting("alphabet", Word(("bytes", "chars")), "bytes"), _HOLDOUT)),
+    Signature("stdlib", (_HOLDOUT,)),
+    Signature(
+        "tokens",
+        (
+            Setting("path", Text()),
+            Setting("dtype", Word(("u8", "u16", "u32", "i32", "i64")), "u16"),
+            _HOLDOUT,
+        ),
+    ),
+    Signature("arrays", (Setting("path", Text()), _HOLDOUT)),
+    Signature("random"),
+)
+
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))
+CHECKPOINT = _table(
+    Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
+)
+
+# `model`, `layout` and `schedule` name what is declared; they are looked up before the other entries.
+TRAIN = Signature(
+    "train",
+    (
+        Setting("data", Calls(DATA)),
+        Setting("optimizer", Calls(OPTIMIZERS)),
+        Setting("steps", Number(integer=True, least=1, most=1 << 62)),
+        Setting("precision", Word(("f32", "bf16", "f64")), "f32"),
+        Setting("clip", POSITIVE, None),
+        Setting("seed", Number(integer=True, least=0, most=(1 << 63) - 1), 0),
+        Setting("eval", Calls(EVALUATION), None),
+        Setting("checkpoint", Calls(CHECKPOINT), None),
+    ),
+)
+CHOICES = ("model", "layout", "schedule")
+
+# ---------------------------------------------------------------- parameters and samples
+
+RANDOM = (
+    Signature("normal", (Setting("deviation", NOT_NEGATIVE),)),
+    Signature("uniform", (Setting("bound", NOT_NEGATIVE),)),
+)
+INITIAL = _table(
+    *RANDOM,
+    Signature("zeros"),
+    Signature("ones"),
+    Signature("constant", (Setting("value", Number()),)),
+    Signature("xavier"),
+    Signature("kaiming"),
+)
+SAMPLED = _table(*RANDOM)
+
+# ---------------------------------------------------------------- mesh
+
+# The figures behind these names stand in `partita.compiler.costs`.
+DEVICES = _table(
+    *(Signature(name) for name in ("cpu", "a100", "h100", "h200", "b200")),
+    Signature(
+        "device",
+        (
+            Setting("flops", Number(FLOPS, above=0)),
+            Setting("memory", Number(BYTES, integer=True, least=1)),
+            Setting("bandwidth", Number(BYTES_PER_SECOND, above=0)),
+        ),
+    ),
+)
+LINKS = _table(
+    *(
+        Signature(name)
+        for name in ("memory", "nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5", "ib200", "ib400", "ib800", "ethernet")
+    ),
+    Signature(
+        "link",
+        (
+            Setting("bandwidth", Number(BYTES_PER_SECOND, above=0)),
+            Setting("latency", Number(SECONDS, least=0)),
+        ),
+    ),
+)
+
+# ---------------------------------------------------------------- expect
+
+
+@frozen(eq=False)
+class Measure:
+    """What a claim may be about: what its limit measures, and what it takes in parentheses."""
+
+    limit: Number
+    takes: tuple[Setting, ...] = ()
+
+
+_ALONG = (Setting("axis", MeshAxisName()),)
+MEASURES = {
+    "peak_memory": Measure(Number(BYTES)),
+    "bubble": Measure(Number(RATIO)),
+    "mfu": Measure(Number(RATIO)),
+    "collectives": Measure(Number(), _ALONG),
+    "bytes": Measure(Number(BYTES), _ALONG),
+}

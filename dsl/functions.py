@@ -1,0 +1,201 @@
+"""The tensor functions of the language: what each takes, and the rule that gives its result a type.
+
+A rule reads the arguments of one call (`Use`) and returns the result's type and the `options` of the `Apply` that the
+call becomes; it raises `Refused` where the arguments do not fit. The rules stand in `partita.dsl.rules` (arithmetic)
+and `partita.dsl.reshaping` (what renames axes or changes sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from attrs import frozen
+
+from partita.dsl import spec
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.source import Span
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+from partita.dsl.units import Quantity
+
+REQUIRED: Final = object()
+
+# What a slot takes. TENSORS takes all positional arguments; OPERAND a tensor or a number.
+TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"
+NUMBER, FLAG, DTYPE = "number", "flag", "dtype"
+
+
+@frozen
+class Slot:
+    """A parameter of a function. `default` is REQUIRED where there is none."""
+
+    name: str
+    kind: str = TENSOR
+    default: Any = REQUIRED
+
+
+@frozen(eq=False)
+class Tensor:
+    """A value of the body that is being checked, as an argument. `text` is what the user wrote."""
+
+    value: int
+    type: Type
+    text: str
+    span: Span
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.type}"
+
+
+@frozen(eq=False)
+class Constant:
+    """A number or boolean that is known when the file is checked."""
+
+    value: Quantity | bool
+    text: str
+    span: Span
+
+    def literal(self, dtype: str) -> spec.Literal:
+        """The constant as an operand beside tensors of a dtype; Refused where it is no value of that dtype."""
+        value = self.value
+        if isinstance(value, bool):
+            if dtype != "bool":
+                raise refuse("E0205", f"`{self.text}` is no {dtype}", self.span)
+            return spec.Literal(value)
+        number = value.value
+        if dtype == "bool":
+            raise refuse("E0205", f"`{self.text}` is a number, not a boolean", self.span)
+        if number == int(number):
+            if dtype in INTEGERS and abs(number) >= 2 ** (31 if dtype == "i32" else 63):
+                raise refuse("E0214", f"`{self.text}` is out of the range of {dtype}", self.span)
+            return spec.Literal(int(number))
+        if dtype in INTEGERS:
+            help = "cast the tensor: `cast(x, f32)`"
+            raise refuse("E0205", f"`{self.text}` is no integer, and the tensor is {dtype}", self.span, help=help)
+        return spec.Literal(float(number))
+
+
+@frozen(eq=False)
+class Turn:
+    """`left -> right` among the arguments; `many` says which sides were written as lists."""
+
+    left: tuple[Axis, ...]
+    right: tuple[Axis, ...]
+    many: tuple[bool, bool]
+    span: Span
+
+
+Bound: TypeAlias = Any  # Tensor | Constant | Axis | tuple[Axis, ...] | float | int | bool | str | None, by kind
+Typed: TypeAlias = tuple[Type, Mapping[str, Any]]
+
+
+@frozen(eq=False)
+class Use:
+    """One call of a function: its arguments by slot, its arrows, and how to refuse it."""
+
+    function: str
+    span: Span
+    arguments: Mapping[str, Bound]
+    spans: Mapping[str, Span]
+    turns: tuple[Turn, ...] = ()
+
+    def __getitem__(self, slot: str) -> Bound:
+        return self.arguments[slot]
+
+    def refuse(
+        self, code: str, message: str, slot: str | None = None, help: str | None = None, also: Iterable[object] = ()
+    ) -> Refused:
+        """A refusal that points to an argument (or the whole call) and shows the tensors that take part."""
+        notes = [str(value) for value in self.tensors] + [str(note) for note in also]
+        place = self.spans.get(slot, self.span) if slot else self.span
+        return refuse(code, message, place, notes=notes, help=help)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the arguments, in order."""
+        found: list[Tensor] = []
+        for value in self.arguments.values():
+            found.extend(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
+        return tuple(found)
+
+    # ------------------------------------------------------------ what most rules ask
+
+    def floating(self, *slots: str) -> str:
+        """The float dtype that the tensors of these slots (those given) have in common."""
+        dtype = ""
+        for slot in slots:
+            value = self.arguments[slot]
+            if not isinstance(value, Tensor):
+                continue
+            if value.type.dtype not in FLOATS:
+                message = f"`{self.function}` needs floats, and `{value.text}` is {value.type.dtype}"
+                raise self.refuse("E0205", message, slot, f"`cast({value.text}, f32)`")
+            if dtype and value.type.dtype != dtype:
+                message = f"`{value.text}` is {value.type.dtype}, the other {dtype}"
+                raise self.refuse("E0205", message, slot, f"`cast({value.text}, {dtype})`")
+            dtype = value.type.dtype
+        return dtype
+
+    def integers(self, slot: str) -> None:
+        """Require a tensor of integers."""
+        value = self.arguments[slot]
+        if value.type.dtype not in INTEGERS:
+            message = f"`{self.function}` needs integers, and `{value.text}` is {value.type.dtype}"
+            raise self.refuse("E0205", message, slot)
+
+    def has(self, slot: str, axes: Iterable[Axis], place: str = "over") -> None:
+        """Require the axes in the tensor of a slot; the refusal points to the slot that named them."""
+        value = self.arguments[slot]
+        for axis in axes:
+            if not value.type.has(axis.name):
+                raise self.refuse(
+                    "E0203",
+                    f"`{value.text}` has no axis `{axis.name}`",
+                    place,
+                    f"axes of `{value.text}`: {', '.join(value.type.names) or 'none'}",
+                )
+
+    def within(self, slot: str, names: Iterable[str], whose: str) -> None:
+        """Require that the tensor of a slot has no other axes than these."""
+        value = self.arguments[slot]
+        allowed = set(names)
+        for name in value.type.names:
+            if name not in allowed:
+                message = f"axis `{name}` of `{value.text}` is not among {whose}"
+                raise self.refuse("E0204", message, slot)
+
+
+Rule: TypeAlias = Callable[[Use], Typed]
+
+
+@frozen
+class Function:
+    """A function of the language. `turns`: how many arrows it takes, at least and at most (None: any number)."""
+
+    name: str
+    slots: tuple[Slot, ...]
+    rule: Rule
+    turns: tuple[int, int | None] = (0, 0)
+
+
+FUNCTIONS: dict[str, Function] = {}
+LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # known names without a meaning yet
+
+
+def function(
+    *names: str, slots: Iterable[Slot | str], turns: tuple[int, int | None] = (0, 0)
+) -> Callable[[Rule], Rule]:
+    """Register a rule for functions of these names; a slot given by name alone takes a tensor."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            full = tuple(Slot(slot) if isinstance(slot, str) else slot for slot in slots)
+            FUNCTIONS[name] = Function(name, full, rule, turns)
+        return rule
+
+    return register
+
+
+def names(axes: Iterable[Axis]) -> tuple[str, ...]:
+    """Axis names in order."""
+    return tuple(axis.name for axis in axes)

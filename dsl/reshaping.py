@@ -1,0 +1,147 @@
+"""Typing rules of what renames axes or changes sizes: an arrow says which axes become which.
+
+New axes stand in the place of the (first) axis that they come from; `expand` adds them at the end.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from partita.dsl.functions import AXES, NUMBER, TENSORS, Slot, Turn, Typed, Use, function, names
+from partita.dsl.source import Span
+from partita.dsl.types import Axis, Type
+
+
+def _unique(use: Use, type: Type, span: Span | None = None) -> Type:
+    seen: set[str] = set()
+    for name in type.names:
+        if name in seen:
+            raise use.refuse("E0216", f"the result would have axis `{name}` twice")
+        seen.add(name)
+    return type
+
+
+def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ...]) -> Type:
+    """The axes of x with some removed, and others where the first of those stood."""
+    axes: list[Axis] = []
+    for axis in x.axes:
+        if axis.name == removed[0]:
+            axes.extend(added)
+        elif axis.name not in removed:
+            axes.append(axis)
+    return _unique(use, Type(x.dtype, tuple(axes)))
+
+
+def _one_to_one(use: Use, turn: Turn) -> tuple[Axis, Axis]:
+    if len(turn.left) != 1 or len(turn.right) != 1:
+        raise use.refuse("E0223", f"`{use.function}` takes one axis on each side of the arrow")
+    return turn.left[0], turn.right[0]
+
+
+def _present(use: Use, turn: Turn) -> None:
+    x = use["x"]
+    for axis in turn.left:
+        if not x.type.has(axis.name):
+            help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
+            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", help=help)
+
+
+@function("expand", slots=["x", Slot("axes", AXES)])
+def _expand(use: Use) -> Typed:
+    x, added = use["x"].type, use["axes"]
+    for axis in added:
+        if x.has(axis.name):
+            raise use.refuse("E0204", f"`{use['x'].text}` has axis `{axis.name}` already", "axes")
+    return Type(x.dtype, (*x.axes, *added)), {"axes": names(added)}
+
+
+@function("rename", slots=["x"], turns=(1, None))
+def _rename(use: Use) -> Typed:
+    x = use["x"].type
+    pairs: dict[str, Axis] = {}
+    for turn in use.turns:
+        _present(use, turn)
+        left, right = _one_to_one(use, turn)
+        if left.name in pairs:
+            raise use.refuse("E0223", f"axis `{left.name}` is renamed twice")
+        if left.size != right.size:
+            raise use.refuse("E0215", f"`{left.name}` and `{right.name}` differ in size", also=(left, right))
+        pairs[left.name] = right
+    renamed = Type(x.dtype, tuple(pairs.get(axis.name, axis) for axis in x.axes))
+    return _unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
+
+
+@function("split", slots=["x"], turns=(1, 1))
+def _split(use: Use) -> Typed:
+    (turn,) = use.turns
+    if len(turn.left) != 1 or not turn.right:
+        raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", help="`a -> [b, c]`")
+    _present(use, turn)
+    (axis,) = turn.left
+    size = prod(part.size for part in turn.right)
+    if size != axis.size:
+        message = f"`{axis.name}` has size {axis.size}, its parts together {size}"
+        raise use.refuse("E0215", message, also=turn.right)
+    type = _replaced(use, use["x"].type, (axis.name,), turn.right)
+    return type, {"axis": axis.name, "into": names(turn.right)}
+
+
+@function("merge", slots=["x"], turns=(1, 1))
+def _merge(use: Use) -> Typed:
+    (turn,) = use.turns
+    if len(turn.right) != 1 or not turn.left:
+        raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", help="`[a, b] -> c`")
+    _present(use, turn)
+    if len(set(names(turn.left))) < len(turn.left):
+        raise use.refuse("E0223", "`merge` names an axis twice")
+    (axis,) = turn.right
+    size = prod(part.size for part in turn.left)
+    if size != axis.size:
+        message = f"`{axis.name}` has size {axis.size}, what is merged {size}"
+        raise use.refuse("E0215", message, also=(*turn.left, axis))
+    x = use["x"].type
+    first = min(names(turn.left), key=x.position)
+    removed = (first, *(name for name in names(turn.left) if name != first))
+    return _replaced(use, x, removed, (axis,)), {"axes": names(turn.left), "into": axis.name}
+
+
+@function("concat", slots=[Slot("tensors", TENSORS)], turns=(1, 1))
+def _concat(use: Use) -> Typed:
+    (turn,) = use.turns
+    tensors = use["tensors"]
+    if len(turn.left) != len(tensors) or len(turn.right) != 1:
+        raise use.refuse(
+            "E0223",
+            f"`concat` of {len(tensors)} tensors takes as many axes on the left, one on the right",
+            help="`concat(a, b, [left, right] -> both)`",
+        )
+    first, (into,) = tensors[0], turn.right
+    for tensor, axis in zip(tensors, turn.left, strict=True):
+        if not tensor.type.has(axis.name):
+            raise use.refuse("E0203", f"`{tensor.text}` has no axis `{axis.name}`")
+        if tensor.type.dtype != first.type.dtype:
+            raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
+        rest, other = tensor.type.without([axis.name]), first.type.without([turn.left[0].name])
+        if set(rest.names) != set(other.names):
+            raise use.refuse("E0204", "what is joined must have the same axes but for the joined ones")
+    size = sum(axis.size for axis in turn.left)
+    if size != into.size:
+        message = f"`{into.name}` has size {into.size}, what is joined {size}"
+        raise use.refuse("E0215", message, also=(*turn.left, into))
+    type = _replaced(use, first.type, (turn.left[0].name,), (into,))
+    return type, {"axes": names(turn.left), "into": into.name}
+
+
+@function("slice", slots=["x", Slot("start", NUMBER, 0)], turns=(1, 1))
+def _slice(use: Use) -> Typed:
+    (turn,) = use.turns
+    _present(use, turn)
+    axis, into = _one_to_one(use, turn)
+    start = use["start"]
+    if start != int(start) or start < 0:
+        raise use.refuse("E0214", "`start` is an integer from 0", "start")
+    if start + into.size > axis.size:
+        message = f"`{into.name}` from {int(start)} ends after the end of `{axis.name}`"
+        raise use.refuse("E0215", message, "start", also=(axis, into))
+    type = _replaced(use, use["x"].type, (axis.name,), (into,))
+    return type, {"axis": axis.name, "into": into.name, "start": int(start)}

@@ -1,0 +1,315 @@
+"""Typing rules of arithmetic: elementwise functions, products, reductions, norms, losses, positions.
+
+The order of a result's axes: that of the operand that has them all; for `dot`, the first operand's, then the
+second's; for `embedding`, the ids', then the table's.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from partita.dsl.functions import (
+    AXES,
+    AXIS,
+    DTYPE,
+    FLAG,
+    NUMBER,
+    OPERAND,
+    Constant,
+    Slot,
+    Tensor,
+    Typed,
+    Use,
+    function,
+    names,
+)
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+
+OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
+OPTIONAL_OVER = Slot("over", AXES, None)
+
+ARITHMETIC = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+COMPARISONS = {
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+    "==": "equal",
+    "!=": "not_equal",
+}
+OPERATORS = ARITHMETIC | COMPARISONS
+
+
+# ---------------------------------------------------------------- elementwise
+
+
+def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
+    """The axes of the operand whose axes include those of the others."""
+    tensors = [use[slot] for slot in slots if isinstance(use[slot], Tensor)]
+    everything = {name for tensor in tensors for name in tensor.type.names}
+    for tensor in tensors:
+        if len(tensor.type.axes) == len(everything):
+            axes: tuple[Axis, ...] = tensor.type.axes
+            return axes
+    largest = max(tensors, key=lambda tensor: len(tensor.type.axes))
+    missing = sorted(everything - set(largest.type.names))
+    raise use.refuse(
+        "E0204",
+        f"no operand of `{use.function}` has all axes of the others",
+        help=f"`expand({largest.text}, {missing[0] if len(missing) == 1 else '[' + ', '.join(missing) + ']'})`",
+    )
+
+
+def common_dtype(use: Use, *slots: str) -> str:
+    """The dtype that the tensors of the slots share; constants take it."""
+    tensors = [(slot, use[slot]) for slot in slots if isinstance(use[slot], Tensor)]
+    dtype: str = tensors[0][1].type.dtype
+    for slot, tensor in tensors[1:]:
+        if tensor.type.dtype != dtype:
+            message = f"`{use.function}` of {dtype} and {tensor.type.dtype}"
+            target = dtype if dtype in FLOATS else tensor.type.dtype if tensor.type.is_float else dtype
+            wrong = tensor if tensor.type.dtype != target else tensors[0][1]
+            raise use.refuse("E0205", message, slot, f"`cast({wrong.text}, {target})`")
+    for slot in slots:
+        if isinstance(use[slot], Constant):
+            use[slot].literal(dtype)
+    return dtype
+
+
+def _numeric(use: Use, dtype: str, slot: str) -> None:
+    if dtype == "bool":
+        raise use.refuse("E0205", f"`{use.function}` needs numbers, not booleans", slot, "`cast(x, f32)`")
+
+
+@function(*ARITHMETIC.values(), "maximum", "minimum", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _arithmetic(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    _numeric(use, dtype, "a")
+    if use.function == "divide" and dtype in INTEGERS:
+        raise use.refuse("E0205", "integers cannot be divided", help="cast them first: `cast(x, f32)`")
+    return Type(dtype, widest(use, "a", "b")), {}
+
+
+@function(*COMPARISONS.values(), slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _comparison(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    if use.function not in ("equal", "not_equal"):
+        _numeric(use, dtype, "a")
+    return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])
+def _where(use: Use) -> Typed:
+    condition = use["condition"]
+    if condition.type.dtype != "bool":
+        message = f"the condition of `where` is {condition.type.dtype}, not bool"
+        raise use.refuse("E0205", message, "condition", f"compare it: `{condition.text} != 0`")
+    a, b = use["a"], use["b"]
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        dtype = "bool" if isinstance(a.value, bool) else "f32"
+        a.literal(dtype), b.literal(dtype)
+    else:
+        dtype = common_dtype(use, "a", "b")
+    return Type(dtype, widest(use, "condition", "a", "b")), {}
+
+
+@function("relu", "gelu", "silu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", slots=["x"])
+def _pointwise(use: Use) -> Typed:
+    use.floating("x")
+    return use["x"].type, {}
+
+
+@function("abs", "negate", slots=["x"])
+def _signed(use: Use) -> Typed:
+    _numeric(use, use["x"].type.dtype, "x")
+    return use["x"].type, {}
+
+
+@function("cast", slots=["x", Slot("dtype", DTYPE)])
+def _cast(use: Use) -> Typed:
+    return use["x"].type.with_dtype(use["dtype"]), {"dtype": use["dtype"]}
+
+
+@function("stop_gradient", slots=["x"])
+def _stop_gradient(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
+@function("dropout", slots=["x", Slot("rate", NUMBER)])
+def _dropout(use: Use) -> Typed:
+    use.floating("x")
+    if not 0 <= use["rate"] < 1:
+        raise use.refuse("E0214", "the rate of `dropout` is at least 0 and below 1", "rate")
+    return use["x"].type, {"rate": float(use["rate"])}
+
+
+# ---------------------------------------------------------------- products
+
+
+@function("dot", slots=["a", "b", OVER])
+def _dot(use: Use) -> Typed:
+    dtype = use.floating("a", "b")
+    a, b, over = use["a"].type, use["b"].type, names(use["over"])
+    shared = [name for name in a.names if b.has(name)]
+    for tensor in (use["a"], use["b"]):
+        for name in over:
+            if not tensor.type.has(name):
+                raise use.refuse(
+                    "E0203",
+                    f"`{tensor.text}` has no axis `{name}` to sum over",
+                    "over",
+                    f"axes they share: {', '.join(shared) or 'none'}",
+                )
+    axes = [axis for axis in a.axes if axis.name not in over]
+    axes += [axis for axis in b.axes if axis.name not in over and not a.has(axis.name)]
+    return Type(dtype, tuple(axes)), {"over": over}
+
+
+@function(
+    "attend",
+    slots=[
+        "q",
+        "k",
+        "v",
+        OVER_ONE,
+        Slot("along", AXIS),
+        Slot("causal", FLAG, False),
+        Slot("mask", default=None),
+        Slot("bias", default=None),
+        Slot("scale", NUMBER, None),
+    ],
+)
+def _attend(use: Use) -> Typed:
+    dtype = use.floating("q", "k", "v", "bias")
+    q, over, along = use["q"].type, use["over"], use["along"]
+    if over.name == along.name:
+        raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
+    use.has("q", [along], "along")
+    for slot in ("k", "v"):
+        use.has(slot, [over])
+        use.has(slot, [along], "along")
+        use.within(slot, (*q.names, over.name), "the axes of the query")
+    if use["causal"] and not q.has(over.name):
+        raise use.refuse("E0203", f"`causal` needs axis `{over.name}` on `{use['q'].text}` too", "causal")
+    if use["mask"] is not None and use["mask"].type.dtype != "bool":
+        raise use.refuse("E0205", f"a mask is bool, not {use['mask'].type.dtype}", "mask")
+    for slot in ("mask", "bias"):
+        if use[slot] is not None:
+            allowed = [name for name in (*q.names, over.name) if name != along.name]
+            use.within(slot, allowed, "the axes of the scores")
+    scale = 1 / sqrt(along.size) if use["scale"] is None else float(use["scale"])
+    return Type(dtype, q.axes), {
+        "over": over.name,
+        "along": along.name,
+        "causal": use["causal"],
+        "scale": scale,
+        "mask": use["mask"] is not None,
+        "bias": use["bias"] is not None,
+    }
+
+
+@function("embedding", slots=["ids", "table", OVER_ONE])
+def _embedding(use: Use) -> Typed:
+    use.integers("ids")
+    dtype = use.floating("table")
+    ids, table, over = use["ids"].type, use["table"].type, use["over"]
+    use.has("table", [over])
+    if ids.has(over.name):
+        message = f"`{use['ids'].text}` has the axis `{over.name}` that it is to index"
+        raise use.refuse("E0204", message, "ids")
+    rest = [axis for axis in table.axes if axis.name != over.name and not ids.has(axis.name)]
+    return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
+
+
+@function("rope", slots=["x", OVER_ONE, Slot("pairs", AXIS), Slot("base", NUMBER, 10_000.0)])
+def _rope(use: Use) -> Typed:
+    use.floating("x")
+    over, pairs = use["over"], use["pairs"]
+    use.has("x", [over])
+    use.has("x", [pairs], "pairs")
+    if over.name == pairs.name:
+        raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
+    if pairs.size % 2:
+        raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size} and no two halves", "pairs")
+    if use["base"] <= 0:
+        raise use.refuse("E0214", "the base of `rope` is positive", "base")
+    return use["x"].type, {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
+
+
+@function("iota", slots=[Slot("axis", AXIS)])
+def _iota(use: Use) -> Typed:
+    return Type("i64", (use["axis"],)), {"axis": use["axis"].name}
+
+
+# ---------------------------------------------------------------- reductions, norms, losses
+
+
+@function("sum", "mean", "max", "min", slots=["x", OPTIONAL_OVER])
+def _reduction(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    if use.function == "mean":
+        use.floating("x")
+    over = x.axes if use["over"] is None else use["over"]
+    use.has("x", over)
+    return x.without(names(over)), {"over": names(over)}
+
+
+@function("softmax", "log_softmax", slots=["x", OVER])
+def _softmax(use: Use) -> Typed:
+    use.floating("x")
+    use.has("x", use["over"])
+    return use["x"].type, {"over": names(use["over"])}
+
+
+@function(
+    "layer_norm",
+    "rms_norm",
+    slots=["x", OVER, Slot("scale", default=None), Slot("shift", default=None), Slot("eps", NUMBER, 1e-5)],
+)
+def _norm(use: Use) -> Typed:
+    use.floating("x", "scale", "shift")
+    use.has("x", use["over"])
+    for slot in ("scale", "shift"):
+        if use[slot] is not None:
+            use.within(slot, use["x"].type.names, f"those of `{use['x'].text}`")
+    if use["eps"] < 0:
+        raise use.refuse("E0214", "`eps` is not negative", "eps")
+    options: dict[str, Any] = {"over": names(use["over"]), "eps": float(use["eps"])}
+    return use["x"].type, options | {slot: use[slot] is not None for slot in ("scale", "shift")}
+
+
+def _labelled(use: Use) -> None:
+    """Logits of floats and targets of integers with the logits' axes but for `over`."""
+    use.floating("logits")
+    use.integers("targets")
+    use.has("logits", [use["over"]])
+    rest = use["logits"].type.without([use["over"].name])
+    if set(rest.names) != set(use["targets"].type.names):
+        message = f"the targets must have the axes of the logits without `{use['over'].name}`"
+        raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]")
+
+
+@function("cross_entropy", slots=["logits", "targets", OVER_ONE, Slot("weights", default=None)])
+def _cross_entropy(use: Use) -> Typed:
+    _labelled(use)
+    if use["weights"] is not None:
+        if not use["weights"].type.is_float:
+            message = f"the weights are {use['weights'].type.dtype}"
+            raise use.refuse("E0205", message, "weights", f"`cast({use['weights'].text}, f32)`")
+        use.within("weights", use["targets"].type.names, "those of the targets")
+    return Type("f32"), {"over": use["over"].name, "weights": use["weights"] is not None}
+
+
+@function("accuracy", slots=["logits", "targets", OVER_ONE])
+def _accuracy(use: Use) -> Typed:
+    _labelled(use)
+    return Type("f32"), {"over": use["over"].name}
+
+
+@function("mse", slots=["a", "b"])
+def _mse(use: Use) -> Typed:
+    use.floating("a", "b")
+    widest(use, "a", "b")
+    return Type("f32"), {}

@@ -1,0 +1,185 @@
+"""Calls and values outside of models, held against the tables of `partita.dsl.builtins`.
+
+What comes out is complete (defaults filled in), converted to plain units, and needs no further look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fractions import Fraction
+from typing import Any
+
+from partita.dsl import constants, tree
+from partita.dsl.arguments import bind
+from partita.dsl.builtins import (
+    REQUIRED,
+    AxisName,
+    Calls,
+    Flag,
+    Kind,
+    MeshAxisName,
+    Number,
+    Several,
+    Signature,
+    Text,
+    Word,
+)
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.spec import Call
+from partita.dsl.units import EXAMPLES, PLAIN, Quantity
+
+
+class Settings:
+    """Reads settings; knows the axes and mesh axes that they may name."""
+
+    def __init__(
+        self, report: Report, axes: Collection[str] = (), used: set[str] | None = None, mesh_axes: Collection[str] = ()
+    ) -> None:
+        self.report, self.axes, self.mesh_axes = report, axes, mesh_axes
+        self.used = used if used is not None else set()
+
+    def call(
+        self,
+        call: tree.Call,
+        signatures: Mapping[str, Signature],
+        what: str,
+        lookup: constants.Lookup = constants.no_names,
+    ) -> Call | None:
+        """A call of one of the signatures (`what` says what they are); None after reporting what is wrong."""
+        signature = signatures.get(call.name.text)
+        if signature is None:
+            help = suggestion(call.name.text, signatures, "there are")
+            self.report.error("E0309", f"unknown {what} `{call.name.text}`", call.name.span, help=help)
+            return None
+        for argument in call.arguments:
+            if isinstance(argument.value, tree.Arrow):
+                self.report.error("E0306", f"`{signature.name}` takes no arrow", argument.span)
+                return None
+        given = bind(call, signature.names, signature.required, self.report)
+        if given is None:
+            return None
+        arguments, complete = {}, True
+        for setting in signature.settings:
+            if setting.name not in given:
+                arguments[setting.name] = setting.default
+                continue
+            value = self.value(given[setting.name], setting.kind, f"`{setting.name}`", lookup)
+            complete = complete and value is not None
+            arguments[setting.name] = value
+        return Call(signature.name, arguments, call.span) if complete else None
+
+    def value(
+        self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup = constants.no_names
+    ) -> Any:
+        """A value of a kind; None after reporting what is wrong. `what` is how messages call it."""
+        try:
+            return self._convert(tree.bare(written), kind, what, lookup)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def _convert(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup) -> Any:
+        match kind:
+            case Number():
+                return number(constants.evaluate(written, lookup), kind, written, what)
+            case Flag():
+                if isinstance(written, tree.Boolean):
+                    return written.value
+                raise refuse("E0306", f"{what} is `true` or `false`", written.span)
+            case Text():
+                if isinstance(written, tree.String) and written.value and "\0" not in written.value:
+                    return written.value
+                raise refuse("E0306", f"{what} is a string", written.span, help='write it in quotation marks: "…"')
+            case Word(choices):
+                return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")
+            case AxisName():
+                name = self._word(written, self.axes, f"{what} is the name of an axis", "E0202", "axis")
+                self.used.add(name)
+                return name
+            case MeshAxisName():
+                message = f"{what} is the name of a mesh axis"
+                return self._word(written, self.mesh_axes, message, "E0313", "mesh axis")
+            case Several(inner, count):
+                if not isinstance(written, tree.List) or len(written.items) != count:
+                    raise refuse("E0306", f"{what} is a list of {count} numbers", written.span)
+                return tuple(self._convert(tree.bare(item), inner, what, lookup) for item in written.items)
+            case Calls():
+                return self._nested(written, kind, what, lookup)
+
+    def _word(
+        self, written: tree.Expression, choices: Collection[str], message: str, code: str = "E0306", kind: str = ""
+    ) -> str:
+        name = tree.single(written)
+        if name is None:
+            raise refuse("E0306", message, written.span)
+        if name.text not in choices:
+            headline = f"unknown {kind} `{name.text}`" if kind else f"{message}, not `{name.text}`"
+            raise refuse(code, headline, name.span, help=suggestion(name.text, choices))
+        return name.text
+
+    def _nested(self, written: tree.Expression, kind: Calls, what: str, lookup: constants.Lookup) -> Call | None:
+        noun = what.strip("`")
+        if isinstance(written, tree.Call):
+            return self.call(written, kind.signatures, noun, lookup)
+        name = tree.single(written)
+        if name is not None:
+            call = tree.Call(name, (), name.span)
+            if kind.bare or name.text not in kind.signatures:
+                return self.call(call, kind.signatures, noun, lookup)
+            raise refuse("E0306", f"`{name.text}` must be called", name.span, help=f"write `{name.text}(…)`")
+        if kind.number is not None and not isinstance(written, tree.String | tree.List | tree.Boolean):
+            (setting,) = kind.signatures[kind.number].settings
+            value = self._convert(written, setting.kind, what, lookup)
+            return Call(kind.number, {setting.name: value}, written.span)
+        raise refuse("E0306", f"{what} is one of {listed(kind.signatures, 'or')}", written.span)
+
+    def table(
+        self, entries: Collection[tree.Entry], signature: Signature, others: Collection[str] = ()
+    ) -> dict[str, Any] | None:
+        """The entries of a table by key, complete; keys in `others` are left to the caller. None after an error."""
+        report, errors = self.report, self.report.errors
+        kinds = {setting.name: setting.kind for setting in signature.settings}
+        found: dict[str, Any] = {}
+        seen: dict[str, tree.Entry] = {}
+        for entry in entries:
+            key = entry.key.text
+            if key in seen:
+                notes = [f"the first is at {seen[key].key.span.place}"]
+                report.error("E0304", f"`{key}` is given twice", entry.key.span, notes)
+                continue
+            seen[key] = entry
+            if key in kinds:
+                found[key] = self.value(entry.value, kinds[key], f"`{key}`")
+            elif key not in others:
+                help = suggestion(key, [*kinds, *others], "there are")
+                report.error("E0303", f"`{signature.name}` has no entry `{key}`", entry.key.span, help=help)
+        for setting in signature.settings:
+            if setting.name not in seen and setting.default is not REQUIRED:
+                found[setting.name] = setting.default
+        return found if report.errors == errors else None
+
+
+def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str) -> float | int:
+    """A quantity in the plain unit of what is asked for; Refused: E0306 to E0308."""
+    value = quantity.value
+    if quantity.dimension != kind.dimension:
+        example = EXAMPLES[kind.dimension]
+        if kind.dimension == PLAIN:
+            message = f"{what} is a plain number, without a unit"
+        else:
+            message = f"{what} is a {kind.dimension}, and needs its unit"
+        raise refuse("E0307", message, written.span, help=f"such as `{example}`")
+    if kind.integer and not (isinstance(value, Fraction) and value.denominator == 1):
+        raise refuse("E0306", f"{what} is an integer, not {constants.shown(quantity)}", written.span)
+    unit = "%" if kind.dimension == "ratio" else ""
+    for bound, ok, phrase in (
+        (kind.least, lambda b: value >= b, "at least"),
+        (kind.above, lambda b: value > b, "above"),
+        (kind.most, lambda b: value <= b, "at most"),
+        (kind.below, lambda b: value < b, "below"),
+    ):
+        if bound is not None and not ok(bound):
+            limit = f"{bound * 100 if unit else bound:g}{unit}" if bound < 1e6 else f"{bound}"
+            raise refuse("E0308", f"{what} must be {phrase} {limit}", written.span)
+    return int(value) if kind.integer else float(value)

@@ -1,0 +1,173 @@
+"""Hypothesis strategies: shapes, lawful schedules, mutants of them, messages, costs."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from hypothesis import strategies as st
+
+from partita.compiler.communication import default_messages
+from partita.compiler.instructions import BACK, ONWARD, Message
+from partita.compiler.schedules import SCHEDULES, make
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHT,
+    WHOLE_BACKWARD,
+    Action,
+    Schedule,
+    loop_placement,
+    peak_live,
+)
+from partita.compiler.simulator import Costs
+
+
+@frozen
+class Shape:
+    """The size of a pipeline. `group` is a legal group of microbatches for interleaved orders."""
+
+    ranks: int
+    chunks: int
+    microbatches: int
+    group: int
+
+
+@st.composite
+def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12) -> Shape:
+    """Shapes from 1 rank, 1 chunk and 1 microbatch up; groups from P to twice P."""
+    ranks = draw(st.integers(1, max_ranks))
+    return Shape(
+        ranks,
+        draw(st.integers(1, max_chunks)),
+        draw(st.integers(1, max_microbatches)),
+        draw(st.integers(ranks, 2 * ranks)),
+    )
+
+
+@st.composite
+def named_schedules(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
+    """The schedules that users can name, over shapes from `of`."""
+    shape = draw(of if of is not None else shapes())
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    arguments = {"group": shape.group} if name == "interleaved_1f1b" else {}
+    chunks = 1 if name in ("gpipe", "one_f_one_b") else shape.chunks
+    return make(name, shape.ranks, chunks, shape.microbatches, **arguments)
+
+
+@st.composite
+def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
+    """Lawful schedules that follow no rule.
+
+    At each moment any rank runs any action whose inputs are there: placements in a loop, in a V or at random,
+    backwards split or not for each microbatch. As the actions of all ranks stand in one order in time, the
+    ranks cannot wait for each other. The bound is the peak that comes out.
+    """
+    shape = draw(of if of is not None else shapes(4, 3, 5))
+    P, V, M = shape.ranks, shape.chunks, shape.microbatches
+    placement = draw(_placements(P, V))
+    home = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
+    split = draw(st.lists(st.booleans(), min_size=M, max_size=M))
+    random = draw(st.randoms(use_true_random=False))
+    # The next microbatch of each part of each stage; a part may run when the part before it is further on.
+    following = {(part, stage): 0 for part in (FORWARD, BACKWARD, WEIGHT) for stage in range(P * V)}
+    actions: list[list[Action]] = [[] for _ in range(P)]
+
+    def ready(part: str, stage: int) -> bool:
+        m = following[part, stage]
+        if m == M or (part == WEIGHT and not split[m]):
+            return False
+        if part == FORWARD:
+            return stage == 0 or following[FORWARD, stage - 1] > m
+        if part == WEIGHT:
+            return following[BACKWARD, stage] > m
+        arrived = stage == P * V - 1 or following[BACKWARD, stage + 1] > m
+        # A whole backward accumulates too, and must not overtake the W of earlier microbatches.
+        in_turn = split[m] or following[WEIGHT, stage] == m
+        return arrived and in_turn and following[FORWARD, stage] > m
+
+    while possible := [key for key in following if ready(*key)]:
+        part, stage = random.choice(possible)
+        m = following[part, stage]
+        following[part, stage] += 1
+        kind = part
+        if part == BACKWARD and not split[m]:
+            following[WEIGHT, stage] += 1
+            kind = WHOLE_BACKWARD
+        rank, chunk = home[stage]
+        actions[rank].append(Action(kind, chunk, m))
+    orders = tuple(map(tuple, actions))
+    return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)))
+
+
+def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[Schedule]:
+    """Lawful schedules: named ones and random orders."""
+    return named_schedules(of) | random_orders(of)
+
+
+@st.composite
+def _placements(draw: st.DrawFn, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    form = draw(st.sampled_from(("loop", "v", "random")))
+    if form == "loop":
+        return loop_placement(ranks, chunks)
+    if form == "v":
+        return tuple(
+            tuple(c * ranks + (r if c % 2 == 0 else ranks - 1 - r) for c in range(chunks)) for r in range(ranks)
+        )
+    stages = draw(st.permutations(range(ranks * chunks)))
+    return tuple(tuple(stages[r * chunks : (r + 1) * chunks]) for r in range(ranks))
+
+
+@st.composite
+def mutants(draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None) -> tuple[Schedule, Schedule, str]:
+    """A lawful schedule, the same with one mistake, and the mistake in words.
+
+    Most mutants are unlawful; some come out lawful (two actions of different chunks swapped, say).
+    """
+    schedule = draw(of if of is not None else schedules(shapes(4, 3, 5)))
+    rank = draw(st.integers(0, schedule.ranks - 1))
+    actions = list(schedule.actions[rank])
+    i = draw(st.integers(0, len(actions) - 1))
+    j = draw(st.integers(0, len(actions) - 1))
+    action = actions[i]
+    mistake = draw(st.sampled_from(("swap", "move", "drop", "duplicate", "replace")))
+    text = f"rank {rank}: {mistake} {action}"
+    if mistake == "swap":
+        actions[i], actions[j] = actions[j], actions[i]
+        text += f" and {actions[i]}"
+    elif mistake == "move":
+        actions.insert(j, actions.pop(i))
+        text += f" to {j}"
+    elif mistake == "drop":
+        del actions[i]
+    elif mistake == "duplicate":
+        actions.insert(j, action)
+        text += f" at {j}"
+    else:
+        kind = draw(st.sampled_from(KINDS))
+        chunk = draw(st.integers(0, schedule.chunks))
+        microbatch = draw(st.integers(0, schedule.microbatches))
+        actions[i] = Action(kind, chunk, microbatch)
+        text += f" by {actions[i]}"
+    orders = (*schedule.actions[:rank], tuple(actions), *schedule.actions[rank + 1 :])
+    return schedule, evolve(schedule, actions=orders), text
+
+
+@st.composite
+def messages(draw: st.DrawFn, stages: int) -> tuple[Message, ...]:
+    """The chain, and skip connections over any number of stages with their gradients, in any order."""
+    pairs = st.tuples(st.integers(0, stages - 1), st.integers(0, stages - 1))
+    skips = [(min(pair), max(pair)) for pair in draw(st.lists(pairs, max_size=4)) if pair[0] != pair[1]]
+    extra = [Message(f"skip{i}", a, b, ONWARD, 8 * i) for i, (a, b) in enumerate(skips)]
+    extra += [Message(f"skip{i}'", b, a, BACK, 8 * i) for i, (a, b) in enumerate(skips)]
+    return tuple(draw(st.permutations((*default_messages(stages), *extra))))
+
+
+@st.composite
+def costs(draw: st.DrawFn, stages: int) -> Costs:
+    """Costs that differ by stage and kind; a whole backward is its B and W; transfers from free to slow."""
+    seconds = st.integers(1, 40).map(lambda tenths: tenths / 10)
+    table = {(stage, kind): draw(seconds) for stage in range(stages) for kind in (FORWARD, BACKWARD, WEIGHT)}
+    for stage in range(stages):
+        table[stage, WHOLE_BACKWARD] = table[stage, BACKWARD] + table[stage, WEIGHT]
+    transfer = draw(st.sampled_from((0.0, 0.1, 1.0, 5.0)))
+    return Costs(lambda stage, kind: table[stage, kind], lambda message: transfer)

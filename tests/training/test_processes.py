@@ -1,0 +1,149 @@
+"""Whole runs: the command, real processes, real signals. Few, and end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPECS = Path(__file__).parents[2] / "specs"
+SMALL = ["batch=8", "seq=32", "embed=32", "key=8", "train.steps=20", "train.eval=every(10, batches=2)"]
+
+
+def partita(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "partita", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
+    )
+
+
+def records(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(directory: Path) -> list[tuple]:
+    """What a run computed, to the last bit; throughput aside."""
+    return [
+        tuple(sorted((k, v) for k, v in record.items() if k != "tokens_per_second")) for record in records(directory)
+    ]
+
+
+def ran(tmp_path: Path, name: str, *arguments: str) -> list[tuple]:
+    done = partita("run", str(SPECS / "tiny.par"), *SMALL, *arguments, f"--run-dir={name}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return losses(tmp_path / name)
+
+
+def test_transports_and_groups_agree_bit_for_bit(tmp_path: Path):
+    gloo = ran(tmp_path, "gloo")
+    assert len(gloo) == 22
+    assert ran(tmp_path, "virtual", "--transport", "virtual") == gloo
+    assert ran(tmp_path, "group", "fast.group=4") == gloo
+    assert ran(tmp_path, "bfs", "schedule=looped_bfs") == gloo
+
+
+def test_bf16_trains(tmp_path: Path):
+    found = ran(tmp_path, "bf16", "train.precision=bf16", "train.steps=10")
+    first, last = dict(found[0])["loss"], dict(found[-2])["loss"]
+    assert last < first
+
+
+def children(supervisor: int) -> dict[int, int]:
+    """Rank → process id of a supervisor's ranks."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int(re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())[1])
+            environment = (entry / "environ").read_bytes()
+        except (OSError, TypeError):
+            continue
+        match = re.search(rb"PARTITA_RANK=(\d+)", environment)
+        if parent == supervisor and match:
+            found[int(match[1])] = int(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
+    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), "train.steps=5000", "--run-dir=run"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT)
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.1)
+        ranks = children(process.pid)
+        assert set(ranks) == {0, 1}
+        os.kill(ranks[victim], signal.SIGKILL)
+        killed = time.monotonic()
+        status = process.wait(timeout=30)
+        took = time.monotonic() - killed
+    text = (tmp_path / "out").read_text()
+    assert status == 3, text
+    assert f"rank {victim} was killed by SIGKILL" in text
+    assert "Traceback" not in text
+    assert took < 5, f"took {took:.1f} s to end\n{text}"
+    for pid in ranks.values():
+        assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path: Path):
+    command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), "train.steps=5000", "--run-dir=run"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.1)
+        ranks = children(process.pid)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
+        status = process.wait(timeout=30)
+    text = (tmp_path / "out").read_text()
+    assert status == 130, text
+    assert "Traceback" not in text, text
+    for pid in ranks.values():
+        assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
+
+
+def test_under_torchrun_on_two_nodes(tmp_path: Path):
+    """Two agents on this machine, one rank each, as on two machines."""
+    torchrun = Path(sys.executable).parent / "torchrun"
+    port = 29500 + os.getpid() % 2000
+    command = [str(torchrun), "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+               "-m", "partita", "run", str(SPECS / "tiny.par"), *SMALL, "train.steps=3"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*command, f"--run-dir=node{node}"], cwd=tmp_path, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    outputs = [node.communicate(timeout=200)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
+    assert all("loss" in output for output in outputs), "each machine shows the loss"
+
+
+def test_wrong_input_is_said_once(tmp_path: Path):
+    (tmp_path / "wrong.par").write_text("axis batch = 4\nmodel m(x: [batch]) { loss mean(y) }\n")
+    done = partita("run", "wrong.par", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("error[") == 1
+    assert "Traceback" not in done.stderr
+    done = partita("run", "missing.par", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
