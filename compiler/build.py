@@ -15,8 +15,9 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Cast, Constant
+from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Random
+from partita.compiler.ops.reduce import ArgMax
 from partita.compiler.ops.shape import Arrange, Merge, Rename, Slice, Split
 from partita.dsl import spec
 from partita.dsl.types import Type
@@ -150,7 +151,8 @@ class _Builder(Builder):
         for value in step.distribution.arguments.values():
             scale = float(value)
         if distribution in ("zeros", "ones", "constant"):
-            from partita.compiler.ops.shape import Expand
+            from partita.compiler.ops.reduce import ArgMax
+from partita.compiler.ops.shape import Expand
 
             number = {"zeros": 0.0, "ones": 1.0}.get(distribution, scale)
             scalar = self.apply(Constant(number, type.dtype))
@@ -163,6 +165,7 @@ class _Readers:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.readers: dict[Value, list[tuple[Node, int]]] = {}
+        self.producers = {value: node for node in nodes for value in node.outputs}
         roots: dict[Value, Value] = {}
         for node in nodes:
             for position, value in enumerate(node.inputs):
@@ -179,6 +182,10 @@ class _Readers:
                 sizes.append(node.inputs[1].type.axis(node.op.over).size)
             elif isinstance(node.op, NegativeLogLikelihood) and position == 1:
                 sizes.append(node.inputs[0].type.axis(node.op.over).size)
+            elif isinstance(node.op, Pointwise) and node.op.function == "equal":
+                best = self.producers.get(node.inputs[1 - position])
+                if best is not None and isinstance(best.op, ArgMax):  # accuracy
+                    sizes.append(best.inputs[0].type.axis(best.op.over).size)
         return min(sizes) if sizes else None
 
     def decays(self, value: Value) -> bool:

@@ -246,7 +246,7 @@ class _Splitter:
 
     def _cannot(self, node: Node, states: list[State]) -> Exception:
         partial = any(state in (SUM, MAX) for state in states)
-        what = f"`{node.op.label}`"
+        what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
         if partial:
             message = f"{what} is applied to a sum over `{self.batch}`, which microbatches make in parts"
             help = "after the reduction over the batch the loss may only be scaled or added to"

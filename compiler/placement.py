@@ -245,6 +245,7 @@ def _wishes(
                 "E0404",
                 f"there is no stage {max(rule.first, rule.last)}: stages are 0 to {pipeline.stages - 1}",
                 rule.span,
+                help=f"{pipeline.ranks} ranks × {pipeline.chunks} chunks make {pipeline.stages} stages",
             )
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             scopes = named_scopes(graph, path)

@@ -77,11 +77,10 @@ class Constant:
 
 @frozen(eq=False)
 class Turn:
-    """`left -> right` among the arguments; `many` says which sides were written as lists."""
+    """`left -> right` among the arguments: one axis or a list of them on each side."""
 
     left: tuple[Axis, ...]
     right: tuple[Axis, ...]
-    many: tuple[bool, bool]
     span: Span
 
 

@@ -92,11 +92,11 @@ class Token:
 # ---------------------------------------------------------------- lexer
 
 
-def tokenize(source: Source, report: Report, comments: list[Token] | None = None) -> list[Token]:
-    """The tokens of a source, the last of kind END; comments go to `comments`. Raises Full at a limit."""
+def tokenize(source: Source, report: Report, comments: list[Token] | None = None, start: int = 0) -> list[Token]:
+    """The tokens of a source from `start`, the last of kind END; comments go to `comments`. Full at a limit."""
     table = language()
     match, words, ignored = table.pattern.match, table.words, table.ignored
-    text, tokens, position, depth = source.text, [], 0, 0
+    text, tokens, position, depth = source.text, list[Token](), start, 0
     while position < len(text):
         found = match(text, position)
         if found is None:
@@ -167,9 +167,10 @@ def parse_file(source: Source, report: Report) -> tree.File:
     return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
 
 
-def parse_expression(source: Source, report: Report) -> tree.Expression | None:
-    """The tree of a single expression; None after reporting why it is none."""
-    result: tree.Expression | None = _Parser(source, tokenize(source, report), "expression", report).run()
+def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expression | None:
+    """The tree of the single expression from `start` on; None after reporting why it is none."""
+    tokens = tokenize(source, report, start=start)
+    result: tree.Expression | None = _Parser(source, tokens, "expression", report).run()
     return result
 
 

@@ -18,20 +18,21 @@ class Report:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int | None, int], Diagnostic] = {}
-        self.errors = 0
+        self.errors = 0  # met so far, each time it is met: who looks for new ones compares it before and after
         self.tokens = 0  # read so far, in all files
 
     def add(self, diagnostic: Diagnostic) -> None:
         """Take a diagnostic, unless its code was already reported at its place. Raises Full after too many."""
         span = diagnostic.span
+        self.errors += diagnostic.severity == "error"
         key = (diagnostic.code, id(span.source) if span else None, span.start if span else len(self._found))
         if key in self._found:
             return
         self._found[key] = diagnostic
-        if diagnostic.severity == "error":
-            self.errors += 1
-            if self.errors >= limits.ERRORS:
-                raise Full
+        if sum(found.severity == "error" for found in self._found.values()) >= limits.ERRORS:
+            last = Diagnostic("E0009", f"stopped after {limits.ERRORS} errors")
+            self._found["E0009", None, 0] = last
+            raise Full
 
     def error(
         self, code: str, message: str, span: Span | None, notes: Iterable[str] = (), help: str | None = None
@@ -45,7 +46,7 @@ class Report:
             self.add(diagnostic)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """All of them, by file in the order of first mention, then by place; those without a place come first."""
+        """All of them, by file in the order of first mention, then by place; those without a place last."""
         sources: dict[int, int] = {}
         for diagnostic in self._found.values():
             if diagnostic.span is not None:
@@ -53,7 +54,7 @@ class Report:
 
         def place(diagnostic: Diagnostic) -> tuple[int, int]:
             span = diagnostic.span
-            return (sources[id(span.source)], span.start) if span else (-1, 0)
+            return (sources[id(span.source)], span.start) if span else (len(sources), 0)
 
         return tuple(sorted(self._found.values(), key=place))
 

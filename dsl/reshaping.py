@@ -8,11 +8,19 @@ from __future__ import annotations
 from math import prod
 
 from partita.dsl.functions import AXES, NUMBER, TENSORS, Slot, Turn, Typed, Use, function, names
-from partita.dsl.source import Span
 from partita.dsl.types import Axis, Type
 
+# How each function that needs an arrow is written.
+EXAMPLES = {
+    "rename": "rename(x, seq -> keys)",
+    "split": "split(x, embed -> [heads, key])",
+    "merge": "merge(x, [heads, key] -> embed)",
+    "concat": "concat(a, b, [left, right] -> both)",
+    "slice": "slice(x, seq -> half, start = 0)",
+}
 
-def _unique(use: Use, type: Type, span: Span | None = None) -> Type:
+
+def _unique(use: Use, type: Type) -> Type:
     seen: set[str] = set()
     for name in type.names:
         if name in seen:

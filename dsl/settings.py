@@ -5,6 +5,7 @@ What comes out is complete (defaults filled in), converted to plain units, and n
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
@@ -174,12 +175,12 @@ def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str
         raise refuse("E0306", f"{what} is an integer, not {constants.shown(quantity)}", written.span)
     unit = "%" if kind.dimension == "ratio" else ""
     for bound, ok, phrase in (
-        (kind.least, lambda b: value >= b, "at least"),
-        (kind.above, lambda b: value > b, "above"),
-        (kind.most, lambda b: value <= b, "at most"),
-        (kind.below, lambda b: value < b, "below"),
+        (kind.least, operator.ge, "at least"),
+        (kind.above, operator.gt, "above"),
+        (kind.most, operator.le, "at most"),
+        (kind.below, operator.lt, "below"),
     ):
-        if bound is not None and not ok(bound):
+        if bound is not None and not ok(value, bound):
             limit = f"{bound * 100 if unit else bound:g}{unit}" if bound < 1e6 else f"{bound}"
             raise refuse("E0308", f"{what} must be {phrase} {limit}", written.span)
     return int(value) if kind.integer else float(value)

@@ -54,6 +54,12 @@ class Span:
         return self.source.position(self.start)[1]
 
     @property
+    def text(self) -> str:
+        """The characters themselves, on one line and not too many."""
+        text = " ".join(self.source.text[self.start : self.end].split())
+        return text if len(text) <= 60 else f"{text[:57]}…"
+
+    @property
     def place(self) -> str:
         """`gpt.par:31:24`, for messages."""
         line, column = self.source.position(self.start)

@@ -47,6 +47,8 @@ LINES = (
     "let aux = aux + mean(x * x)",
 )
 
+CHUNKED = ("interleaved_1f1b", "looped_bfs")
+
 
 @frozen
 class Program:
@@ -64,7 +66,7 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
     """A random program, with at least as many turns as stages."""
     schedule = draw(st.sampled_from(schedules))
     ranks = draw(st.integers(1, 4))
-    chunks = draw(st.integers(1, 3)) if schedule in ("interleaved_1f1b", "looped_bfs") else 1
+    chunks = draw(st.integers(1, 3)) if schedule in CHUNKED else 1
     microbatches = draw(st.integers(1, 6))
     stages = ranks * chunks
     repeats = draw(st.integers(1, 2))
@@ -99,7 +101,7 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
         )
     )
     text += f"  loss {loss}\n"
-    if draw(st.booleans()):
+    if draw(st.booleans()) or loss.startswith("0.5"):
         text += "  metric accuracy = accuracy(logits, targets, over = vocab)\n"
         text += "  metric size = sqrt(mean(logits * logits))\n"
     text += "}\n"
@@ -108,7 +110,7 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
     if recompute == "recompute mlp" and "mlp(" not in used:
         recompute = ""
     text += f"  {recompute}\n}}\nlayout whole on line {{ }}\n"
-    arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if chunks > 1 else "")
+    arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if schedule in CHUNKED else "")
     text += f"schedule s = {schedule}({arguments})\n"
     optimizer = draw(
         st.sampled_from(

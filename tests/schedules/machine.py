@@ -45,7 +45,8 @@ class Machine:
         self.sent: dict[Channel, list] = defaultdict(list)
         self.received: dict[Channel, list] = defaultdict(list)
         self.through: dict[Channel, int] = defaultdict(int)
-        # (stage, message direction, microbatch) computed on a rank; (message, microbatch) arrived at its stage.
+        # (stage, message direction, microbatch) computed on a rank; (message, microbatch) arrived at its
+        # stage.
         self.made: set[tuple[int, int, str, int]] = set()
         self.arrived: set[tuple[Message, int]] = set()
         self.ran: dict[int, list[tuple[str, int]]] = defaultdict(list)

@@ -195,14 +195,17 @@ def test_ranks_of_different_schedules_are_lawful_exactly_if_they_get_to_the_end(
     machine = Machine(programs, chain)
     try:
         check_program(programs)
+        lawful = True
     except Refused as refused:
-        event("deadlock")
-        assert [each.code for each in refused.diagnostics] == ["E0502"]
+        lawful = False
+        codes = [each.code for each in refused.diagnostics]
+    event("lawful" if lawful else "deadlock")
+    if lawful:
+        machine.execute(seed)
+    else:
+        assert codes == ["E0502"]
         with pytest.raises(Stuck):
             machine.execute(seed)
-    else:
-        event("lawful")
-        machine.execute(seed)
 
 
 def plain_remainder(ranks: int, chunks: int, microbatches: int, group: int) -> Schedule:
@@ -229,6 +232,30 @@ def test_a_small_last_group_makes_the_ranks_wait_for_each_other():
         "  help: run an action that is waited for before the action that waits"
     )
     assert_lawful(make("interleaved_1f1b", 4, 3, 5, group=4))
+
+
+@pytest.mark.soak
+def test_how_often_a_small_last_group_deadlocks():
+    shapes_ = [
+        (ranks, chunks, microbatches, group)
+        for ranks in range(1, 9)
+        for chunks in range(1, 5)
+        for microbatches in range(1, 21)
+        for group in {ranks, ranks + 1, 2 * ranks, microbatches}
+        if group >= ranks
+    ]
+    stuck = 0
+    for shape in shapes_:
+        if shape[1] == 1:
+            continue  # one chunk is 1F1B, without groups
+        schedule = plain_remainder(*shape)
+        check_schedule(schedule)
+        programs = communicate(schedule, default_messages(schedule.stages))
+        try:
+            check_program(programs)
+        except Refused as refused:
+            stuck += [each.code for each in refused.diagnostics] == ["E0502"]
+    assert (stuck, len(shapes_)) == (139, 2276)
 
 
 def test_every_law_names_itself_the_rank_and_the_actions():

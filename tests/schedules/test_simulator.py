@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.communication import communicate, default_messages
-from partita.compiler.instructions import Transfer
+from partita.compiler.instructions import Compute, PostReceive, Transfer
 from partita.compiler.schedules import make
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.simulator import Costs, equal_costs, simulate
@@ -53,6 +54,19 @@ def test_nothing_runs_before_what_it_needs(schedule, data):
     """Each action starts after the last action or transfer that feeds it; checked from the intervals alone."""
     chain = data.draw(messages(schedule.stages))
     timeline = assert_lawful(schedule, data.draw(costs(schedule.stages)), chain)
+    ready = {}
+    for program in communicate(schedule, chain):
+        before = None
+        for instruction in program:
+            if isinstance(instruction, Compute):
+                before = instruction
+            elif isinstance(instruction, PostReceive):
+                ready[instruction.transfer.message, instruction.transfer.microbatch] = before
+    ends = {
+        (schedule.placement[rank][interval.work.chunk], interval.work): interval.end
+        for rank, line in enumerate(timeline.actions)
+        for interval in line
+    }
     when = {}
     for rank, line in enumerate(timeline.actions):
         for interval in line:
@@ -76,6 +90,9 @@ def test_nothing_runs_before_what_it_needs(schedule, data):
             else:
                 assert produced.end <= arrival.start
                 assert arrival.end <= consumed.start
+                # The receiver posts after the action before, and no transfer runs before both have posted.
+                action = ready[message, m]
+                assert action is None or ends[action.stage, action.action] <= arrival.start
 
 
 @given(schedules(), st.data())
@@ -84,7 +101,7 @@ def test_the_critical_path_has_no_gap_and_is_as_long_as_the_step(schedule, data)
     path = timeline.critical_path
     assert path[0].start == 0
     assert path[-1].end == timeline.makespan
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in pairwise(path):
         assert before.end == after.start
     assert sum(interval.duration for interval in path) == pytest.approx(timeline.makespan)
     assert all(isinstance(interval.work, (Action, Transfer)) for interval in path)
@@ -118,7 +135,7 @@ def test_a_slow_channel_delays_only_what_needs_it(shape, transfer):
 def test_the_busiest_rank_and_the_longest_occupied_one_make_the_bubble():
     """By hand: 2 ranks, 2 microbatches, gpipe; rank 1 takes twice as long.
 
-    Rank 0: F 0-1, 1-2; BW 7-9, 11-13. Rank 1: F 1-3, 3-5; BW 5-9, 9-13 (B and W of 2 each).
+    Rank 1 is the busiest, and rank 0 the one that is occupied for longest.
     """
     speeds = {0: 1, 1: 2}
     kinds = {"F": 1, "BW": 2}

@@ -8,9 +8,9 @@ from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 
-MODEL = """axis batch = 8, seq = 4, embed = 4
+MODEL = """axis batch = 8, seq = 4, embed = 4, ffn = 3
 model m(x: [batch, embed]) {{
-  param w: [embed, embed] ~ normal(1.0)
+  param w: [embed, ffn] ~ normal(1.0)
   {before}
   repeat {turns} as layer {{
     param v: [embed] ~ ones()
@@ -62,13 +62,12 @@ CASES = [
     ("E0404", "counts", {"rules": "stage layer -> pipe [1, 1, 2]"}),
     ("E0404", "no stage 7", {"rules": "stage layer -> pipe\n  place w -> pipe[7]"}),
     ("E0406", "3 microbatches", {"schedule": "gpipe(microbatches = 3)"}),
-    ("E0407", "`sqrt`", {"loss": "sqrt(mean(h * h)) + mean(w)"}),
-    ("E0407", "`exp`", {"loss": "exp(mean(h)) + mean(w)"}),
-    ("E0407", "`multiply`", {"loss": "mean(h) * mean(h) + mean(w)"}),
-    ("E0407", "needs the whole", {"inside": "let h = softmax(h, over = batch) * v"}),
-    ("E0409", "repeat … as block", {"rules": "stage block -> pipe"}),
-    ("E0409", "names no block", {"rules": "stage layer -> pipe\n  recompute mlp"}),
-    ("E0409", "names no block, repeat", {"rules": "stage layer -> pipe\n  place nothing -> pipe[0]"}),
+    ("E0407", "`sqrt(mean(h * h))`", {"loss": "sqrt(mean(h * h)) + mean(w)"}),
+    ("E0407", "`exp(mean(h))`", {"loss": "exp(mean(h)) + mean(w)"}),
+    ("E0407", "`mean(h) * mean(h)`", {"loss": "mean(h) * mean(h) + mean(w)"}),
+    ("E0407", "softmax(h, over = batch)", {"inside": "let h = softmax(h, over = batch) * v"}),
+    ("E0409", "names no block", {"rules": "stage layer -> pipe\n  recompute v.layer"}),
+    ("E0409", "names no block, repeat", {"rules": "stage layer -> pipe\n  place v.layer -> pipe[0]"}),
 ]  # fmt: skip
 
 
@@ -92,7 +91,7 @@ def test_a_sum_over_inputs_alone_is_no_part():
 
 def test_backwards():
     """A value cannot flow to an earlier stage."""
-    text = MODEL.format(**{**USUAL, "rules": "place h -> pipe[1]\n  place layer -> pipe[0]"})
+    text = MODEL.format(**{**USUAL, "before": "let g = x * mean(w)  let h = g", "rules": "place g -> pipe[1]\n  place layer -> pipe[0]"})
     spec, diagnostics = load_text(text, "m.par")
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     with pytest.raises(Refused) as refused_:

@@ -1,0 +1,29 @@
+"""`partita check`: parse, resolve, type-check."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from partita.cli.source import add_source_arguments, printable, summary
+from partita.dsl.load import load
+
+SUMMARY = "check a file: errors with place, cause and fix"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="the diagnostics as a JSON list")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is wrong. 0 where nothing is (warnings do not count), 1 otherwise."""
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
+    if arguments.json:
+        print(json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2))
+    else:
+        for diagnostic in diagnostics:
+            print(printable(diagnostic.render()), end="\n\n")
+        print(summary(arguments.file, diagnostics))
+    return 0 if spec is not None else 1

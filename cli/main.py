@@ -1,0 +1,77 @@
+"""The command line: one subcommand per module of this folder, imported only when it is called for.
+
+A command module has `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 the file
+or a claim in it is wrong, 2 usage, 3 a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# Name -> what the overview says of it; the module of that name in this folder is the command.
+COMMANDS = {
+    "check": "check a file: errors with place, cause and fix",
+    "fmt": "bring files into canonical form",
+    "compile": "compile a file: stages, parameters, transfers, memory, bubble",
+    "schedule": "show the timeline of a file's schedule",
+    "run": "train: on this machine, or as one rank under torchrun or Slurm",
+}
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser, command = _parser(given)
+    parsed = _parsed(parser, given)
+    if command is None:
+        parser.print_help()
+        return 2
+    try:
+        status = int(import_module(f"partita.cli.{command}").run(parsed))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has left. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """The arguments; argparse itself takes no overrides after an option that follows the first ones."""
+    parsed, rest = parser.parse_known_args(given)
+    strays = [word for word in rest if word.startswith("-") or "=" not in word]
+    if strays or (rest and not hasattr(parsed, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(strays or rest)}")
+    if rest:
+        parsed.overrides = [*parsed.overrides, *rest]
+    return parsed
+
+
+def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, str | None]:
+    """The parser, with the options of the one command that is called, and that command."""
+    parser = argparse.ArgumentParser(prog="partita", description="Declarative pipelined training.", allow_abbrev=False)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    called = next((word for word in given if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == called:
+            import_module(f"partita.cli.{name}").add_arguments(subparser)
+    return parser, called
+
+
+class _Version(argparse.Action):
+    """`--version`, looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"partita {version('partita')}")
+        parser.exit(0)

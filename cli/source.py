@@ -1,0 +1,51 @@
+"""The file argument that most commands share: `FILE [key=value ...] [--root DIR]`, and its diagnostics."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.load import load
+from partita.dsl.spec import Spec
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE, overrides, and the directory that imports may not leave."""
+    parser.add_argument("file", metavar="FILE", help="a .par file")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="batch=128 cluster.pipe=4 train.steps=10 layout=zero3 schedule=gpipe",
+    )
+    parser.add_argument("--root", metavar="DIR", help="imports may not leave it (default: FILE's directory)")
+
+
+def load_or_report(arguments: argparse.Namespace, quiet: bool = False) -> Spec | None:
+    """The meaning of the file; its diagnostics go to stderr (not where `quiet`). None where there is an error."""
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
+    if not quiet:
+        report(diagnostics)
+    return spec
+
+
+def report(diagnostics: Iterable[Diagnostic]) -> None:
+    """Print diagnostics to stderr, a blank line after each."""
+    for diagnostic in diagnostics:
+        print(printable(diagnostic.render()), end="\n\n", file=sys.stderr)
+
+
+def summary(name: str, diagnostics: Iterable[Diagnostic]) -> str:
+    """`gpt.par: 2 errors, 1 warning`, or `gpt.par: ok`."""
+    found = [diagnostic.severity for diagnostic in diagnostics]
+    counts = [(found.count(severity), severity) for severity in ("error", "warning")]
+    parts = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
+    return f"{printable(name)}: {', '.join(parts) or 'ok'}"
+
+
+def printable(text: str) -> str:
+    """The text without the control characters by which a file could steer the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", "\ufffd", text)

@@ -1,0 +1,100 @@
+"""A timeline for people, one row a rank, coloured by kind and shaded by chunk; and for programs, as JSON."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from partita.cli.figures import seconds_text
+from partita.compiler.schedules.schedule import Action, Schedule
+from partita.compiler.timeline import Interval, Timeline
+
+# The colours of kinds, as (red, green, blue); later chunks are lighter.
+COLOURS = {"F": (70, 130, 220), "B": (60, 170, 120), "W": (215, 145, 60), "BW": (60, 170, 120)}
+# What fills an action behind its label, so that kinds are told apart without colours too.
+FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═"}
+NAMES = {"F": "forward", "B": "backward", "W": "weight gradients", "BW": "whole backward"}
+IDLE = "·"
+
+
+def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
+    """The rows of all ranks in `width` columns.
+
+    A column shows what the rank does at the middle of the time that it stands for; an action is labelled with
+    as much of kind, chunk and microbatch as it has room for.
+    """
+    margin = len(f"rank {schedule.ranks - 1} ")
+    columns = max(10, width - margin)
+    scale = columns / timeline.makespan if timeline.makespan else 0.0
+    picture = Text(no_wrap=True)
+    for rank, line in enumerate(timeline.actions):
+        picture.append(f"rank {rank}".ljust(margin))
+        drawn = 0
+        for interval in line:
+            start, end = ceil(interval.start * scale - 0.5), ceil(interval.end * scale - 0.5)
+            if start < end:
+                picture.append(IDLE * (start - drawn), "dim")
+                picture.append(_label(interval, schedule, end - start), _style(interval, schedule))
+                drawn = end
+        picture.append(IDLE * (columns - drawn), "dim")
+        picture.append("\n")
+    return picture
+
+
+def legend(schedule: Schedule) -> Text:
+    """What the picture's marks mean."""
+    kinds = {action.kind for line in schedule.actions for action in line}
+    marks = [f"{kind}{FILLS[kind]} {name}" for kind, name in NAMES.items() if kind in kinds]
+    numbers = "numbers: microbatch" if schedule.chunks == 1 else "numbers: (chunk.)microbatch"
+    return Text("   ".join((*marks, f"{IDLE} idle", numbers)), "dim")
+
+
+def _label(interval: Interval, schedule: Schedule, room: int) -> str:
+    """The longest name of the action that fits, with a column between it and the next one where there is one."""
+    action = interval.work
+    assert isinstance(action, Action)
+    names = [f"{action.kind}{action.microbatch}", str(action.microbatch), action.kind[0]]
+    if schedule.chunks > 1:
+        names.insert(0, str(action))
+    label = next((name for name in names if len(name) < room), action.kind[0])
+    return label.ljust(room, FILLS[action.kind])
+
+
+def _style(interval: Interval, schedule: Schedule) -> str:
+    action = interval.work
+    assert isinstance(action, Action)
+    lighter = 0.6 * action.chunk / max(1, schedule.chunks - 1)
+    red, green, blue = (round(part + (255 - part) * lighter) for part in COLOURS[action.kind])
+    return f"black on rgb({red},{green},{blue})"
+
+
+def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
+    """The stable object of `schedule --json`: `actions` are one list per rank, as `F0.3`."""
+    return {
+        "bubble": timeline.bubble,
+        "makespan": timeline.makespan,
+        "peak_live": list(timeline.peak_live),
+        "actions": [[str(action) for action in actions] for actions in schedule.actions],
+    }
+
+
+def rank_table(schedule: Schedule, timeline: Timeline) -> Table:
+    """For each rank its stages, busy time, share of the step that it idles, and live activations."""
+    table = Table("rank", "stages", box=None)
+    for heading in ("busy", "idle", "peak live", "bound"):
+        table.add_column(heading, justify="right")
+    for rank, stages in enumerate(schedule.placement):
+        busy = timeline.busy[rank]
+        idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
+        table.add_row(
+            str(rank),
+            ", ".join(map(str, stages)),
+            seconds_text(busy),
+            f"{idle:.1%}",
+            str(timeline.peak_live[rank]),
+            str(schedule.bound[rank]),
+        )
+    return table

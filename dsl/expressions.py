@@ -1,0 +1,453 @@
+"""Expressions in a body: names looked up, numbers folded, functions and blocks applied; each becomes a step.
+
+Every method returns None after it has reported what is wrong, or where something was wrong before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl import constants, limits, reshaping, rules, spec, tree
+from partita.dsl.arguments import bind
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.functions import (
+    FUNCTIONS,
+    LATER,
+    REQUIRED,
+    TENSORS,
+    Constant,
+    Function,
+    Slot,
+    Tensor,
+    Turn,
+    Use,
+)
+from partita.dsl.report import listed, suggestion
+from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
+from partita.dsl.source import Span
+from partita.dsl.types import DTYPES, Axis, Type
+from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
+
+if TYPE_CHECKING:
+    from partita.dsl.models import Models
+
+Result = Tensor | Constant
+
+
+class Expressions:
+    """Checks the expressions of one scope."""
+
+    def __init__(self, models: Models, scope: Scope, body: Sequence[tree.Statement]) -> None:
+        self.models, self.scope, self.body = models, scope, body
+        self.report = models.report
+
+    # ------------------------------------------------------------ what statements ask for
+
+    def tensor(self, written: tree.Expression, name: str | None = None) -> Tensor | None:
+        """A tensor."""
+        found = self.one(written, name)
+        if isinstance(found, Constant):
+            self.report.error("E0213", f"`{found.text}` is a number where a tensor is needed", written.span)
+            return None
+        return found
+
+    def one(self, written: tree.Expression, name: str | None = None) -> Result | None:
+        """A tensor or a number."""
+        found = self.several(written, 1, name)
+        return found[0] if found is not None else None
+
+    def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
+        """As many results as there are names for them."""
+        found = self._guarded(lambda: self._results(written, name))
+        if found is not None and len(found) != count:
+            message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
+            self.report.error("E0219", message, written.span)
+            return None
+        return found
+
+    def number_of(self, written: tree.Path | tree.Call) -> Quantity:
+        """The number that a name or call stands for; a `Lookup` of `partita.dsl.constants`."""
+        found = self._results(written, None)
+        if found is not None and len(found) == 1 and isinstance(found[0], Constant):
+            value = found[0].value
+            if not isinstance(value, bool):
+                return value
+        if found is None:
+            raise Refused(())
+        raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
+
+    def axis(self, name: tree.Name) -> Axis | None:
+        """The axis that a name stands for here: another one where the block is called over others."""
+        other = self.scope.substitution.get(name.text)
+        if other is None:
+            return self.models.axes.find(name)
+        self.models.axes.used.add(name.text)
+        return self.models.axes.find(tree.Name(other, name.span))
+
+    def mark_read(self, binding: Binding) -> None:
+        """Remember that a name is read."""
+        self.models.read.add((id(binding.span.source), binding.span.start))
+
+    def _guarded(self, check: Callable[[], list[Result] | None]) -> list[Result] | None:
+        try:
+            return check()
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    # ------------------------------------------------------------ kinds of expressions
+
+    def _results(self, written: tree.Expression, name: str | None) -> list[Result] | None:
+        self.models.spend(written.span)
+        match written:
+            case tree.Group():
+                return self._results(written.inner, name)
+            case tree.Number():
+                quantity = read(written.text, written.span)
+                if quantity.dimension not in (PLAIN, RATIO):
+                    raise refuse("E0307", "numbers beside tensors have no unit", written.span)
+                return [Constant(quantity, written.text, written.span)]
+            case tree.Boolean():
+                return [Constant(written.value, _text(written), written.span)]
+            case tree.Path():
+                return self._path(written)
+            case tree.Negative():
+                return self._operator("negate", [written.operand], written, name)
+            case tree.Binary():
+                return self._operator(rules.OPERATORS[written.operator], [written.left, written.right], written, name)
+            case tree.Call():
+                return self._call(written, name)
+            case tree.String():
+                raise refuse("E0212", "a string has no meaning here", written.span)
+            case tree.List():
+                raise refuse("E0212", "a list has no meaning here", written.span)
+            case tree.Arrow():
+                raise refuse("E0212", "`->` has no meaning here", written.span)
+
+    def _path(self, written: tree.Path) -> list[Result] | None:
+        name = written.parts[0]
+        if len(written.parts) > 1:
+            raise refuse("E0201", f"`{written}` is a path, and paths stand in layouts only", written.span)
+        binding = self.scope.find(name.text)
+        if binding is None:
+            raise self._unbound(name)
+        self.mark_read(binding)
+        meaning = binding.meaning
+        if isinstance(meaning, Unknown):
+            return None
+        if isinstance(meaning, Value):
+            return [Tensor(meaning.number, meaning.type, name.text, written.span)]
+        return [Constant(meaning.value, name.text, written.span)]
+
+    def _unbound(self, name: tree.Name) -> Refused:
+        later = _bindings(self.body)
+        if name.text in later:
+            place, ended = later[name.text]
+            if place.start > name.span.start:
+                notes = [f"`{name.text}` is bound at {place.place}"]
+                return refuse("E0208", f"`{name.text}` is used before it is bound", name.span, notes=notes)
+            if ended:
+                notes = [f"`{name.text}` is bound inside the repeat at {place.place}, and ends with it"]
+                help = "bind it before the repeat too: then it is carried from turn to turn"
+                return refuse("E0208", f"`{name.text}` is not bound here", name.span, notes=notes, help=help)
+        if name.text in self.models.axes.entries:
+            help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
+            return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
+        return refuse("E0201", f"unknown name `{name.text}`", name.span, help=suggestion(name.text, self.scope.names()))
+
+    def _operator(
+        self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
+    ) -> list[Result] | None:
+        found = [self.one(operand) for operand in operands]
+        numbers = [f.value for f in found if isinstance(f, Constant) and not isinstance(f.value, bool)]
+        if len(numbers) == len(found):
+            if function == "negate":
+                return [Constant(constants.negative(numbers[0]), _text(written), written.span)]
+            assert isinstance(written, tree.Binary)
+            value = constants.combine(written.operator, numbers[0], numbers[1], written.span)
+            return [Constant(value, _text(written), written.span)]
+        if any(f is None for f in found):
+            return None
+        slots = FUNCTIONS[function].slots
+        if not any(isinstance(f, Tensor) for f in found) or (function == "negate" and numbers):
+            raise refuse("E0213", "an operand must be a tensor", written.span)
+        given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
+        use = Use(function, written.span, given, {s: v.span for s, v in given.items() if v is not None})
+        return self._apply(FUNCTIONS[function], use, _text(written), name)
+
+    # ------------------------------------------------------------ calls
+
+    def _call(self, written: tree.Call, name: str | None) -> list[Result] | None:
+        called = written.name.text
+        if called in self.models.declarations.blocks:
+            return self._call_block(written)
+        if called == "size":
+            return self._size(written)
+        if called in constants.FUNCTIONS and len(written.arguments) == 1:
+            argument = written.arguments[0]
+            if argument.name is None and not isinstance(argument.value, tree.Arrow):
+                found = self.one(argument.value)
+                if isinstance(found, Constant) and not isinstance(found.value, bool):
+                    value = constants.apply(called, found.value, written.span)
+                    return [Constant(value, _text(written), written.span)]
+                if found is None:
+                    return None
+                return self._finish(written, {"x": found}, (), name)
+        if called in LATER:
+            raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
+        if called not in FUNCTIONS:
+            choices = [*FUNCTIONS, *self.models.declarations.blocks, "size"]
+            help = suggestion(called, choices)
+            raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
+        return self._call_function(written, FUNCTIONS[called], name)
+
+    def _size(self, written: tree.Call) -> list[Result] | None:
+        name = tree.single(written.arguments[0].value) if len(written.arguments) == 1 else None
+        if name is None or written.arguments[0].name is not None:
+            raise refuse("E0212", "`size` takes the name of an axis", written.span)
+        axis = self.axis(name)
+        return None if axis is None else [Constant(Quantity(Fraction(axis.size)), _text(written), written.span)]
+
+    def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
+        turns = self._turns(written, function)
+        if function.slots[0].kind == TENSORS:
+            given: dict[str, Any] | None = self._all_tensors(written)
+        else:
+            given = self._bound(written, function.slots)
+        if given is None or turns is None:
+            return None
+        return self._finish(written, given, turns, name)
+
+    def _finish(
+        self, written: tree.Call, given: dict[str, Any], turns: tuple[Turn, ...], name: str | None
+    ) -> list[Result] | None:
+        function = FUNCTIONS[written.name.text]
+        spans = {}
+        for position, argument in enumerate(written.arguments):
+            if argument.name is not None:
+                spans[argument.name.text] = argument.value.span
+            elif position < len(function.slots):
+                spans[function.slots[position].name] = argument.value.span
+        return self._apply(function, Use(function.name, written.span, given, spans, turns), _text(written), name)
+
+    def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:
+        """Type a use of a function, and make it a step."""
+        type, options = function.rule(use)
+        if type.elements > limits.ELEMENTS:
+            help = f"at most 2^{limits.ELEMENTS.bit_length() - 1}"
+            raise refuse("E0007", f"a tensor of {type.elements:,} elements", use.span, help=help)
+        tensors = use.tensors
+        dtype = next((t.type.dtype for t in tensors if t.type.dtype != "bool"), type.dtype)
+        operands: list[spec.Operand] = []
+        for value in use.arguments.values():
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Tensor):
+                    operands.append(part.value)
+                elif isinstance(part, Constant):
+                    operands.append(part.literal("bool" if isinstance(part.value, bool) else dtype))
+        step = spec.Apply(function.name, tuple(operands), options, type, use.span, name)
+        (value,) = self.scope.add(step, [type])
+        return [Tensor(value.number, type, text, use.span)]
+
+    # ------------------------------------------------------------ arguments
+
+    def _bound(self, written: tree.Call, slots: Sequence[Slot]) -> dict[str, Any] | None:
+        """The arguments by slot, in the order of the slots."""
+        required = {slot.name for slot in slots if slot.default is REQUIRED}
+        given = bind(written, [slot.name for slot in slots], required, self.report)
+        if given is None:
+            return None
+        found: dict[str, Any] = {}
+        complete = True
+        for slot in slots:
+            if slot.name not in given:
+                found[slot.name] = slot.default
+                continue
+            try:
+                found[slot.name] = self._argument(given[slot.name], slot)
+            except Refused as refused:
+                self.report.refused(refused)
+                found[slot.name] = None
+            complete = complete and found[slot.name] is not None
+        return found if complete else None
+
+    def _argument(self, written: tree.Expression, slot: Slot) -> Any:
+        match slot.kind:
+            case "tensor":
+                return self.tensor(written)
+            case "operand":
+                return self.one(written)
+            case "axis":
+                return self.axis(self._axis_name(written, slot.name))
+            case "axes":
+                return self._axes(written, slot.name)
+            case "dtype":
+                name = tree.single(written)
+                if name is None or name.text not in DTYPES:
+                    help = suggestion(name.text, DTYPES) if name else None
+                    raise refuse("E0207", f"`{slot.name}` is one of {listed(DTYPES, 'or')}", written.span, help=help)
+                return name.text
+            case "flag":
+                if not isinstance(bare := tree.bare(written), tree.Boolean):
+                    raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span)
+                return bare.value
+            case _:
+                quantity = constants.evaluate(written, self.number_of)
+                if quantity.dimension not in (PLAIN, RATIO):
+                    raise refuse("E0307", f"`{slot.name}` is a number without a unit", written.span)
+                return quantity.value
+
+    def _axis_name(self, written: tree.Expression, what: str) -> tree.Name:
+        name = tree.single(written)
+        if name is None:
+            raise refuse("E0212", f"`{what}` is the name of an axis", written.span)
+        return name
+
+    def _axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:
+        """One axis, or a list of them."""
+        bare = tree.bare(written)
+        items = bare.items if isinstance(bare, tree.List) else (bare,)
+        found = [self.axis(self._axis_name(item, what)) for item in items]
+        axes = tuple(axis for axis in found if axis is not None)
+        seen: set[str] = set()
+        for axis, item in zip(axes, items, strict=False):
+            if axis.name in seen:
+                raise refuse("E0216", f"axis `{axis.name}` stands twice in `{what}`", item.span)
+            seen.add(axis.name)
+        return axes if len(axes) == len(found) else None
+
+    def _all_tensors(self, written: tree.Call) -> dict[str, Any] | None:
+        """The positional arguments of a function that takes any number of tensors."""
+        tensors = []
+        for argument in written.arguments:
+            if argument.name is not None:
+                message = f"`{written.name.text}` takes no argument `{argument.name.text}`"
+                raise refuse("E0209", message, argument.name.span)
+            if not isinstance(argument.value, tree.Arrow):
+                tensors.append(self.tensor(argument.value))
+        if not tensors:
+            raise refuse("E0210", f"`{written.name.text}` needs tensors", written.span)
+        return None if any(tensor is None for tensor in tensors) else {"tensors": tuple(tensors)}
+
+    def _turns(self, written: tree.Call, function: Function) -> tuple[Turn, ...] | None:
+        """The arrows among the arguments."""
+        arrows = [a.value for a in written.arguments if isinstance(a.value, tree.Arrow) and a.name is None]
+        least, most = function.turns
+        if most == 0 and arrows:
+            raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
+        if len(arrows) < least:
+            raise refuse(
+                "E0223",
+                f"`{function.name}` needs an arrow",
+                written.span,
+                help=f"`{reshaping.EXAMPLES[function.name]}`",
+            )
+        if most is not None and len(arrows) > most:
+            raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)
+        turns = []
+        for arrow in arrows:
+            sides: list[tuple[Axis, ...]] = []
+            for side in (arrow.left, arrow.right):
+                bare = tree.bare(side)
+                items = bare.items if isinstance(bare, tree.List) else (bare,)
+                axes = [self.axis(self._axis_name(item, "->")) for item in items]
+                if any(axis is None for axis in axes):
+                    return None
+                sides.append(tuple(axis for axis in axes if axis is not None))
+            turns.append(Turn(sides[0], sides[1], arrow.span))
+        return tuple(turns)
+
+    # ------------------------------------------------------------ blocks
+
+    def _call_block(self, written: tree.Call) -> list[Result] | None:
+        called = written.name.text
+        self.models.called.add(called)
+        block = self.models.declarations.blocks[called]
+        arrows = self._block_arrows(written)
+        names = [given.name.text for given in block.inputs]
+        given = bind(written, names, names, self.report)
+        arguments = [self.tensor(given[name]) for name in names if name in given] if given is not None else []
+        if given is None or arrows is None or any(argument is None for argument in arguments):
+            return None
+        instance = Instance(called, composed(self.scope.substitution, arrows))
+        checked = self.models.checked.get(instance)
+        if checked is None:
+            return None
+        tensors = [argument for argument in arguments if argument is not None]
+        for name, argument, declared in zip(names, tensors, checked.body.types, strict=False):
+            self._fits(called, name, argument, declared)
+        segment = self.scope.segment(called)
+        self.scope.segments[segment] = written.span
+        operands = tuple(argument.value for argument in tensors)
+        step = spec.CallBlock(called, segment, checked.body, operands, written.span)
+        values = self.scope.add(step, checked.results, checked.nodes, checked.depth + 1)
+        return [Tensor(value.number, value.type, _text(written), written.span) for value in values]
+
+    def _block_arrows(self, written: tree.Call) -> list[tuple[str, str]] | None:
+        """The arrows of a call of a block: axes of the block, and what is written for them."""
+        block, errors = written.name.text, self.report.errors
+        found: dict[str, str] = {}
+        for argument in written.arguments:
+            if not isinstance(argument.value, tree.Arrow) or argument.name is not None:
+                continue
+            left, right = tree.single(argument.value.left), tree.single(argument.value.right)
+            if left is None or right is None:
+                self.report.error("E0223", "an arrow in a call of a block is `axis -> axis`", argument.span)
+                continue
+            mentioned = self.models.mentioned[block]
+            if left.text not in mentioned:
+                help = suggestion(left.text, mentioned, f"`{block}` is written over")
+                self.report.error("E0223", f"block `{block}` has no axis `{left.text}`", left.span, help=help)
+            elif left.text in found:
+                self.report.error("E0223", f"axis `{left.text}` is replaced twice", argument.span)
+            found[left.text] = right.text
+            self._guarded_axis(right)
+        return list(found.items()) if self.report.errors == errors else None
+
+    def _guarded_axis(self, name: tree.Name) -> None:
+        try:
+            self.axis(name)
+        except Refused as refused:
+            self.report.refused(refused)
+
+    def _fits(self, block: str, name: str, argument: Tensor, declared: Type) -> None:
+        """An argument has the axes and the dtype that the block declares; the order does not matter."""
+        notes = [str(argument), f"`{block}` takes {name}: {declared}"]
+        if argument.type.dtype != declared.dtype:
+            cast = f"`cast({argument.text}, {declared.dtype})`"
+            message = f"`{name}` of `{block}` is {declared.dtype}"
+            raise refuse("E0205", message, argument.span, notes=notes, help=cast)
+        if set(argument.type.names) != set(declared.names):
+            extra = [n for n in argument.type.names if not declared.has(n)]
+            missing = [n for n in declared.names if not argument.type.has(n)]
+            help = None
+            if len(extra) == 1 and len(missing) == 1:
+                help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
+            message = f"`{argument.text}` does not have the axes that `{block}` takes"
+            raise refuse("E0204", message, argument.span, notes=notes, help=help)
+
+
+def _text(written: tree.Expression) -> str:
+    """What the user wrote, on one line, short."""
+    span = written.span
+    return shortened(" ".join(span.source.text[span.start : span.end].split()))
+
+
+def _results(count: int) -> str:
+    return "1 result" if count == 1 else f"{count} results"
+
+
+def _bindings(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
+    """Where each name of a body is bound last, and whether that is inside a repeat."""
+    found: dict[str, tuple[Span, bool]] = {}
+    for statement in statements:
+        if isinstance(statement, tree.Let | tree.Param):
+            found.update({name.text: (name.span, inside) for name in statement.names})
+        elif isinstance(statement, tree.Sample):
+            found[statement.name.text] = (statement.name.span, inside)
+        elif isinstance(statement, tree.Repeat):
+            for name, place in _bindings(statement.body, True).items():
+                found.setdefault(name, place)
+    return found

@@ -1,0 +1,78 @@
+"""A `.par` file → `Spec`: the way into the language.
+
+Read, parse, gather imports, apply overrides, settle axes, check models, layouts and settings. Each part reports what
+it finds; the next one runs only where it would not repeat it. Nothing that a file holds raises here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from partita.dsl import spec
+from partita.dsl.axes import Axes
+from partita.dsl.declarations import gather, read_source, source_of
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.models import Models
+from partita.dsl.overrides import apply_overrides
+from partita.dsl.plans import Plans
+from partita.dsl.reach import report_unreached
+from partita.dsl.report import Full, Report
+from partita.dsl.scope import Instance
+from partita.dsl.source import Source
+from partita.dsl.unused import report_unused
+
+Loaded = tuple[spec.Spec | None, tuple[Diagnostic, ...]]
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), root: str | Path | None = None) -> Loaded:
+    """Check a file, with `key=value` overrides applied.
+
+    Returns its meaning, or None where there is an error, and all diagnostics (warnings may come with a Spec).
+    Imports may not leave `root`, by default the file's own directory.
+    """
+    name = os.fspath(path)
+    folder = os.fspath(root) if root is not None else None
+    return _loaded(lambda: read_source(name, name), name, overrides, folder)
+
+
+def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = ()) -> Loaded:
+    """Check a text that is in no file, and so can import none; otherwise as `load`."""
+    return _loaded(lambda: source_of(text, name), None, overrides, None)
+
+
+def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None) -> Loaded:
+    report = Report()
+    found = None
+    try:
+        found = _check(read(), path, overrides, root, report)
+    except Refused as refused:
+        report.refused(refused)
+    except Full:
+        pass
+    return (found if not report.errors else None), report.diagnostics()
+
+
+def _check(
+    source: Source, path: str | None, overrides: Sequence[str], root: str | None, report: Report
+) -> spec.Spec | None:
+    declarations = gather(source, path, root, report)
+    if report.errors:
+        return None
+    chosen = apply_overrides(declarations, overrides, report)
+    if report.errors:
+        return None
+    axes = Axes(declarations.axes, report)
+    models = Models(declarations, axes, report)
+    for name in declarations.blocks:
+        models.block(Instance(name))
+    checked = {name: models.model(model) for name, model in declarations.models.items()}
+    for model in checked.values():
+        if model is not None:
+            report_unreached(model, report)
+    plans = Plans(declarations, axes, checked, chosen, report)
+    found = plans.whole()
+    if not report.errors:
+        report_unused(declarations, axes, models, plans.used(), report)
+    return found

@@ -1,0 +1,207 @@
+"""`key=value` on the command line → changes of the declarations, before anything is checked.
+
+An override replaces an expression of the syntax tree by one with its own place, so that it is checked as if it stood
+in the file, and errors in it point to the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from partita.dsl import tree
+from partita.dsl.builtins import CHOICES, SCHEDULES, TRAIN, Calls, Kind
+from partita.dsl.declarations import Declarations
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.parser import parse_expression
+from partita.dsl.report import Report, suggestion
+from partita.dsl.source import Source, Span
+
+PLACE = "command line"
+_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+@frozen
+class Chosen:
+    """What the command line chose instead of what `train` names."""
+
+    model: tree.Expression | None = None
+    layout: tree.Expression | None = None
+    schedule: tree.Schedule | None = None
+
+
+def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
+    """Apply overrides in order, changing the tables of `declarations`; what is wrong with one is reported."""
+    chosen = Chosen()
+    for text in overrides:
+        source = Source(PLACE, text)
+        try:
+            key, value = _read(source, report)
+            if value is not None:
+                chosen = _Override(declarations, chosen, key, value).applied()
+        except Refused as refused:
+            report.refused(refused)
+    return chosen
+
+
+def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.Expression | None]:
+    key, sign, _ = source.text.partition("=")
+    if not sign or not _KEY.fullmatch(key.strip()):
+        help = "such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
+        raise refuse("E0315", "an override is written key=value", Span(source, 0, len(source.text)), help=help)
+    names, start = [], key.index(key.strip())
+    for part in key.strip().split("."):
+        names.append(tree.Name(part, Span(source, start, start + len(part))))
+        start += len(part) + 1
+    return tuple(names), parse_expression(source, report, len(key) + 1)
+
+
+@frozen
+class _Override:
+    declarations: Declarations
+    chosen: Chosen
+    key: tuple[tree.Name, ...]
+    value: tree.Expression
+
+    def applied(self) -> Chosen:
+        """Apply it to the declarations; returns what is chosen afterwards."""
+        there, (first, *rest) = self.declarations, self.key
+        if first.text == "train" and rest and rest[0].text in CHOICES:
+            first, *rest = rest
+        if first.text == "schedule":
+            return evolve(self.chosen, schedule=self._schedule(rest))
+        if first.text == "model" and not rest:
+            return evolve(self.chosen, model=self.value)
+        if first.text == "layout" and not rest:
+            return evolve(self.chosen, layout=self.value)
+        if first.text == "train" and rest:
+            self._train(tuple(rest))
+        elif first.text in there.axes and not rest:
+            there.axes[first.text] = evolve(there.axes[first.text], value=self.value)
+        elif first.text in there.meshes and len(rest) == 1:
+            there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
+        elif first.text in there.schedules and len(rest) == 1:
+            changed = with_argument(there.schedules[first.text], rest[0], self.value)
+            there.schedules[first.text] = changed
+            if self.chosen.schedule is not None and self.chosen.schedule.name.text == first.text:
+                return evolve(self.chosen, schedule=changed)
+        else:
+            known = [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules]
+            help = suggestion(first.text, known) if not rest or first.text not in known else None
+            written = ".".join(name.text for name in self.key)
+            help = help or "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
+            raise refuse("E0315", f"there is no `{written}` to override", first.span, help=help)
+        return self.chosen
+
+    def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
+        names = [entry.key.text for entry in mesh.axes]
+        if axis.text not in names:
+            message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
+            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, names, "its axes:"))
+        entries = tuple(evolve(e, value=self.value) if e.key.text == axis.text else e for e in mesh.axes)
+        return evolve(mesh, axes=entries)
+
+    def _train(self, path: tuple[tree.Name, ...]) -> None:
+        if not self.declarations.train:
+            raise refuse("E0315", "there is no train block to override", self.key[0].span)
+        train, (key, *rest) = self.declarations.train[0], path
+        kinds = {setting.name: setting.kind for setting in TRAIN.settings}
+        if key.text not in kinds:
+            help = suggestion(key.text, [*kinds, *CHOICES], "there are")
+            raise refuse("E0303", f"`train` has no entry `{key.text}`", key.span, help=help)
+        entries = list(train.table.entries)
+        found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
+        before = entries[found].value if found is not None else None
+        entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), self.value.span)
+        if found is None:
+            entries.append(entry)
+        else:
+            entries[found] = entry
+        self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
+
+    def _schedule(self, rest: Sequence[tree.Name]) -> tree.Schedule:
+        """`schedule=…`: a declared one, or a built-in with what it takes of the file's; or `schedule.KEY=…`."""
+        declared = self.declarations.schedules
+        current = self.chosen.schedule or selected_schedule(self.declarations)
+        if rest:
+            if current is None or len(rest) > 1:
+                raise refuse("E0315", "there is no such schedule argument to override", rest[-1].span)
+            return with_argument(current, rest[0], self.value)
+        value, name = tree.bare(self.value), tree.single(self.value)
+        if name is not None and name.text in declared:
+            return declared[name.text]
+        call = value if isinstance(value, tree.Call) else tree.Call(name, (), name.span) if name else None
+        if call is None or call.name.text not in SCHEDULES:
+            known = [*declared, *SCHEDULES]
+            shown = call.name.text if call else "this"
+            help = suggestion(shown, known, "there are")
+            raise refuse("E0302", f"unknown schedule `{shown}`", self.value.span, help=help)
+        taken = {argument.name.text for argument in call.arguments if argument.name}
+        taken |= set(SCHEDULES[call.name.text].names[: sum(a.name is None for a in call.arguments)])
+        kept = _named(current.call) if current is not None else {}
+        more = tuple(
+            argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
+        )
+        return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
+
+
+def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
+    """The schedule that `train` names, or the only one declared."""
+    for train in declarations.train:
+        for entry in train.table.entries:
+            if entry.key.text == "schedule":
+                if isinstance(entry.value, tree.Call):
+                    return tree.Schedule(entry.value.name, entry.value, entry.value.span)
+                name = tree.single(entry.value)
+                return declarations.schedules.get(name.text) if name else None
+    return next(iter(declarations.schedules.values())) if len(declarations.schedules) == 1 else None
+
+
+def _named(call: tree.Call) -> dict[str, tree.Argument]:
+    """The arguments of a schedule call, each by name."""
+    signature = SCHEDULES.get(call.name.text)
+    names = list(signature.names) if signature else []
+    found: dict[str, tree.Argument] = {}
+    for argument in call.arguments:
+        if argument.name is not None:
+            found[argument.name.text] = argument
+        elif names and len(found) < len(names):
+            key = names[len(found)]
+            found[key] = evolve(argument, name=tree.Name(key, argument.span))
+    return found
+
+
+def with_argument(schedule: tree.Schedule, key: tree.Name, value: tree.Expression) -> tree.Schedule:
+    """A schedule with one argument changed or added."""
+    kind = Calls(SCHEDULES)
+    call = _replaced(schedule.call, kind, schedule.name, [key], value)
+    assert isinstance(call, tree.Call)
+    return evolve(schedule, call=call)
+
+
+def _replaced(
+    before: tree.Expression | None, kind: Kind, what: tree.Name, path: Sequence[tree.Name], value: tree.Expression
+) -> tree.Expression:
+    """An expression with what a path of arguments leads to replaced."""
+    if not path:
+        return value
+    call = tree.bare(before) if before is not None else None
+    signature = kind.signatures.get(call.name.text) if isinstance(kind, Calls) and isinstance(call, tree.Call) else None
+    if not isinstance(call, tree.Call) or signature is None:
+        raise refuse("E0315", f"`{what.text}` has no arguments to override", path[0].span)
+    key, *rest = path
+    inner = next((setting.kind for setting in signature.settings if setting.name == key.text), None)
+    if inner is None:
+        help = suggestion(key.text, signature.names, "it takes")
+        raise refuse("E0209", f"`{signature.name}` takes no argument `{key.text}`", key.span, help=help)
+    arguments = list(call.arguments)
+    for position, argument in enumerate(arguments):
+        here = argument.name.text if argument.name else signature.names[position : position + 1]
+        if here in (key.text, (key.text,)):
+            new = _replaced(argument.value, inner, key, rest, value)
+            arguments[position] = evolve(argument, value=new)
+            return evolve(call, arguments=tuple(arguments))
+    new = _replaced(None, inner, key, rest, value)
+    return evolve(call, arguments=(*arguments, tree.Argument(key, new, value.span)))

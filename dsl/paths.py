@@ -1,0 +1,41 @@
+"""The names that paths in a layout may be made of: what a model calls its blocks, repeats, parameters and values."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from partita.dsl import spec
+
+
+@frozen
+class Known:
+    """The names of one model."""
+
+    model: str
+    names: frozenset[str]
+    repeats: frozenset[str]
+
+
+def known_paths(model: spec.Model) -> Known:
+    """Collect the names of a model, each body once."""
+    names, repeats, seen = {model.name, *model.body.inputs}, set[str](), set[int]()
+    bodies = [model.body]
+    while bodies:
+        body = bodies.pop()
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for step in body.steps:
+            match step:
+                case spec.CallBlock():
+                    names |= {step.scope, step.block, *step.body.inputs}
+                    bodies.append(step.body)
+                case spec.Repeat():
+                    names |= {step.scope, step.name, *step.names}
+                    repeats |= {step.scope, step.name}
+                    bodies.append(step.body)
+                case spec.Parameter() | spec.Sample():
+                    names.add(step.name)
+                case spec.Apply() if step.name is not None:
+                    names.add(step.name)
+    return Known(model.name, frozenset(names), frozenset(repeats))

@@ -1,0 +1,349 @@
+"""Meshes, layouts, schedules, the train block and claims → their records, and all together → `Spec`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from partita.dsl import constants, limits, spec, tree
+from partita.dsl.axes import Axes, positive_integer
+from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, Calls
+from partita.dsl.declarations import Declarations
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.overrides import Chosen, selected_schedule
+from partita.dsl.paths import Known, known_paths
+from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.settings import Settings
+from partita.dsl.source import Span
+
+CLASSES = ("param", "grad", "state")
+
+
+class Plans:
+    """Everything in a file that is not a model."""
+
+    def __init__(
+        self,
+        declarations: Declarations,
+        axes: Axes,
+        models: Mapping[str, spec.Model | None],
+        chosen: Chosen,
+        report: Report,
+    ) -> None:
+        self.declarations, self.axes, self.models = declarations, axes, models
+        self.chosen, self.report = chosen, report
+        self.settings = Settings(report, axes.entries, axes.used)
+        self._used: list[tuple[str, str]] = []
+        self.train_entries = declarations.train[0].table.entries if declarations.train else ()
+
+    def whole(self) -> spec.Spec | None:
+        """The whole file; None where a part of it is wrong (which was reported)."""
+        meshes = {name: self.mesh(mesh) for name, mesh in self.declarations.meshes.items()}
+        model_name = self.choice("model", self.declarations.models, self.chosen.model)
+        layout_name = self.choice("layout", self.declarations.layouts, self.chosen.layout)
+        model = self.models.get(model_name) if model_name else None
+        layouts = {}
+        for name, written in self.declarations.layouts.items():
+            # A layout is written for one model: the chosen one, or the only one.
+            fits = name == layout_name or len(self.models) == 1
+            layouts[name] = self.layout(written, known_paths(model) if model and fits else None)
+        schedules = {name: self.schedule(name, schedule) for name, schedule in self.declarations.schedules.items()}
+        schedule = self.chosen_schedule(schedules)
+        layout = layouts.get(layout_name) if layout_name else None
+        mesh = meshes.get(layout.mesh) if layout else None
+        train = self.train()
+        expect = self.claims(mesh)
+        if self.report.errors:
+            return None
+        for kind, thing in (("model", model), ("layout", layout), ("schedule", schedule)):
+            self._used += [(kind, thing.name)] if thing is not None else []
+        return spec.Spec(
+            self.declarations.source,
+            {name: axis for name, axis in self.axes.sizes.items() if axis is not None},
+            {name: mesh for name, mesh in meshes.items() if mesh is not None},
+            model,
+            layout,
+            schedule,
+            train,
+            expect,
+        )
+
+    def used(self) -> list[tuple[str, str]]:
+        """The kind and name of each declaration that the file (or the command line) puts to use."""
+        found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
+        return found + self._used
+
+    # ------------------------------------------------------------ what train chooses
+
+    def entry(self, key: str) -> tree.Entry | None:
+        """The train block's entry of a key."""
+        return next((entry for entry in self.train_entries if entry.key.text == key), None)
+
+    def choice(self, kind: str, table: Mapping[str, object], override: tree.Expression | None) -> str | None:
+        """The name of the model or layout that is meant: overridden, named by `train`, or the only one."""
+        entry = self.entry(kind)
+        written = override if override is not None else entry.value if entry else None
+        if written is None:
+            return self.only(kind, table)
+        name = tree.single(written)
+        if name is None:
+            self.report.error("E0306", f"`{kind}` is the name of a {kind}", written.span)
+            return None
+        if name.text not in table:
+            help = suggestion(name.text, table, "there are") or f"declare it: `{kind} {name.text} …`"
+            self.report.error("E0302", f"unknown {kind} `{name.text}`", name.span, help=help)
+            return None
+        return name.text
+
+    def only(self, kind: str, table: Mapping[str, object]) -> str | None:
+        """The only declared one; where there are several, `train` must say which."""
+        if len(table) == 1:
+            return next(iter(table))
+        if table and self.declarations.train:
+            message = f"there are {len(table)} {kind}s, and `train` names none"
+            help = f"`{kind} = …` with one of {listed(sorted(table), 'or')}"
+            self.report.error("E0316", message, self.declarations.train[0].span, help=help)
+        return None
+
+    def chosen_schedule(self, schedules: Mapping[str, spec.Schedule | None]) -> spec.Schedule | None:
+        """The schedule that is meant, as for `choice`; `train` may also call one in place."""
+        if self.chosen.schedule is not None:
+            return self.schedule(self.chosen.schedule.name.text, self.chosen.schedule)
+        entry = self.entry("schedule")
+        if entry is not None and isinstance(tree.bare(entry.value), tree.Call):
+            found = selected_schedule(self.declarations)
+            return self.schedule(found.name.text, found) if found else None
+        name = self.choice("schedule", schedules, None)
+        return schedules[name] if name else None
+
+    # ------------------------------------------------------------ declarations
+
+    def mesh(self, mesh: tree.Mesh) -> spec.Mesh | None:
+        """A mesh with its sizes, device and links."""
+        errors = self.report.errors
+        sizes: dict[str, int] = {}
+        for entry in mesh.axes:
+            name = entry.key.text
+            if name in sizes:
+                self.report.error("E0301", f"mesh axis `{name}` is declared twice", entry.key.span)
+            if name in CLASSES or name in ("all", "auto"):
+                self.report.error("E0104", f"`{name}` is reserved and cannot be declared", entry.key.span)
+            sizes[name] = self.count(entry.value, f"mesh axis `{name}`", limits.RANKS) or 1
+        if prod(sizes.values()) > limits.RANKS:
+            message = f"mesh `{mesh.name.text}` has more than {limits.RANKS:,} ranks"
+            self.report.error("E0007", message, mesh.name.span)
+        device, links = None, dict[str, spec.Call]()
+        seen: dict[str, Span] = {}
+        for entry in mesh.table.entries if mesh.table else ():
+            key = entry.key.text
+            if key in seen:
+                notes = [f"the first is at {seen[key].place}"]
+                self.report.error("E0304", f"`{key}` is given twice", entry.key.span, notes)
+            elif key == "device":
+                device = self.settings.value(entry.value, Calls(DEVICES, bare=True), "`device`")
+            elif key == "link":
+                links = self.links(entry.value, tuple(sizes))
+            else:
+                message = f"a mesh has no entry `{key}`"
+                choices = suggestion(key, ("device", "link"), "there are")
+                self.report.error("E0303", message, entry.key.span, help=choices)
+            seen[key] = entry.key.span
+        if self.report.errors > errors:
+            return None
+        return spec.Mesh(mesh.name.text, tuple(sizes.items()), device, links, mesh.span)
+
+    def count(self, written: tree.Expression, what: str, largest: int) -> int | None:
+        """A positive integer; None after reporting what is wrong."""
+        try:
+            return positive_integer(constants.evaluate(written, constants.no_names), written, what, largest)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def links(self, written: tree.Expression, axes: Sequence[str]) -> dict[str, spec.Call]:
+        """`[tensor -> nvlink4, …]`, or one link for all axes."""
+        kind, bare = Calls(LINKS, bare=True), tree.bare(written)
+        found: dict[str, spec.Call] = {}
+        if not isinstance(bare, tree.List):
+            link = self.settings.value(bare, kind, "`link`")
+            return dict.fromkeys(axes, link)
+        for item in bare.items:
+            name = tree.single(item.left) if isinstance(item, tree.Arrow) else None
+            if name is None or not isinstance(item, tree.Arrow):
+                form = "`[tensor -> nvlink4, data -> ib400]`"
+                self.report.error("E0306", "expected `mesh axis -> link`", item.span, help=form)
+            elif name.text not in axes:
+                near = suggestion(name.text, axes, "its axes:")
+                self.report.error("E0313", f"the mesh has no axis `{name.text}`", name.span, help=near)
+            elif name.text in found:
+                self.report.error("E0304", f"the link of `{name.text}` is given twice", item.span)
+            else:
+                found[name.text] = self.settings.value(item.right, kind, "`link`")
+        return found
+
+    def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:
+        """A schedule with its call complete."""
+        call = self.settings.call(schedule.call, SCHEDULES, "schedule")
+        return spec.Schedule(name, call, schedule.span) if call is not None else None
+
+    # ------------------------------------------------------------ layouts
+
+    def layout(self, layout: tree.Layout, known: Known | None) -> spec.Layout | None:
+        """A layout's rules, with every name in them found; paths are held against a model where one is given."""
+        errors = self.report.errors
+        mesh = self.declarations.meshes.get(layout.mesh.text)
+        if mesh is None:
+            help = suggestion(layout.mesh.text, self.declarations.meshes, "there are")
+            self.report.error("E0302", f"unknown mesh `{layout.mesh.text}`", layout.mesh.span, help=help)
+        mesh_axes = [entry.key.text for entry in mesh.axes] if mesh else None
+        rules = [self.rule(rule, mesh_axes, known) for rule in layout.rules]
+        if self.report.errors > errors:
+            return None
+        found = tuple(rule for rule in rules if rule is not None)
+        return spec.Layout(layout.name.text, layout.mesh.text, found, layout.span)
+
+    def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: Known | None) -> spec.Rule | None:
+        """One rule; None after reporting what is wrong."""
+        try:
+            match rule:
+                case tree.Shard():
+                    for target in rule.targets:
+                        self.target(target, known)
+                    axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
+                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span)
+                case tree.Stage():
+                    self.repeats(rule.repeats, known)
+                    names = tuple(name.text for name in rule.repeats)
+                    axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
+                    return spec.StageRule(names, axis, self.turns(rule.counts), rule.span)
+                case tree.Place():
+                    self.paths(rule.paths, known)
+                    axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
+                    first, last = self.stages(rule)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.PlaceRule(_parts(rule.paths), axis, first, last, rule.span, spans)
+                case tree.Recompute():
+                    self.paths([p for p in rule.paths if str(p) not in ("all", "auto")], known)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
+        """A mesh axis that the layout's mesh has."""
+        if mesh_axes is not None and name.text not in mesh_axes:
+            help = suggestion(name.text, mesh_axes, "its axes:")
+            raise refuse("E0313", f"the mesh has no axis `{name.text}`", name.span, help=help)
+        return name.text
+
+    def target(self, target: tree.Target, known: Known | None) -> None:
+        """What is sharded: a class, or an axis; of a path, if one is given."""
+        if target.path is not None:
+            self.paths([target.path], known)
+        if target.name.text not in CLASSES:
+            self.axes.find(target.name)
+
+    def paths(self, paths: Iterable[tree.Path], known: Known | None) -> None:
+        """Every part of a path is a name that the model has."""
+        for path in paths:
+            for part in path.parts:
+                if known is not None and part.text not in known.names:
+                    message = f"model `{known.model}` has nothing called `{part.text}`"
+                    raise refuse("E0317", message, part.span, help=suggestion(part.text, known.names))
+
+    def repeats(self, names: Iterable[tree.Name], known: Known | None) -> None:
+        """`stage` cuts repeats."""
+        for name in names:
+            if known is not None and name.text not in known.repeats:
+                message = f"model `{known.model}` has no repeat called `{name.text}`"
+                help = suggestion(name.text, known.repeats, "its repeats:")
+                raise refuse("E0317", message, name.span, help=help)
+
+    def turns(self, counts: tree.List | None) -> tuple[int, ...] | None:
+        """How many turns each stage has."""
+        if counts is None:
+            return None
+        if not counts.items:
+            raise refuse("E0314", "this list of turns per stage is empty", counts.span)
+        return tuple(
+            positive_integer(constants.evaluate(item, constants.no_names), item, "the turns of a stage")
+            for item in counts.items
+        )
+
+    def stages(self, rule: tree.Place) -> tuple[int, int]:
+        """First and last stage of a place rule."""
+        numbers = []
+        for written in (rule.first, rule.last or rule.first):
+            value = constants.evaluate(written, constants.no_names)
+            if value.dimension != "plain number" or value.value != int(value.value) or value.value > limits.RANKS:
+                raise refuse("E0314", f"`{written.text}` is no stage: stages count from 0", written.span)
+            numbers.append(int(value.value))
+        if numbers[0] > numbers[1]:
+            raise refuse("E0314", f"stages {numbers[0]} to {numbers[1]} are none", rule.first.span)
+        return numbers[0], numbers[1]
+
+    # ------------------------------------------------------------ train and expect
+
+    def train(self) -> spec.Train | None:
+        """The train block, complete."""
+        if not self.declarations.train:
+            return None
+        train = self.declarations.train[0]
+        found = self.settings.table(train.table.entries, TRAIN, CHOICES)
+        written = {entry.key.text: entry.span for entry in train.table.entries}
+        missing = [name for name in ("data", "optimizer", "steps") if name not in written]
+        if missing:
+            message = f"`train` needs {listed(missing)}"
+            self.report.error("E0305", message, train.span, help=f"`{missing[0]} = {EXAMPLES[missing[0]]}`")
+        if found is None or missing:
+            return None
+        values: dict[str, Any] = found
+        return spec.Train(**values, spans=written, span=train.span)
+
+    def claims(self, mesh: spec.Mesh | None) -> tuple[spec.Claim, ...]:
+        """The claims of all expect blocks."""
+        settings = Settings(self.report, mesh_axes=[name for name, _ in mesh.axes] if mesh else ())
+        found = []
+        for expect in self.declarations.expect:
+            for claim in expect.claims:
+                measured = self.claim(claim, settings)
+                if measured is not None:
+                    found.append(measured)
+        return tuple(found)
+
+    def claim(self, claim: tree.Claim, settings: Settings) -> spec.Claim | None:
+        """One claim; None after reporting what is wrong."""
+        written = claim.measure
+        name = written.name if isinstance(written, tree.Call) else written.parts[0]
+        measure = MEASURES.get(name.text)
+        if measure is None or (isinstance(written, tree.Path) and len(written.parts) > 1):
+            help = suggestion(name.text, MEASURES, "there are")
+            self.report.error("E0309", f"unknown measure `{name.text}`", written.span, help=help)
+            return None
+        given = [argument.value for argument in written.arguments] if isinstance(written, tree.Call) else []
+        if len(given) != len(measure.takes):
+            form = f"{name.text}({', '.join(s.name for s in measure.takes)})" if measure.takes else name.text
+            self.report.error("E0210", f"write `{form}`", written.span)
+            return None
+        values = [
+            settings.value(value, setting.kind, f"`{setting.name}`")
+            for value, setting in zip(given, measure.takes, strict=True)
+        ]
+        limit = settings.value(claim.limit, measure.limit, f"the limit of `{name.text}`")
+        if limit is None or None in values:
+            return None
+        return spec.Claim(name.text, tuple(values), claim.comparison, float(limit), claim.span)
+
+
+EXAMPLES = {"data": "stdlib()", "optimizer": "adamw(lr = 1e-3)", "steps": "1_000"}
+
+
+def _target(target: tree.Target) -> spec.Target:
+    path = tuple(part.text for part in target.path.parts) if target.path else None
+    return spec.Target(path, target.name.text, target.name.text in CLASSES, target.span)
+
+
+def _parts(paths: Iterable[tree.Path]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(part.text for part in path.parts) for path in paths)

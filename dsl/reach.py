@@ -1,0 +1,90 @@
+"""Which parameters the loss depends on: one that does not reach it could not be trained, and is a mistake.
+
+Need flows backwards from the loss through every step, but not through what has no gradient: integers, booleans and
+`stop_gradient`. A parameter of a block or repeat counts as reaching the loss if it does in any call or turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from partita.dsl import spec
+from partita.dsl.report import Report
+
+
+def report_unreached(model: spec.Model, report: Report) -> None:
+    """Report every parameter that the loss does not depend on (E0408), at the place that declares it."""
+    reach = _Reach()
+    reach.body(model.body, frozenset([model.loss]), model.name)
+    for step, path in reach.met.values():
+        if id(step) not in reach.reached:
+            notes = [f"its full name is {path}.{step.name}"]
+            message = f"parameter `{step.name}` does not reach the loss"
+            report.error("E0408", message, step.span, notes, "use it, or remove it")
+
+
+class _Reach:
+    """Walks bodies backwards, each once for each set of values that are needed of it."""
+
+    def __init__(self) -> None:
+        self.met: dict[int, tuple[spec.Parameter, str]] = {}
+        self.reached: set[int] = set()
+        self.known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
+
+    def body(self, body: spec.Body, wanted: frozenset[int], path: str) -> frozenset[int]:
+        """The inputs of a body that the wanted values depend on."""
+        key = (id(body), wanted)
+        if key not in self.known:
+            live, first = set(wanted), len(body.types)
+            for step in reversed(body.steps):
+                count = _result_count(step)
+                first -= count
+                results = [i for i in range(count) if first + i in live]
+                live.update(v for v in self.step(step, results, path) if body.types[v].is_float)
+            self.known[key] = frozenset(v for v in live if v < len(body.inputs))
+        return self.known[key]
+
+    def step(self, step: spec.Step, results: list[int], path: str) -> list[int]:
+        """The values that some results of a step depend on."""
+        match step:
+            case spec.Parameter():
+                self.met.setdefault(id(step), (step, path))
+                if results:
+                    self.reached.add(id(step))
+                return []
+            case spec.Apply():
+                flows = bool(results) and step.function != "stop_gradient"
+                return _values(step.operands if flows else ())
+            case spec.CallBlock():
+                wanted = _chosen(step.body.results, results)
+                inputs = self.body(step.body, wanted, f"{path}.{step.scope}")
+                return _values(o for i, o in enumerate(step.arguments) if i in inputs)
+            case spec.Repeat():
+                inputs = self.turns(step, set(results), f"{path}.{step.scope}")
+                sources = (*step.carried, *step.captured)
+                return _values(o for i, o in enumerate(sources) if i in inputs)
+            case _:
+                return []
+
+    def turns(self, step: spec.Repeat, carried: set[int], path: str) -> frozenset[int]:
+        """The inputs of a repeat's body that are needed: what a turn needs, the turn before must give."""
+        while True:
+            inputs = self.body(step.body, _chosen(step.body.results, carried), path)
+            before = {i for i in inputs if i < len(step.carried)}
+            if before <= carried or step.count == 1:
+                return inputs
+            carried = carried | before
+
+
+def _result_count(step: spec.Step) -> int:
+    if isinstance(step, spec.CallBlock):
+        return len(step.body.results)
+    return len(step.carried) if isinstance(step, spec.Repeat) else 1
+
+
+def _values(operands: Iterable[spec.Operand]) -> list[int]:
+    return [operand for operand in operands if isinstance(operand, int)]
+
+
+def _chosen(results: tuple[spec.Operand, ...], positions: Iterable[int]) -> frozenset[int]:
+    return frozenset(_values(results[i] for i in positions))

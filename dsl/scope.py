@@ -1,0 +1,168 @@
+"""A body under construction: its values by number, its names, and what it captures from the body around it.
+
+While a body is being built its captured values have the numbers -1, -2, …, because how many there are is known only
+at its end; `finish` gives every value the number that `partita.dsl.spec` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import evolve, field, frozen
+
+from partita.dsl import spec
+from partita.dsl.functions import Constant
+from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+
+@frozen(eq=False)
+class Checked:
+    """A body whose types are right. `depth` and `nodes`: scopes within scopes, and steps, when expanded."""
+
+    body: spec.Body
+    depth: int
+    nodes: int
+
+    @property
+    def results(self) -> tuple[Type, ...]:
+        """The types of a block's results, which are all tensors."""
+        return tuple(self.body.types[operand] for operand in self.body.results if isinstance(operand, int))
+
+
+@frozen(eq=False)
+class Value:
+    """A value of a body that a name stands for."""
+
+    number: int
+    type: Type
+
+
+class Unknown:
+    """Stands for what was already reported as wrong, so that one error does not cause others."""
+
+
+UNKNOWN = Unknown()
+Meaning: TypeAlias = Value | Constant | Unknown
+
+
+@frozen(eq=False)
+class Binding:
+    """What a name means, and where it was bound."""
+
+    name: str
+    meaning: Meaning
+    span: Span
+
+
+class Scope:
+    """The body of a block, a model or a repeat."""
+
+    def __init__(self, outer: Scope | None, substitution: Mapping[str, str], inputs: Iterable[Type] = ()) -> None:
+        self.outer, self.substitution = outer, substitution
+        self.types = list(inputs)
+        self.inputs = len(self.types)
+        self.steps: list[spec.Step] = []
+        self.bindings: dict[str, Binding] = {}
+        self.segments: dict[str, Span] = {}
+        self.depth, self.nodes = 1, 0
+        self._captured: dict[int, int] = {}  # number in the outer body -> number here
+        self._captured_as: list[tuple[str, Type]] = []
+
+    def bind(self, name: str, meaning: Meaning, span: Span) -> None:
+        """Let a name stand for something from here on."""
+        self.bindings[name] = Binding(name, meaning, span)
+
+    def find(self, name: str) -> Binding | None:
+        """What a name means here; a value from outside becomes a captured one."""
+        found = self.bindings.get(name)
+        if found is not None or self.outer is None:
+            return found
+        found = self.outer.find(name)
+        if found is not None and isinstance(found.meaning, Value):
+            return evolve(found, meaning=self._capture(name, found.meaning))
+        return found
+
+    def _capture(self, name: str, value: Value) -> Value:
+        here = self._captured.get(value.number)
+        if here is None:
+            here = self._captured[value.number] = -1 - len(self._captured)
+            self._captured_as.append((name, value.type))
+        return Value(here, value.type)
+
+    def names(self) -> set[str]:
+        """All names that mean something here."""
+        return set(self.bindings) | (self.outer.names() if self.outer is not None else set())
+
+    def add(self, step: spec.Step, results: Sequence[Type], nodes: int = 1, depth: int = 1) -> list[Value]:
+        """Append a step; returns its results."""
+        self.steps.append(step)
+        self.nodes += nodes
+        self.depth = max(self.depth, depth)
+        first = len(self.types)
+        self.types.extend(results)
+        return [Value(first + i, type) for i, type in enumerate(results)]
+
+    def segment(self, name: str) -> str:
+        """A path segment for a call or a repeat: the name, or the first of `name_2`, `name_3`, … that is free."""
+        segment, count = name, 1
+        while segment in self.segments:
+            count += 1
+            segment = f"{name}_{count}"
+        return segment
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The captured values, by their numbers in the outer body."""
+        return tuple(self._captured)
+
+    def finish(self, inputs: tuple[str, ...], results: Sequence[spec.Operand]) -> Checked:
+        """The body, numbered: the named inputs, the captured ones, then the results of the steps."""
+        count, captured = self.inputs, len(self._captured)
+
+        def renumbered(operand: spec.Operand) -> spec.Operand:
+            if isinstance(operand, spec.Literal):
+                return operand
+            if operand < 0:
+                return count - 1 - operand
+            return operand if operand < count else operand + captured
+
+        def whole(operand: int) -> int:
+            number = renumbered(operand)
+            assert isinstance(number, int)
+            return number
+
+        steps: list[spec.Step] = []
+        for step in self.steps:
+            if captured and isinstance(step, spec.Apply):
+                step = evolve(step, operands=tuple(map(renumbered, step.operands)))
+            elif captured and isinstance(step, spec.CallBlock):
+                step = evolve(step, arguments=tuple(map(renumbered, step.arguments)))
+            elif captured and isinstance(step, spec.Repeat):
+                carried = tuple(map(renumbered, step.carried))
+                step = evolve(step, carried=carried, captured=tuple(map(whole, step.captured)))
+            steps.append(step)
+        inputs = (*inputs, *(name for name, _ in self._captured_as))
+        types = (*self.types[:count], *(type for _, type in self._captured_as), *self.types[count:])
+        body = spec.Body(inputs, tuple(steps), tuple(map(renumbered, results)), types)
+        return Checked(body, self.depth, self.nodes)
+
+
+Substitution: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@frozen
+class Instance:
+    """A block over certain axes: what is checked once. The substitution holds no identities, and is sorted."""
+
+    block: str
+    substitution: Substitution = field(default=())
+
+
+def composed(outer: Mapping[str, str], arrows: Iterable[tuple[str, str]]) -> Substitution:
+    """The substitution for a block called with arrows from where `outer` holds; `outer` reaches what it calls."""
+    together = dict(outer)
+    for left, right in arrows:
+        together[left] = outer.get(right, right)
+    return tuple(sorted((left, right) for left, right in together.items() if left != right))

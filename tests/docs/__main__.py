@@ -1,0 +1,43 @@
+"""`make docs`: write docs/errors.md from the table of codes, and into the pages what their commands print now.
+
+Outputs that are still as shown stay as they are, so that what was left out by hand (`…`) stays out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tests.docs.errors import PAGE, page_text
+from tests.docs.pages import PAGES, ROOT, commands, named_files, run, same
+
+
+def refresh(page: Path) -> bool:
+    """Put into a page what its commands print, where that differs. Whether anything did."""
+    text = page.read_text(encoding="utf-8")
+    changes: list[tuple[int, int, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in named_files(page).items():
+            Path(folder, name).write_text(content, encoding="utf-8")
+        for command in commands(page):
+            status, output = run(command.text, Path(folder))
+            if status != command.status:
+                print(f"{page.relative_to(ROOT)}: `{command.text}` ends with {status}, not {command.status}")
+            if not same(command.output, output):
+                changes.append((*command.place, output.rstrip("\n") + "\n" if output.strip() else ""))
+    for start, end, output in reversed(changes):
+        text = text[:start] + output + text[end:]
+    page.write_text(text, encoding="utf-8")
+    return bool(changes)
+
+
+def main() -> None:
+    """Rewrite what is out of date, and name it."""
+    PAGE.write_text(page_text(), encoding="utf-8")
+    for page in PAGES:
+        if commands(page) and refresh(page):
+            print(f"{page.relative_to(ROOT)}: rewritten")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What the documentation shows is so: its files check, its commands run and print what stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from partita.dsl.load import load_text
+from tests.docs.pages import PAGES, ROOT, Fence, commands, fences, files, named_files, run, same
+
+FILES = [each for page in PAGES for each in files(page)]
+SESSIONS = [page for page in PAGES if commands(page)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(("fence", "text"), [pytest.param(*each, id=str(each[0])) for each in FILES])
+def test_a_file_in_the_documentation_checks(fence: Fence, text: str) -> None:
+    _, diagnostics = load_text(text, str(fence))
+    errors = [each for each in diagnostics if each.severity == "error"]
+    assert not errors, "\n\n".join(each.render() for each in errors)
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+def test_a_session_in_the_documentation_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+    for name, text in named_files(page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for command in commands(page):
+        status, output = run(command.text, tmp_path)
+        assert status == command.status, f"{name_of(page)}: `{command.text}` ends with {status}:\n{output}"
+        assert same(command.output, output), (
+            f"{name_of(page)} shows for `{command.text}`\n{command.output}\nand it prints\n{output}\n"
+            "`make docs` writes what is printed into the page"
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} links {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name_of(page)} links {link}, and there is no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_block_is_marked_as_something_known() -> None:
+    kinds = {"par", "console", "text", "sh", "bash", "python", "json", "yaml", ""}
+    for page in PAGES:
+        for fence in fences(page):
+            assert fence.language in kinds, f"{fence}: ```{fence.language}"
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "alike"),
+    [
+        ("step 1  loss 2.30", "step 1 loss 2.31", True),
+        ("step 1  loss 2.30", "step 1 loss 2.51", False),
+        ("compiled in 3 ms", "compiled in 1.20 s", True),
+        ("first\n…\nlast", "first\nsecond\nthird\nlast", True),
+        ("first\n…\nlast", "first\nsecond", False),
+        ("[0]", "0", False),
+    ],
+)
+def test_outputs_are_compared_up_to_what_varies(expected: str, actual: str, alike: bool) -> None:
+    assert same(expected, actual) is alike

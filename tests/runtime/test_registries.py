@@ -1,0 +1,36 @@
+"""What the language lets a file name, the runtime can do; and nothing else."""
+
+from __future__ import annotations
+
+from inspect import Parameter, signature
+
+from partita.dsl import builtins
+from partita.runtime.data import SOURCES
+from partita.runtime.data.tokens import DTYPES
+from partita.runtime.initial import FIXED, RANDOM
+from partita.runtime.learning_rates import LEARNING_RATES
+
+
+def test_data_sources() -> None:
+    assert set(SOURCES) == set(builtins.DATA)
+    assert all(open_source.__doc__ for open_source in SOURCES.values())
+
+
+def test_dtypes_of_token_files() -> None:
+    (dtype,) = (setting for setting in builtins.DATA["tokens"].settings if setting.name == "dtype")
+    assert set(dtype.kind.choices) == set(DTYPES)
+
+
+def test_learning_rates_take_the_arguments_that_the_language_gives_them() -> None:
+    assert set(LEARNING_RATES) == set(builtins.LEARNING_RATES)
+    for name, function in LEARNING_RATES.items():
+        parameters = signature(function).parameters.values()
+        keywords = {parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY}
+        assert keywords == set(builtins.LEARNING_RATES[name].names), name
+
+
+def test_initial_values() -> None:
+    assert {*RANDOM, *FIXED, "constant"} == set(builtins.INITIAL)
+    # `initial` reads the one argument, whatever it is called.
+    assert all(len(each.names) <= 1 for each in builtins.INITIAL.values())
+    assert set(builtins.SAMPLED) <= set(RANDOM)

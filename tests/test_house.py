@@ -1,0 +1,68 @@
+"""The house: imports point one way, the front needs no torch, nothing is pickled, every registry is whole."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each folder may import of the others.
+MAY_IMPORT = {
+    "dsl": {"dsl", "grammars"},
+    "compiler": {"dsl", "compiler"},
+    "runtime": {"dsl", "compiler", "runtime"},
+    "cli": {"dsl", "compiler", "runtime", "cli"},
+    "testing": {"dsl", "compiler", "testing"},
+    "api": {"dsl", "compiler", "runtime", "cli"},
+}
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.lineno
+            if node.module == "partita":
+                for alias in node.names:
+                    yield f"partita.{alias.name}", node.lineno
+
+
+@pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
+def test_imports_point_one_way(folder: str):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name, line in imports(path):
+            if name.startswith("partita."):
+                part = name.split(".")[1]
+                assert part in MAY_IMPORT[folder] | {"__version__"}, f"{path.relative_to(ROOT)}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
+def test_nothing_is_pickled(folder: str):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name, line in imports(path):
+            top = name.split(".")[0]
+            assert top not in ("pickle", "shelve", "marshal", "dill"), f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_the_front_needs_neither_torch_nor_numpy():
+    modules = [
+        "partita." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for folder in ("dsl", "compiler")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    code = "import sys\n" + "\n".join(f"import {name}" for name in modules)
+    code += "\nheavy = [m for m in ('torch', 'numpy', 'rich', 'matplotlib') if m in sys.modules]\n"
+    code += "sys.exit(f'imported {heavy}' if heavy else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_no_folder_that_shadows_the_package():
+    assert not (ROOT / "partita").exists()
