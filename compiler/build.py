@@ -18,7 +18,7 @@ from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
-from partita.compiler.ops.shape import Arrange, Merge, Rename, Slice, Split
+from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split
 from partita.dsl import spec
 from partita.dsl.types import Type
 
@@ -102,7 +102,7 @@ class _Builder(Builder):
                 values.append(self.sample(step, scope))
             elif isinstance(step, spec.CallBlock):
                 inner = f"{scope}.{step.scope}"
-                self.scopes.append(Scope(inner, step.block, repeat=False))
+                self.scopes.append(Scope(inner, step.block))
                 given = [
                     self.operand(argument, values, self.typed(type).dtype)
                     for argument, type in zip(step.arguments, step.body.types, strict=False)
@@ -119,7 +119,7 @@ class _Builder(Builder):
 
     def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value]) -> list[Value]:
         """Expand the turns of a repeat; returns the carried values after the last."""
-        self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, repeat=True))
+        self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, step.count))
         carried = [
             self.operand(operand, values, self.typed(type).dtype)
             for operand, type in zip(step.carried, step.body.types, strict=False)
@@ -151,8 +151,6 @@ class _Builder(Builder):
         for value in step.distribution.arguments.values():
             scale = float(value)
         if distribution in ("zeros", "ones", "constant"):
-            from partita.compiler.ops.reduce import ArgMax
-from partita.compiler.ops.shape import Expand
 
             number = {"zeros": 0.0, "ones": 1.0}.get(distribution, scale)
             scalar = self.apply(Constant(number, type.dtype))

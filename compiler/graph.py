@@ -132,11 +132,16 @@ class Accumulator:
 
 @frozen
 class Scope:
-    """One call of a block, or one repeat: its path without the turn, and the name that the file gives it."""
+    """One call of a block, or one repeat with its number of turns: its path, and the name that the file gives it."""
 
     path: str
     name: str
-    repeat: bool
+    turns: int | None = None
+
+    @property
+    def repeat(self) -> bool:
+        """Whether it is a repeat."""
+        return self.turns is not None
 
 
 @frozen(eq=False)

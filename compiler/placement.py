@@ -105,6 +105,16 @@ def _repeats(graph: Graph, names: Sequence[str]) -> dict[str, str]:
     return {scope.path: scope.name for scope in graph.scopes if scope.repeat and scope.name in names}
 
 
+def _turns(graph: Graph, names: Mapping[str, str]) -> list[str]:
+    """All turns of repeats in program order, also those in which nothing is computed; of nested ones, the outermost."""
+    return [
+        f"{scope.path}.{turn}"
+        for scope in graph.scopes
+        if scope.path in names and turn_of(scope.path, names) is None
+        for turn in range(scope.turns or 0)
+    ]
+
+
 def _balanced_turns(
     graph: Graph,
     rules: Sequence[StageRule],
@@ -125,14 +135,11 @@ def _balanced_turns(
                 rule.span,
                 help=_nearest_help([s.name for s in graph.scopes if s.repeat]),
             )
-    costs: dict[str, float] = {}
+    costs = dict.fromkeys(_turns(graph, names), 0.0)
     pending = 0.0
     current: str | None = None
     for node, wish in zip(graph.nodes, explicit, strict=True):
-        turn = turn_of(node.scope, names)
-        if turn is not None:
-            current = turn
-            costs.setdefault(turn, 0.0)
+        current = turn_of(node.scope, names) or current
         if wish is not None:
             continue
         if current is None:
@@ -292,11 +299,11 @@ def _wishes(
 def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]) -> dict[str, int]:
     """Turns of the first repeat within a scope, balanced over a range of stages; the rest of the scope follows."""
     names = {s.path: s.name for s in graph.scopes if s.repeat and (_template(s.path) + ".").startswith(scope + ".")}
-    costs: dict[str, float] = {}
+    costs = dict.fromkeys(_turns(graph, names), 0.0)
     for node in graph.nodes:
         turn = turn_of(node.scope, names)
         if turn is not None:
-            costs[turn] = costs.get(turn, 0.0) + cost(node)
+            costs[turn] += cost(node)
     count = rule.last - rule.first + 1
     if len(costs) < count:
         raise refuse(

@@ -42,20 +42,20 @@ def op_text(op: Op, operands: str) -> str:
     return f"{op.name}({operands}{'; ' if fields else ''}{fields})"
 
 
-def node_text(node: Node) -> str:
-    """One line."""
+def node_text(node: Node, places: bool = True) -> str:
+    """One line, with the source place behind it where `places`."""
     results = ", ".join(f"%{value.name}: {value.type}" for value in node.outputs)
     operands = ", ".join(f"%{value.name}" for value in node.inputs)
     stage = "" if node.stage is None else str(node.stage)
-    place = f" {node.span.source.name}:{node.span.line}" if node.span else ""
+    place = f" {node.span.source.name}:{node.span.line}" if node.span and places else ""
     left = f"{results} = " if results else ""
     return f"{left}{op_text(node.op, operands)} {node.phase}{stage} @{node.scope}{place}"
 
 
-def graph_text(graph: Graph) -> str:
+def graph_text(graph: Graph, places: bool = True) -> str:
     """The whole graph."""
     lines = [f"graph {graph.name}"]
-    lines += [f"scope {s.path} {s.name} {'repeat' if s.repeat else 'block'}" for s in graph.scopes]
+    lines += [f"scope {s.path} {s.name} turns {s.turns}" for s in graph.scopes]
     for each in graph.inputs:
         lines.append(f"input {each.name} %{each.value.name}: {each.value.type} limit {each.limit} batch {each.batch}")
     for parameter in graph.parameters:
@@ -69,7 +69,7 @@ def graph_text(graph: Graph) -> str:
             f"accumulator {accumulator.name!r} %{accumulator.value.name}: {accumulator.value.type} "
             f"parameter {accumulator.parameter} maximum {accumulator.maximum}"
         )
-    lines += [node_text(node) for node in graph.nodes]
+    lines += [node_text(node, places) for node in graph.nodes]
     lines.append(f"loss %{graph.loss.name}")
     lines += [f"metric {name} %{value.name}" for name, value in graph.metrics]
     lines += [f"gradient {gradient.parameter} %{gradient.value.name}" for gradient in graph.gradients]
@@ -141,8 +141,8 @@ def parse_graph(text: str) -> Graph:
             if word == "graph":
                 graph_name = rest
             elif word == "scope":
-                path, name, kind = rest.split(" ")
-                scopes.append(Scope(path, name, kind == "repeat"))
+                path, name, _, turns = rest.split(" ")
+                scopes.append(Scope(path, name, None if turns == "None" else int(turns)))
             elif word == "input":
                 match = _match(r"(\w+) %(\S+): (\w+\[[^\]]*\]) limit (\S+) batch (\S+)", rest)
                 value = values[match[2]] = Value(match[2], parse_type(match[3]))

@@ -1,0 +1,1 @@
+"""Text → Spec: source places, diagnostics, parser, syntax tree, type checker, settings, formatter."""

@@ -18,7 +18,7 @@ from attrs import frozen
 from partita.dsl import tree
 from partita.dsl.declarations import source_of
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.parser import CLOSING, END, Token, parse_file, tokenize
+from partita.dsl.parser import Token, parse_file, tokenize
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 
@@ -57,18 +57,17 @@ def _parsed(source: Source) -> tuple[tree.File, list[Token], list[Token]]:
 
 @frozen(eq=False)
 class Row:
-    """Tokens that stand on a line of their own unless it is too long. `first` begins a declaration, in its kind."""
+    """Tokens that stand on a line of their own unless it is too long. `first` is the declaration it begins."""
 
     tokens: tuple[Token, ...]
     depth: int
-    first: str | None = None
-    whole: bool = False  # the declaration has no other row
+    first: str | None
+    whole: bool  # the declaration has no other row
+    until: int  # where the next row begins in the source
 
 
 class _Formatter:
-    def __init__(
-        self, source: Source, tokens: Sequence[Token], comments: Sequence[Token], file: tree.File
-    ) -> None:
+    def __init__(self, source: Source, tokens: Sequence[Token], comments: Sequence[Token], file: tree.File) -> None:
         self.text, self.source = source.text, source
         self.tokens = tokens
         self.comments = list(comments)
@@ -78,71 +77,61 @@ class _Formatter:
 
     def lines(self) -> Iterator[str]:
         """The lines of the result, each with its end."""
-        previous: tuple[str | None, bool, int] | None = None  # kind of declaration, whole, end in the source
+        end = 0  # of what was written last, in the source
         kind: str | None = None
-        whole = opened = False
+        alone = opened = False
         for row in self.rows():
-            start = row.tokens[0].start
-            closing = row.tokens[0].text == "}"
-            depth = row.depth + 1 if closing else row.depth
+            start, closing = row.tokens[0].start, row.tokens[0].text == "}"
+            # Declarations stand apart, but for lines of one kind: `axis` under `axis`.
+            apart = row.first is not None and end > 0 and not (alone and row.whole and kind == row.first)
             if row.first is not None:
-                apart = previous is not None and not (whole and row.whole and kind == row.first)
-                kind, whole = row.first, row.whole
-            else:
-                apart = False
+                kind, alone = row.first, row.whole
             for comment in self.own_comments(start):
-                if previous is not None:
-                    gap = self.blank(previous[2], comment.start)
-                    yield from "\n" * ((gap and not opened) or apart)
-                apart = opened = False
-                yield " " * (INDENT * depth) + comment.text + "\n"
-                previous = (kind, whole, comment.end)
-            if previous is not None:
-                gap = self.blank(previous[2], start)
-                yield from "\n" * ((gap and not opened and not closing) or apart)
-            text = self.row(row)
-            yield text
+                if apart or (end and not opened and self.blank(end, comment.start)):
+                    yield "\n"
+                yield " " * (INDENT * (row.depth + closing)) + comment.text + "\n"
+                apart, opened, end = False, False, comment.end
+            if apart or (end and not opened and not closing and self.blank(end, start)):
+                yield "\n"
+            yield self.row(row)
             opened = row.tokens[-1].text == "{"
-            end = row.tokens[-1].end
-            previous = (kind, whole, max(end, self.consumed))
+            end = max(row.tokens[-1].end, self.consumed)
         for comment in self.own_comments(len(self.text) + 1):
-            if previous is not None and self.blank(previous[2], comment.start):
+            if end and self.blank(end, comment.start):
                 yield "\n"
             yield comment.text + "\n"
-            previous = (kind, whole, comment.end)
+            end = comment.end
 
     def rows(self) -> Iterator[Row]:
         """The tokens, cut where lines begin."""
+        cut: list[tuple[list[Token], int]] = []
         row: list[Token] = []
         depth = 0
-        cut: list[tuple[list[Token], int]] = []
         for position, token in enumerate(self.tokens):
             closes = token.text == "}" and not self._empty(position)
             if row and (token.start in self.starts or closes):
                 cut.append((row, depth))
-                depth += row[-1].text == "{"
                 row = []
-            if closes:
-                depth -= 1
+            depth -= closes
             row.append(token)
-            if token.text == "{" and not (
-                position + 1 < len(self.tokens)
-                and self.tokens[position + 1].text == "}"
-                and self._empty(position + 1)
-            ):
+            if token.text == "{" and not self._empty(position + 1):
                 cut.append((row, depth))
-                depth, row = depth + 1, []
+                row = []
+                depth += 1
         if row:
             cut.append((row, depth))
-        for position, (tokens, level) in enumerate(cut):
-            first = self.declarations.get(tokens[0].start)
-            last = position + 1 == len(cut) or cut[position + 1][0][0].start in self.declarations
-            yield Row(tuple(tokens), level, first, last)
+        begins = [tokens[0].start for tokens, _ in cut] + [len(self.text)]
+        for (tokens, level), start, until in zip(cut, begins, begins[1:], strict=False):
+            whole = until in self.declarations or until == len(self.text)
+            yield Row(tuple(tokens), level, self.declarations.get(start), whole, until)
 
     def _empty(self, position: int) -> bool:
         """Whether a closing brace follows its opening one with nothing between, no comment either."""
+        if not 0 < position < len(self.tokens):
+            return False
         before, token = self.tokens[position - 1], self.tokens[position]
-        return before.text == "{" and "#" not in self.text[before.end : token.start]
+        empty = before.text == "{" and token.text == "}"
+        return empty and "#" not in self.text[before.end : token.start]
 
     # ------------------------------------------------------------ comments and blank lines
 
@@ -164,57 +153,41 @@ class _Formatter:
     # ------------------------------------------------------------ one row
 
     def row(self, row: Row) -> str:
-        """A row as one or more lines: broken where it was after commas, around comments, and where it is too long."""
+        """A row as lines: broken where it was after commas, around comments, and where it is too long."""
         margin = INDENT * row.depth
         lines: list[str] = []
-        current = " " * margin
-        brackets: list[int] = []
-        pieces: list[tuple[str, int, int]] = []
-        tokens = row.tokens
-        del pieces
+        brackets: list[int] = []  # the columns after the brackets that are open
         line: list[tuple[Token, str]] = []
+        start = " " * margin
 
-        def flush(comment: Token | None) -> None:
-            nonlocal current, line
-            for text in self.filled(line, current, margin, brackets):
-                lines.append(text)
-            line = []
-            if comment is not None:
-                column = comment.start - (self.text.rfind("\n", 0, comment.start) + 1)
-                lines[-1] += " " * max(2, column - len(lines[-1])) + comment.text
-            current = " " * self.column(brackets, margin)
+        def flush() -> None:
+            nonlocal start
+            lines.extend(self.filled(line, start, margin, brackets))
+            line.clear()
+            start = " " * self.column(brackets, margin)
 
-        for position, token in enumerate(tokens):
-            before = tokens[position - 1] if position else None
-            line.append((token, self.space(tokens, position) if line else ""))
-            del before
-            after = tokens[position + 1] if position + 1 < len(tokens) else None
-            broken = False
-            while self.comments and (
-                (after is not None and self.comments[0].start < after.start)
-                or (after is None and self.trails(self.comments[0], token))
-            ):
-                comment = self.comments[0]
-                if not broken and self.trails(comment, token):
-                    flush(self.comments.pop(0))
-                elif after is None:
+        for position, token in enumerate(row.tokens):
+            line.append((token, self.space(row.tokens, position) if line else ""))
+            last = position + 1 == len(row.tokens)
+            after = row.until if last else row.tokens[position + 1].start
+            inner = token.depth > row.tokens[0].depth
+            if token.kind == "COMMA" and inner and "\n" in self.text[token.end : after]:
+                flush()
+            while self.comments and self.comments[0].start < after:
+                trails = self.trails(self.comments[0], token)
+                if last and not trails:
                     break
-                else:
-                    if not broken:
-                        flush(None)
-                    lines.append(current + self.comments.pop(0).text)
-                broken = True
+                if line:
+                    flush()
+                comment = self.comments.pop(0)
                 self.consumed = comment.end
-            if (
-                not broken
-                and after is not None
-                and token.kind == "COMMA"
-                and token.depth > row.tokens[0].depth
-                and "\n" in self.text[token.end : after.start]
-            ):
-                flush(None)
+                if trails:
+                    lines[-1] += " " * max(2, self.source.position(comment.start)[1] - 1 - len(lines[-1]))
+                    lines[-1] += comment.text
+                else:
+                    lines.append(start + comment.text)
         if line:
-            flush(None)
+            flush()
         return "".join(text + "\n" for text in lines)
 
     def column(self, brackets: Sequence[int], margin: int) -> int:
@@ -223,9 +196,7 @@ class _Formatter:
             return brackets[-1]
         return margin + CONTINUATION
 
-    def filled(
-        self, line: Sequence[tuple[Token, str]], start: str, margin: int, brackets: list[int]
-    ) -> Iterator[str]:
+    def filled(self, line: Sequence[tuple[Token, str]], start: str, margin: int, brackets: list[int]) -> Iterator[str]:
         """Lines of at most WIDTH columns, broken after the outermost commas, or before operators. Updates brackets."""
         rest = list(line)
         while rest:
@@ -317,6 +288,3 @@ def _spaced_lists(file: tree.File) -> Iterator[int]:
             for rule in declaration.rules:
                 if isinstance(rule, tree.Stage) and rule.counts is not None:
                     yield rule.counts.span.start
-
-
-assert CLOSING[")"] == "(" and END

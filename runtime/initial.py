@@ -78,9 +78,7 @@ def initial(
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
 
 
-def sample(
-    call: Call, type: Type, seed: int, step: int, name: str, region: Region | None = None
-) -> np.ndarray:
+def sample(call: Call, type: Type, seed: int, step: int, name: str, region: Region | None = None) -> np.ndarray:
     """The value at a step of the sample with full name `name`, or of a region of it; as `initial`."""
     return _draw(call, type, stream(seed, "sample", step, name), None, region)
 
@@ -114,9 +112,7 @@ def _bounds(shape: tuple[int, ...], region: Region | None) -> list[tuple[int, in
         return [(0, size) for size in shape]
     assert len(region) == len(shape), "one slice per axis"
     bounds = [part.indices(size) for part, size in zip(region, shape, strict=True)]
-    assert all(step == 1 and start <= stop for start, stop, step in bounds), (
-        "a region is contiguous along each axis"
-    )
+    assert all(step == 1 and start <= stop for start, stop, step in bounds), "a region is contiguous along each axis"
     return [(start, stop) for start, stop, _ in bounds]
 
 

@@ -97,9 +97,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _start(
-    command: Sequence[str], number: int, ranks: int, variables: Mapping[str, str], group: int
-) -> _Rank:
+def _start(command: Sequence[str], number: int, ranks: int, variables: Mapping[str, str], group: int) -> _Rank:
     process = subprocess.Popen(
         command,
         env={**variables, RANK: str(number)},
@@ -142,9 +140,7 @@ def _signals() -> Iterator[list[int]]:
     received: list[int] = []
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     numbers = [number for number in asked if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {
-        number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers
-    }
+    previous = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
         yield received
     finally:
@@ -232,9 +228,7 @@ class _Supervision:
             return 0
         # Of several that died together, those that a signal killed come before those that ended by
         # themselves, and those that only lost their peer last.
-        first = min(
-            failed, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0)
-        )
+        first = min(failed, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
         self._say(f"rank {first.number} {death(first.process.returncode)}{others}")
         return FAILED

@@ -74,11 +74,7 @@ class Display:
             for name, value in record.items()
             if name not in ("step", "eval_loss")
         ]
-        self._say(
-            "  ".join(
-                [f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]
-            )
-        )
+        self._say("  ".join([f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]))
 
     def close(self) -> None:
         """Leave the terminal as it was."""

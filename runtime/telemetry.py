@@ -55,9 +55,7 @@ class Telemetry:
         }
         return self._write({**record, **(metrics or {})})
 
-    def evaluation(
-        self, step: int, loss: float, metrics: Mapping[str, float] | None = None
-    ) -> dict[str, Any]:
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write an evaluation; returns what was written."""
         named = {f"eval_{name}": value for name, value in (metrics or {}).items()}
         return self._write({"step": step, "eval_loss": loss, **named})

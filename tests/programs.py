@@ -40,6 +40,7 @@ LINES = (
     "let y = y * 0.5 + x",
     "let x = x + y * 0.25",
     "let x = x + u",
+    "repeat 2 as inner { param g: [embed] ~ ones()  let x = rms_norm(x, over = embed, scale = g) }",
     "let x = maximum(x, y) + where(x > 0.0, y, 1.0)",
     "let x = softmax(x, over = embed) + log_softmax(y, over = embed)",
     "let x = x + embedding(tokens, wte, over = vocab)",
@@ -75,7 +76,7 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
     text = AXES.format(batch=microbatches * draw(st.integers(1, 2))) + BLOCKS
     text += "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
     text += "  param wte: [vocab, embed] ~ normal(0.5)\n"
-    lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4)) for _ in turns]
+    lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4, unique=True)) for _ in turns]
     used = " ".join(" ".join(each) for each in lines)
     text += "  let x = embedding(tokens, wte, over = vocab)\n  let skip = tanh(x)\n  let y = x * 0.5\n"
     text += "  let aux = mean(x)\n"

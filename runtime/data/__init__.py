@@ -27,9 +27,7 @@ SOURCES: dict[str, Callable[[Call, tuple[Input, ...], int, Path, bool], Dataset]
 }
 
 
-def open_dataset(
-    call: Call, inputs: tuple[Input, ...], seed: int, root: Path, *, evaluates: bool = False
-) -> Dataset:
+def open_dataset(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, *, evaluates: bool = False) -> Dataset:
     """The dataset that a call such as `text("corpus/*.txt", holdout = 10%)` names, for a model's inputs.
 
     `root` is the folder of the `.par` file, which paths are relative to. `evaluates` says that the run has an

@@ -75,9 +75,7 @@ class Items:
             if given.batch_axis is None:
                 batch[given.name] = np.ascontiguousarray(self.whole[given.name], dtype)
             else:
-                values = np.moveaxis(
-                    self.arrays[given.name][chosen], 0, given.type.position(given.batch_axis)
-                )
+                values = np.moveaxis(self.arrays[given.name][chosen], 0, given.type.position(given.batch_axis))
                 batch[given.name] = np.ascontiguousarray(values, dtype)
         return batch
 
@@ -91,9 +89,7 @@ def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     """The items of a `.npz` file; yields its arrays."""
     name = call.arguments["path"]
     found = _load(single(name, root, call.span), name, inputs, call.span)
-    wrong = [
-        diagnostic for given in inputs for diagnostic in _unfit(given, found[given.name], name, call.span)
-    ]
+    wrong = [diagnostic for given in inputs for diagnostic in _unfit(given, found[given.name], name, call.span)]
     if wrong:
         raise Refused(wrong)
     arrays = {given.name: found[given.name] for given in inputs if given.batch_axis is not None}
@@ -102,9 +98,7 @@ def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     if len(set(counts.values())) != 1:
         raise refuse(
             "E0607",
-            f"the arrays of `{name}` have different numbers of items"
-            if counts
-            else "no input has the batch axis",
+            f"the arrays of `{name}` have different numbers of items" if counts else "no input has the batch axis",
             call.span,
             notes=[f"{key}: {count} items" for key, count in counts.items()],
         )

@@ -40,11 +40,7 @@ class Input:
     @property
     def bound(self) -> str:
         """`limit` in words, for messages."""
-        return (
-            f"`{self.limit_axis}` has size {self.limit}"
-            if self.limit_axis
-            else f"it must be below {self.limit}"
-        )
+        return f"`{self.limit_axis}` has size {self.limit}" if self.limit_axis else f"it must be below {self.limit}"
 
 
 class Dataset(Protocol):

@@ -47,9 +47,7 @@ class Noise:
             # An input without the batch axis comes with every microbatch, and is drawn anew each step all the
             # same.
             key = stream(self.seed, purpose, step, given.name)
-            batch[given.name] = random_elements(
-                given.type, key, region, lambda word, given=given: _value(word, given)
-            )
+            batch[given.name] = random_elements(given.type, key, region, lambda word, given=given: _value(word, given))
         return batch
 
 

@@ -28,11 +28,7 @@ def sources(folder: Path) -> list[Path]:
     for here, folders, files in os.walk(folder):
         # `config-3.11-x86_64-linux-gnu` and `_sysconfigdata…` say how and where the interpreter was built.
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
-        found += [
-            Path(here, name)
-            for name in files
-            if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        ]
+        found += [Path(here, name) for name in files if name.endswith(".py") and not name.startswith("_sysconfigdata")]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 

@@ -53,9 +53,7 @@ class Windows:
         rows = range(batch) if rows is None else rows
         choices = len(self.holdout) - self.length
         assert choices > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
-        return self._cut(
-            self.holdout, [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows]
-        )
+        return self._cut(self.holdout, [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows])
 
     def _cut(self, ids: np.ndarray, starts: list[int]) -> Batch:
         windows = np.empty((len(starts), self.length + 1), np.int64)
@@ -113,9 +111,7 @@ def open_windows(
         holding = f"the holdout of {what} is too short: {held} ids, and one window takes {length + 1}"
         raise refuse(
             "E0608" if holdout == 0 else "E0604",
-            "`eval` needs data that training does not see, and there is no `holdout`"
-            if holdout == 0
-            else holding,
+            "`eval` needs data that training does not see, and there is no `holdout`" if holdout == 0 else holding,
             span,
             help=f"hold out at least {max(1, -(-100 * (length + 1) // len(ids)))}%: `holdout = …%` in `data`",
         )
@@ -136,11 +132,7 @@ def check_limit(
     if smallest < 0:
         raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span)
     if largest >= given.limit:
-        grow = (
-            f"`axis {given.limit_axis} = {largest + 1}` or more"
-            if given.limit_axis
-            else f"{largest + 1} or more"
-        )
+        grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
         raise refuse(
             "E0605",
             f"{what} has {describe(largest)}, beyond what `{given.name}` may hold: {given.bound}",

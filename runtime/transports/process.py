@@ -23,9 +23,7 @@ from attrs import define
 
 from partita.compiler.instructions import Channel
 
-CTAS_PER_CHANNEL = (
-    2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
-)
+CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
 CLOSE_SECONDS = 5.0
 
 
@@ -121,9 +119,7 @@ class ProcessTransport:
         norms, metrics), where it gives the same bits on every rank and on every transport.
         """
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        work = _post(
-            "the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True
-        )
+        work = _post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
         return Reducing(work, tensor, parts)
 
     def close(self) -> None:

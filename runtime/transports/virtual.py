@@ -156,9 +156,7 @@ class VirtualCluster:
             if channel not in self.channels:
                 self.channels[channel] = _line(str(channel), (channel.source, channel.destination))
 
-    def post(
-        self, transport: VirtualTransport, kind: str, line: _Line, end: int, tensor: torch.Tensor
-    ) -> _Post:
+    def post(self, transport: VirtualTransport, kind: str, line: _Line, end: int, tensor: torch.Tensor) -> _Post:
         """Post an operation at one end of a line."""
         assert tensor.is_contiguous(), (
             f"rank {transport.rank}: {kind} on {line.name} of a tensor that is not contiguous"
@@ -205,10 +203,7 @@ class VirtualCluster:
     def _relent(self, running: dict[int, Iterator[None]]) -> None:
         """Nobody can go on: complete one operation that somebody waits for, or report the deadlock."""
         awaited = {
-            id(post.line): post.line
-            for rank in running
-            for post in self._transports[rank].waiting
-            if post.line.ready()
+            id(post.line): post.line for rank in running for post in self._transports[rank].waiting if post.line.ready()
         }
         if not awaited:
             raise self._deadlock(running)
@@ -240,9 +235,7 @@ class VirtualCluster:
         for line in lines:
             while line.ready():
                 self._complete(line)
-        left = [
-            f"rank {post.transport.rank}: {post}" for line in lines for posts in line.posted for post in posts
-        ]
+        left = [f"rank {post.transport.rank}: {post}" for line in lines for posts in line.posted for post in posts]
         if left:
             raise Stray("operations that no other rank has matched:\n  " + "\n  ".join(left))
 

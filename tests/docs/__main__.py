@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.errors import PAGE, page_text
-from tests.docs.pages import PAGES, ROOT, commands, named_files, run, same
+from tests.docs.pages import PAGES, ROOT, Session, commands
 
 
 def refresh(page: Path) -> bool:
@@ -17,18 +17,23 @@ def refresh(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
     changes: list[tuple[int, int, str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in named_files(page).items():
-            Path(folder, name).write_text(content, encoding="utf-8")
+        session = Session(page, Path(folder))
         for command in commands(page):
-            status, output = run(command.text, Path(folder))
+            status, output = session.run(command)
             if status != command.status:
                 print(f"{page.relative_to(ROOT)}: `{command.text}` ends with {status}, not {command.status}")
-            if not same(command.output, output):
-                changes.append((*command.place, output.rstrip("\n") + "\n" if output.strip() else ""))
+            if not command.shows(output):
+                changes.append((*command.place, _trimmed(output)))
     for start, end, output in reversed(changes):
         text = text[:start] + output + text[end:]
     page.write_text(text, encoding="utf-8")
     return bool(changes)
+
+
+def _trimmed(output: str) -> str:
+    """An output without blanks at the ends of lines and blank lines at its end."""
+    text = "\n".join(line.rstrip() for line in output.splitlines()).rstrip("\n")
+    return text + "\n" if text else ""
 
 
 def main() -> None:

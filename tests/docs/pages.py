@@ -9,20 +9,23 @@ How a block is marked says what it is:
     ```par KIND             an example that must check within the frame of its kind, on the same page
     ```par fragment         no whole file, and in no frame
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
+    ```pycon                statements after `>>> `, each with its output
 
-The console blocks of a page run in order, in one empty folder with the page's named files. In an expected output `…`
-stands for anything, spaces for any number of spaces, and numbers for numbers near them; durations and speeds may be any.
+The sessions of a page run in order, in one empty folder with the page's named files. In an expected output `…` stands
+for anything, spaces for any number of spaces, and numbers for numbers near them; durations and speeds may be any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isclose
 from pathlib import Path
 
@@ -30,11 +33,14 @@ from attrs import evolve, field, frozen
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-NEAR = 0.02  # relative difference that a number in an output may have
+# Relative difference that a number in an output may have; those of training depend on the interpreter's own text too.
+NEAR, NEAR_IN_TRAINING = 0.02, 0.25
 
 _FENCE = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = r"[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
-_TOKEN = re.compile(rf"(?P<any>…)|(?P<speed>{_NUMBER} ?(?:µs|ms|s|m|h|tokens/s)\b)|(?P<number>{_NUMBER})|(?P<space>\s+)")
+_TOKEN = re.compile(
+    rf"(?P<any>…)|(?P<speed>{_NUMBER} ?(?:µs|ms|s|m|h|tokens/s)\b)|(?P<number>{_NUMBER})|(?P<space>\s+)"
+)
 
 
 @frozen
@@ -53,12 +59,18 @@ class Fence:
 
 @frozen
 class Command:
-    """A command of a console block, the output and the status shown for it; `place` is where the output stands."""
+    """A command of a session, the output and the status shown for it; `place` is where the output stands."""
 
     text: str
     output: str
     status: int
     place: tuple[int, int] = field(eq=False)
+    python: bool = False
+
+    def shows(self, output: str) -> bool:
+        """Whether an output is the one that the page shows."""
+        compiled = self.text.startswith("partita") and not self.text.startswith("partita run")
+        return same(self.output, output, NEAR if compiled else NEAR_IN_TRAINING)
 
 
 def fences(page: Path) -> list[Fence]:
@@ -97,6 +109,8 @@ def commands(page: Path) -> list[Command]:
     text = page.read_text(encoding="utf-8")
     found: list[Command] = []
     for fence in _FENCE.finditer(text):
+        if fence[1] == "pycon":
+            found.extend(_statements(fence[3], fence.start(3)))
         if fence[1] != "console":
             continue
         starts = [match.start() + fence.start(3) for match in re.finditer(r"(?m)^\$ ", fence[3])]
@@ -105,13 +119,22 @@ def commands(page: Path) -> list[Command]:
             if line == "$ echo $?":
                 found[-1] = evolve(found[-1], status=int(output))
             else:
-                place = (end - len(output), end)
-                found.append(Command(line.removeprefix("$ "), output, 0, place))
+                found.append(Command(line.removeprefix("$ "), output, 0, (end - len(output), end)))
     return found
 
 
-def same(expected: str, actual: str) -> bool:
-    """Whether an output is the one that a page shows."""
+def _statements(text: str, start: int) -> Iterator[Command]:
+    """The statements of a Python session that begins at `start` of its page."""
+    lines = text.splitlines(keepends=True)
+    starts = [start + sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+    for example in doctest.DocTestParser().get_examples(text):
+        after = example.lineno + example.source.count("\n")
+        place = (starts[after], starts[after + example.want.count("\n")])
+        yield Command(example.source, example.want, 0, place, python=True)
+
+
+def same(expected: str, actual: str, near: float = NEAR) -> bool:
+    """Whether two outputs are the same, up to what may vary."""
     expected, actual = expected.strip(), actual.strip()
     pattern, numbers, end = "", [], 0
     for token in _TOKEN.finditer(expected):
@@ -128,7 +151,7 @@ def same(expected: str, actual: str) -> bool:
             numbers.append(_value(token[0]))
     found = re.fullmatch(pattern + re.escape(expected[end:]), actual, re.DOTALL)
     return found is not None and all(
-        isclose(number, _value(text), rel_tol=NEAR) for number, text in zip(numbers, found.groups(), strict=True)
+        isclose(number, _value(text), rel_tol=near) for number, text in zip(numbers, found.groups(), strict=True)
     )
 
 
@@ -136,44 +159,49 @@ def _value(text: str) -> float:
     return float(text.replace(",", "").rstrip("_"))
 
 
-def run(command: str, folder: Path) -> tuple[int, str]:
-    """Run a command in a folder; its status, and what it writes to standard output and error.
+class Session:
+    """Runs the commands of a page, in a folder with the page's files."""
 
-    Commands of Partita that start no processes run in this one, which is faster.
-    """
-    words = command.split()
-    if words[0] == "partita" and (words[1] != "run" or "virtual" in words):
-        return _run_here(command, folder)
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "120",
-    }
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout
+    def __init__(self, page: Path, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, object] = {"__name__": "__main__"}
+        for name, text in named_files(page).items():
+            (folder / name).write_text(text, encoding="utf-8")
 
+    def run(self, command: Command) -> tuple[int, str]:
+        """The status of a command, and what it writes to standard output and error.
 
-def _run_here(command: str, folder: Path) -> tuple[int, str]:
-    import shlex
+        Commands of Partita that start no processes run in this one, which is faster.
+        """
+        if command.python:
+            code = compile(command.text, "<session>", "single")
+            return self._captured(lambda: exec(code, self.names))
+        words = shlex.split(command.text)
+        if words[0] == "partita" and (words[1] != "run" or "virtual" in words):
+            from partita.cli.main import main
 
-    from partita.cli.main import main
+            return self._captured(lambda: main(words[1:]))
+        environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            ["bash", "-c", command.text],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout
 
-    here, output = Path.cwd(), io.StringIO()
-    os.chdir(folder)
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    def _captured(self, call: Callable[[], int | None]) -> tuple[int, str]:
+        output = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:
-                status = main(shlex.split(command)[1:])
+                status = call()
             except SystemExit as left:
-                status = left.code
-    finally:
-        os.chdir(here)
-    return int(status or 0), output.getvalue()
+                status = left.code if isinstance(left.code, int) else 1
+        return status or 0, output.getvalue()

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from partita.dsl.format import format_text
 from partita.dsl.load import load_text
-from tests.docs.pages import PAGES, ROOT, Fence, commands, fences, files, named_files, run, same
+from tests.docs.pages import PAGES, ROOT, Fence, Session, commands, fences, files, same
 
 FILES = [each for page in PAGES for each in files(page)]
+# Whole files; `loose.par` is what `fmt` is shown with.
+CANONICAL = [(fence, text) for fence, text in FILES if fence.text == text and fence.words != ("loose.par",)]
 SESSIONS = [page for page in PAGES if commands(page)]
 
 
@@ -25,14 +28,18 @@ def test_a_file_in_the_documentation_checks(fence: Fence, text: str) -> None:
     assert not errors, "\n\n".join(each.render() for each in errors)
 
 
+@pytest.mark.parametrize(("fence", "text"), [pytest.param(*each, id=str(each[0])) for each in CANONICAL])
+def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: str) -> None:
+    assert format_text(text, str(fence)) == text
+
+
 @pytest.mark.parametrize("page", SESSIONS, ids=name_of)
 def test_a_session_in_the_documentation_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
-    for name, text in named_files(page).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    session = Session(page, tmp_path)
     for command in commands(page):
-        status, output = run(command.text, tmp_path)
+        status, output = session.run(command)
         assert status == command.status, f"{name_of(page)}: `{command.text}` ends with {status}:\n{output}"
-        assert same(command.output, output), (
+        assert command.shows(output), (
             f"{name_of(page)} shows for `{command.text}`\n{command.output}\nand it prints\n{output}\n"
             "`make docs` writes what is printed into the page"
         )
@@ -59,7 +66,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_block_is_marked_as_something_known() -> None:
-    kinds = {"par", "console", "text", "sh", "bash", "python", "json", "yaml", ""}
+    kinds = {"par", "console", "pycon", "text", "sh", "bash", "python", "json", "yaml", ""}
     for page in PAGES:
         for fence in fences(page):
             assert fence.language in kinds, f"{fence}: ```{fence.language}"

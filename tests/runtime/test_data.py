@@ -127,9 +127,7 @@ def test_a_batch_is_a_function_of_seed_and_step(
     assert not equal(datasets[name, 0].batch(step + 1), datasets[name, 0].batch(step))
 
 
-def test_the_standard_library_reads_the_same_twice(
-    folder: Path, datasets: dict[tuple[str, int], Dataset]
-) -> None:
+def test_the_standard_library_reads_the_same_twice(folder: Path, datasets: dict[tuple[str, int], Dataset]) -> None:
     settings, inputs = OPENED["stdlib"]
     assert equal(open_dataset(settings, inputs, 0, folder).batch(3), datasets["stdlib", 0].batch(3))
 
@@ -164,9 +162,7 @@ def test_windows_are_uniform(datasets: dict[tuple[str, int], Dataset]) -> None:
 
 @pytest.mark.parametrize("batches", [1, 4, 20])
 def test_evaluation_windows_are_spread(batches: int, datasets: dict[tuple[str, int], Dataset]) -> None:
-    starts = np.sort(
-        np.concatenate([datasets["tokens", 0].holdout_batch(i)["tokens"][:, 0] for i in range(batches)])
-    )
+    starts = np.sort(np.concatenate([datasets["tokens", 0].holdout_batch(i)["tokens"][:, 0] for i in range(batches)]))
     # The largest gap of the golden ratio's multiples is below 3 times the mean one, ends included.
     gaps = np.diff(np.concatenate([[1800], starts, [1995]]))
     assert gaps.max() <= 3 * 195 / len(starts) + 1, gaps
@@ -180,9 +176,7 @@ def test_evaluation_does_not_depend_on_the_seed(datasets: dict[tuple[str, int], 
 def test_text_is_joined_in_the_order_of_paths(folder: Path) -> None:
     # One window that is the whole text.
     inputs = (ids("tokens", batch=1, seq=2999),)
-    batch = open_dataset(
-        call("text", glob="corpus/*.txt", alphabet="bytes", holdout=0.0), inputs, 0, folder
-    ).batch(1)
+    batch = open_dataset(call("text", glob="corpus/*.txt", alphabet="bytes", holdout=0.0), inputs, 0, folder).batch(1)
     assert bytes(batch["tokens"][0].tolist()).decode() == TEXT[:2999]
 
 
@@ -386,9 +380,7 @@ def test_the_help_for_a_missing_holdout_is_enough(wrong: Path) -> None:
     open_dataset(texts("corpus/*.txt", holdout=share / 100), WINDOWS, 0, wrong, evaluates=True)
 
 
-def test_ids_of_a_large_file_are_checked_as_they_are_used(
-    wrong: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_of_a_large_file_are_checked_as_they_are_used(wrong: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.runtime.data.windows.CHECKED_AT_ONCE", 100)
     dataset = open_dataset(tokens("train.bin"), (ids("tokens", limit=50),), 0, wrong)
     with pytest.raises(Refused) as caught:

@@ -68,9 +68,7 @@ def test_large_regions_equal_slices_too() -> None:
         ((3, 400_001), (slice(1, 3), slice(5, None))),
     ]:
         whole = initial(CALLS["normal"], tensor(*sizes), 1, "w")
-        np.testing.assert_array_equal(
-            initial(CALLS["normal"], tensor(*sizes), 1, "w", region=region), whole[region]
-        )
+        np.testing.assert_array_equal(initial(CALLS["normal"], tensor(*sizes), 1, "w", region=region), whole[region])
 
 
 @given(start=st.integers(0, 1 << 70), count=st.integers(0, 40), skip=st.integers(0, 40))

@@ -52,9 +52,7 @@ class Run:
 
     def wait_ready(self) -> list[int]:
         """The processes of the ranks, once all of them have said so."""
-        wait_until(
-            lambda: all((self.folder / f"ready{rank}").exists() for rank in range(self.ranks)), "ranks start"
-        )
+        wait_until(lambda: all((self.folder / f"ready{rank}").exists() for rank in range(self.ranks)), "ranks start")
         return [self.pid(rank) for rank in range(self.ranks)]
 
     def pid(self, rank: int) -> int:
@@ -114,9 +112,7 @@ def test_success_is_silent(start: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("others", [SLEEP, STUBBORN], ids=["sleeping", "stubborn"])
-def test_a_killed_rank_ends_the_others_in_time_and_is_named(
-    start: Callable[..., Run], rank: int, others: str
-) -> None:
+def test_a_killed_rank_ends_the_others_in_time_and_is_named(start: Callable[..., Run], rank: int, others: str) -> None:
     run = start(others, ranks=3)
     pids = run.wait_ready()
     killed = time.monotonic()

@@ -10,14 +10,10 @@ from rich.console import Console
 from partita.runtime.progress import Display, duration
 
 
-def shown(
-    *, terminal: bool, steps: int, first: int = 1, seconds: float = 2.0, loss: float | None = 2.5
-) -> str:
+def shown(*, terminal: bool, steps: int, first: int = 1, seconds: float = 2.0, loss: float | None = 2.5) -> str:
     times = iter(seconds * i for i in range(10_000))
     output = io.StringIO()
-    console = Console(
-        file=output, force_terminal=terminal, width=110, color_system=None, legacy_windows=False
-    )
+    console = Console(file=output, force_terminal=terminal, width=110, color_system=None, legacy_windows=False)
     with Display("tiny", steps, first, console, clock=lambda: next(times)) as display:
         for step in range(first, steps + 1):
             display.step({"step": step, "loss": loss, "learning_rate": 1e-3, "tokens_per_second": 12345.6})

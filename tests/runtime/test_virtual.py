@@ -94,9 +94,7 @@ def programs(draw: st.DrawFn) -> tuple[int, Program]:
         waited = {(line, index) for kind, line, index in operations if kind == "wait"}
         rest = [(line, index) for line, count in posted.items() for index in range(count)]
         operations += [
-            ("wait", line, index)
-            for line, index in draw(st.permutations(rest))
-            if (line, index) not in waited
+            ("wait", line, index) for line, index in draw(st.permutations(rest)) if (line, index) not in waited
         ]
         program.append(operations)
     return ranks, program
@@ -129,9 +127,7 @@ def run(cluster: VirtualCluster, program: Program) -> list[tuple]:
 
 
 @given(case=programs(), strict=st.booleans(), seed=st.integers(0, 3))
-def test_a_program_deadlocks_exactly_where_rendezvous_does(
-    case: tuple[int, Program], strict: bool, seed: int
-) -> None:
+def test_a_program_deadlocks_exactly_where_rendezvous_does(case: tuple[int, Program], strict: bool, seed: int) -> None:
     ranks, program = case
     cluster = VirtualCluster(ranks, strict=strict, seed=seed)
     if deadlocks(ranks, program):
@@ -160,9 +156,7 @@ def test_runs_are_deterministic(case: tuple[int, Program], seed: int) -> None:
 def test_a_dropped_post_is_found(case: tuple[int, Program], data: st.DataObject) -> None:
     ranks, program = case
     assume(ranks > 1 and not deadlocks(ranks, program))
-    places = [
-        (rank, i) for rank, ops in enumerate(program) for i, (kind, _, _) in enumerate(ops) if kind == "post"
-    ]
+    places = [(rank, i) for rank, ops in enumerate(program) for i, (kind, _, _) in enumerate(ops) if kind == "post"]
     assume(places)
     rank, place = data.draw(st.sampled_from(places))
     line = program[rank][place][1]

@@ -28,8 +28,10 @@ from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules import make
 from partita.compiler.schedules.one_f_one_b import alternate
 from partita.compiler.schedules.schedule import Action, Schedule, loop_placement
+from partita.compiler.schedules.text import read
 from partita.compiler.simulator import equal_costs, simulate
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.source import Source
 from partita.testing import assert_lawful, messages, mutants, random_orders, schedules, shapes
 from tests.schedules.machine import Machine, Programs, Stuck, accumulations
 
@@ -287,6 +289,21 @@ def test_every_law_names_itself_the_rank_and_the_actions():
     assert diagnostic.code == "E0504"
     assert "rank 0" in diagnostic.message
     assert "3 live activations after F0.2" in diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F0.0 F1.0 BW0.0 BW1.0", "runs BW0.0 before B1.0"),
+        ("F1.0 F0.0 BW1.0 BW0.0", "runs F1.0 before F0.0"),
+        ("F0.0 BW0.0 F1.0 BW1.0", "runs BW0.0 before B1.0"),
+    ],
+)
+def test_stages_of_one_rank_run_in_their_order(text, message):
+    """What is handed over on a rank has no transfer whose wait could show that it is not there."""
+    diagnostic = refusal(read(Source("mine.sched", text)))
+    assert diagnostic.code == "E0501"
+    assert diagnostic.message == f"rank 0 of schedule `mine.sched` {message}"
 
 
 def test_transfers_of_other_sizes_do_not_match():

@@ -84,8 +84,7 @@ def check(program: Program, seed: int, tmp_path) -> None:
 def test_every_form_prints_and_parses_back(program: Program):
     state = plan_of(program.text).training
     for graph in (state.forward, state.joint, state.step):
-        text = graph_text(graph)
-        assert graph_text(parse_graph(text)) == text
+        assert graph_text(parse_graph(graph_text(graph)), places=False) == graph_text(graph, places=False)
 
 
 @given(program=programs())

@@ -1,0 +1,84 @@
+"""`partita fmt`: bring files into canonical form, comments kept."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+
+from partita.cli.source import report
+from partita.dsl.declarations import read_source
+from partita.dsl.diagnostic import Refused
+from partita.dsl.format import format_text
+
+SUMMARY = "bring files into canonical form, comments kept"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a .par file")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write the one FILE's form here (`-`: stdout)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Format each file. 0, or 1 where a file is wrong, cannot be written, or (with --check) would change."""
+    if arguments.output is not None and (len(arguments.files) > 1 or arguments.check):
+        print("partita fmt: -o goes with one FILE, and without --check", file=sys.stderr)
+        return 2
+    return max(_format(name, arguments) for name in arguments.files)
+
+
+def _format(name: str, arguments: argparse.Namespace) -> int:
+    try:
+        before = read_source(name, name).text
+        after = format_text(before, name)
+        # What is read has one kind of line end; a file with another one changes too.
+        changes = after != before or b"\r" in _bytes(name)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+    if arguments.check:
+        if changes:
+            print(f"{name}: would change")
+        return int(changes)
+    if arguments.output == "-":
+        sys.stdout.write(after)
+        return 0
+    target = arguments.output or name
+    if not changes and target == name:
+        return 0
+    try:
+        _write(target, after)
+    except OSError as error:
+        print(f"partita fmt: cannot write {target}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"{target}: formatted")
+    return 0
+
+
+def _bytes(name: str) -> bytes:
+    with open(name, "rb") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    """Replace a file at once, so that an interruption leaves the old one; its permissions stay."""
+    real = os.path.realpath(path)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".partita-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        mode = os.stat(real).st_mode if os.path.exists(real) else 0o666 & ~_umask()
+        os.chmod(temporary, mode & 0o7777)
+        os.replace(temporary, real)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,121 @@
+"""The error index: what each diagnostic code means and how to fix it. The documentation's index is made from it.
+
+E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs;
+W is a warning. A test holds that every code that is reported stands here.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Code:
+    """One kind of error: its title, a paragraph that explains it, and the fix by example."""
+
+    title: str
+    explanation: str
+    fix: str
+
+
+# fmt: off
+# ruff: noqa: E501
+CODES: dict[str, Code] = {
+    # ------------------------------------------------------------ files and limits
+    "E0001": Code("file cannot be read", "The file does not exist, is no regular file, or may not be read.", "Check the name; imports are relative to the importing file."),
+    "E0002": Code("not UTF-8 text", "A .par file is UTF-8 text. The message gives the first byte that is none.", "Save the file as UTF-8."),
+    "E0003": Code("NUL character", "The file contains a character of code zero, so it is likely no text.", "Remove it."),
+    "E0004": Code("file too large", "A file, with what it imports, may have one mebibyte and 60,000 words and signs. Generated files that are larger should use `repeat`.", "`repeat 96 as layer { … }` instead of 96 calls."),
+    "E0005": Code("nested too deeply", "Brackets, expressions, and blocks within blocks may be nested to a limit that no written model comes near.", "Bind parts of the expression with `let`."),
+    "E0006": Code("name or number too long", "Names have at most 200 characters, numbers at most 40 digits and exponents up to 300.", "`1e-5` instead of forty zeros."),
+    "E0007": Code("size out of range", "An axis has at most 2^40 entries, a tensor 2^62 elements, a mesh 2^20 ranks.", "Check the sizes that the message names."),
+    "E0008": Code("program too large", "A model expands to at most two million steps, counting every turn of every repeat and every call of every block.", "Lower the count of the `repeat`."),
+    "E0009": Code("too many errors", "Checking stopped, because more errors would likely follow from the first ones.", "Fix the first errors, and check again."),
+    "E0010": Code("import outside the root", "An import may not leave the directory of the main file, nor by a symbolic link, unless --root names one that holds both.", "`partita check specs/gpt.par --root .`"),
+    "E0011": Code("import cycle", "A file imports itself, directly or through others.", "Move what both need into a third file."),
+    "E0012": Code("imported names clash", "Two files declare the same name in one kind of thing. Only an axis of the importing file may replace an imported one.", "Rename one of them."),
+    "E0013": Code("too many imports", "At most 100 files take part.", "Join some of them."),
+    # ------------------------------------------------------------ syntax
+    "E0101": Code("unexpected character", "This character has no meaning outside of strings and comments.", "Remove it; strings stand in double quotation marks."),
+    "E0102": Code("unclosed string", "A string ends on the line on which it begins.", '`import "llama.par"`'),
+    "E0103": Code("unexpected word or sign", "The grammar wants something else here; `help` says what.", "`axis batch = 32`, not `axis batch 32`."),
+    "E0104": Code("reserved word as a name", "Keywords, and `param`, `state`, `grad`, `all`, `auto`, cannot be names.", "`let error = …` instead of `let loss = …`."),
+    "E0105": Code("brackets do not match", "A bracket is never closed, closes nothing, or closes one of another kind.", "`[1, 2]`, not `[1, 2)`."),
+    "E0106": Code("malformed number", "Underscores stand between digits.", "`10_000`, not `10__000`."),
+    "E0107": Code("unknown unit", "The units are %, B and its multiples (GB, GiB), the same per second, FLOP/s and its multiples, ns, us, ms, s, min and h.", "`80GiB`, `900GB/s`, `989TFLOP/s`, `5us`, `8%`."),
+    "E0108": Code("cannot be formatted", "The canonical form would not parse to the same tree. This is a defect of the formatter; the file is left as it is.", "Please report it with the file."),
+    # ------------------------------------------------------------ models
+    "E0201": Code("unknown name", "No input, parameter, sample or `let` of this name stands before this place.", "Check the spelling; an axis's size is `size(axis)`."),
+    "E0202": Code("unknown axis", "Where an axis is expected, only declared axes are looked up.", "`axis heads = 12`"),
+    "E0203": Code("tensor lacks an axis", "The operation works along an axis that the tensor does not have.", "`dot(h, wq, over = embed)` where both have `embed`."),
+    "E0204": Code("axes do not fit", "One operand's axes must include the other's; arguments of blocks have the declared axes.", "`x + expand(bias, seq)`; `attention(y, seq -> target)`."),
+    "E0205": Code("wrong dtype", "Operands have one dtype; integers and floats mix only through `cast`. Integers cannot be divided.", "`cast(ids, f32) / 2`"),
+    "E0206": Code("unknown function", "No block of the file and no function of the language has this name.", "Check the spelling, or declare a `block`."),
+    "E0207": Code("unknown dtype", "The dtypes are f32, bf16, f64, i64, i32 and bool.", "`tokens: i64[batch, seq]`"),
+    "E0208": Code("used before it is bound", "Statements are read in order, and names that are first bound inside a `repeat` end with it.", "Move the `let` up."),
+    "E0209": Code("unknown or surplus argument", "The function takes no argument of this name, or fewer by position.", "`softmax(s, over = keys)`, not `softmax(s, axis = keys)`."),
+    "E0210": Code("argument missing", "A required argument is not given.", "`dot(a, b, over = embed)`"),
+    "E0211": Code("argument given twice", "An argument is given by position and by name, or twice by name.", "Remove one of them."),
+    "E0212": Code("wrong kind of argument", "A tensor, a number, an axis, a string or a list stands where another of them is needed.", "`size(embed)` is a number, `embed` an axis."),
+    "E0213": Code("number instead of a tensor", "A number alone is no tensor.", "`expand(x, axis)` or an operation on a tensor."),
+    "E0214": Code("number out of range", "The function has a meaning only for numbers in a range.", "`dropout(x, rate = 0.1)`"),
+    "E0215": Code("sizes do not fit", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size.", "`axis embed = heads * key`"),
+    "E0216": Code("axis stands twice", "A tensor has each of its axes once.", "`rename(x, seq -> keys)` before the product."),
+    "E0217": Code("name declared twice", "Inputs, parameters and samples of one scope have different names.", "Rename one of them."),
+    "E0218": Code("block calls itself", "Blocks are expanded, so they cannot be recursive.", "`repeat 12 as layer { let x = mlp(x) }`"),
+    "E0219": Code("wrong number of results", "A block that returns several values is bound to as many names.", "`let a, b = both(x)`"),
+    "E0220": Code("carried value changes its type", "A name bound before a `repeat` and rebound inside is carried from turn to turn and keeps its axes and dtype.", "Give the new value another name."),
+    "E0221": Code("wrong loss", "A model has one `loss`, a scalar float, at its top level.", "`loss cross_entropy(logits, targets, over = vocab)`"),
+    "E0222": Code("wrong metric", "A metric is a scalar with a name of its own, at the top level of a model.", "`metric accuracy = accuracy(logits, targets, over = vocab)`"),
+    "E0223": Code("wrong arrow", "Arrows rename axes; how many a function takes, and whether a side is a list, is the function's.", "`split(x, embed -> [heads, key])`"),
+    "E0224": Code("impossible arithmetic", "A division by zero, a root of a negative number, or a number too large.", "Check the numbers."),
+    # ------------------------------------------------------------ declarations and settings
+    "E0301": Code("declared twice", "Two declarations of one kind have the same name; a file has one `train`.", "Rename one of them."),
+    "E0302": Code("unknown declaration", "`train`, a layout or the command line names something that is not declared.", "Check the spelling."),
+    "E0303": Code("unknown entry", "The table has no entry of this name.", "`train { steps = 100 … }`"),
+    "E0304": Code("entry given twice", "An entry stands once in its table.", "Remove one of them."),
+    "E0305": Code("entry missing", "A train block needs `data`, `optimizer` and `steps`.", "`steps = 1_000`"),
+    "E0306": Code("wrong kind of value", "A number, word, string, list or call stands where another of them is needed.", '`data = text("corpus/*.txt")`'),
+    "E0307": Code("wrong or missing unit", "Ratios and sizes in bytes need their unit; counts have none.", "`holdout = 10%`, `memory = 80GiB`"),
+    "E0308": Code("value out of range", "The number is outside of what the setting allows.", "`momentum = 0.9`"),
+    "E0309": Code("unknown setting function", "No schedule, optimizer, data source, distribution, device, link or measure has this name.", "`optimizer = adamw(lr = 1e-3)`"),
+    "E0310": Code("not a positive integer", "Sizes and counts are positive integers; the arithmetic of axes is exact.", "`axis ffn = 8 * embed / 3` needs `embed` divisible by 3."),
+    "E0311": Code("axes depend on each other", "The size of an axis depends on itself, directly or through others.", "Give one of them a number."),
+    "E0313": Code("unknown mesh axis", "The mesh has no axis of this name.", "`mesh cluster(data = 2, pipe = 4)`"),
+    "E0314": Code("wrong stage numbers", "Stages count from 0, the last one is not before the first, and turns per stage are positive.", "`place encoder -> pipe[0..1]`"),
+    "E0315": Code("wrong override", "An override on the command line is `key=value` for an axis, `MESH.AXIS`, `train.KEY`, `SCHEDULE.ARGUMENT`, `model`, `layout` or `schedule`.", "`partita run gpt.par batch=128 train.steps=10`"),
+    "E0316": Code("choice needed", "Several models, layouts or schedules are declared, and `train` does not say which is meant.", "`train { layout = megatron … }`"),
+    "E0317": Code("unknown part of the model", "A layout names a block, repeat, parameter or value that the model does not have.", "`stage layer -> pipe` for `repeat 12 as layer`."),
+    # ------------------------------------------------------------ layout and placement
+    "E0401": Code("not supported yet", "The language has this, and this version gives it no meaning.", "Remove it, or use what `help` names."),
+    "E0402": Code("unused mesh axis", "A mesh axis larger than 1 that no rule uses would hold idle ranks.", "Add a rule that uses it, or set its size to 1."),
+    "E0403": Code("more stages than turns", "Every stage has at least one turn of the repeats that `stage` names.", "Fewer ranks, or fewer chunks."),
+    "E0404": Code("stages do not fit", "The turns per stage, or the stages of a `place` rule, do not go with the number of stages.", "`stage layer -> pipe [3, 3]` for 6 turns on 2 stages."),
+    "E0405": Code("value flows backwards", "A value is made on a later stage than one that reads it.", "Change the `place` rule."),
+    "E0406": Code("batch does not divide", "The batch axis must divide by the number of microbatches.", "`axis batch = 32` with `microbatches = 8`."),
+    "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed.", "Move the nonlinear part into a metric."),
+    "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and is likely forgotten.", "Use it, or remove it."),
+    "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule is no part of the model.", "Check the spelling."),
+    "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
+    # ------------------------------------------------------------ schedules
+    "E0501": Code("schedule is incomplete", "Every forward and backward action of every chunk and microbatch stands once, in the order in which they need each other.", "See the laws of schedules."),
+    "E0502": Code("schedule deadlocks", "Ranks would wait for each other forever; the message shows the cycle.", "Reorder the actions in the cycle."),
+    "E0503": Code("transfers do not match", "The sends and receives of a channel must match one to one and in order.", "See the laws of schedules."),
+    "E0504": Code("too many live activations", "The schedule holds more activations than it promises.", "Raise its bound, or run backward actions earlier."),
+    "E0505": Code("schedule does not fit the mesh", "Ranks, chunks, microbatches and groups do not go together.", "`interleaved_1f1b(microbatches = 8, chunks = 2)` on 4 ranks."),
+    "E0506": Code("schedule file is wrong", "A schedule as text has one line a rank of actions such as `F0.0 B0.0`.", "Check the word that the message names."),
+    # ------------------------------------------------------------ runs
+    "E0601": Code("data missing", "No file has this name, or matches this pattern; or ranks and mesh differ.", "Paths are relative to the .par file."),
+    "E0602": Code("data outside the root", "Data files stay under the folder of the .par file; ranks need a device each.", "Move the data there."),
+    "E0603": Code("data cannot be read", "The file's content is not what its kind of data needs.", "`dtype` must be what the file was written with."),
+    "E0604": Code("too little data", "One window, or one batch, is longer than the data, or than its held-out share.", "A smaller `batch` or `seq`, or more data."),
+    "E0605": Code("id out of range", "The data holds ids beyond the axis that they index.", "`axis vocab = 256` for bytes."),
+    "E0606": Code("input missing in the data", "Inputs of the model are bound by name to what the data yields.", "`tokens` and `targets` for text."),
+    "E0607": Code("data of the wrong shape", "The arrays differ in shape or dtype from the model's inputs.", "Compare the message's shapes."),
+    "E0608": Code("nothing to evaluate on", "`eval` needs data that training does not see.", "`stdlib(holdout = 5%)`"),
+    "E0609": Code("range of random integers unknown", "`random()` draws integers within the axis that they index, and this input indexes none.", "Use the input in an `embedding` or a loss."),
+    # ------------------------------------------------------------ warnings
+    "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
+    "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),
+}
+# fmt: on
