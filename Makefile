@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: run test lint types check-examples soak grammar clean
+.PHONY: run test lint types check-examples soak grammar docs clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
@@ -27,6 +27,10 @@ soak: .venv/installed
 # The parser's table is made from the grammar once and kept beside it; a test holds it there.
 grammar: .venv/installed
 	$(BIN)/python -m partita.dsl.tables
+
+# The error index from its table, and the outputs that the pages show; tests hold them there.
+docs: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

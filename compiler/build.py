@@ -151,7 +151,6 @@ class _Builder(Builder):
         for value in step.distribution.arguments.values():
             scale = float(value)
         if distribution in ("zeros", "ones", "constant"):
-
             number = {"zeros": 0.0, "ones": 1.0}.get(distribution, scale)
             scalar = self.apply(Constant(number, type.dtype))
             return self.apply(Expand(type.axes), scalar, name=name)

@@ -1,0 +1,1 @@
+"""The grammar of the language, and the parser table made from it."""

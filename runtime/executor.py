@@ -124,7 +124,7 @@ class Executor:
         self._instructions = self._bind()
 
     def _all_totals(self) -> tuple[torch.Tensor, ...]:
-        totals = []
+        totals: list[torch.Tensor] = []
         for stage in self.record.stages:
             totals.extend(self.stages[stage].accumulators)
         return (*totals, *self._tied)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,42 +31,42 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times gelu'(x)."""
-    return aten.gelu_backward(d, x, approximate="tanh")
+    return cast(Tensor, aten.gelu_backward(d, x, approximate="tanh"))
 
 
 def silu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times silu'(x)."""
-    return aten.silu_backward(d, x)
+    return cast(Tensor, aten.silu_backward(d, x))
 
 
 def relu_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d where the result was positive."""
-    return aten.threshold_backward(d, y, 0)
+    return cast(Tensor, aten.threshold_backward(d, y, 0))
 
 
 def tanh_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d·(1 − y²)."""
-    return aten.tanh_backward(d, y)
+    return cast(Tensor, aten.tanh_backward(d, y))
 
 
 def sigmoid_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d·y·(1 − y)."""
-    return aten.sigmoid_backward(d, y)
+    return cast(Tensor, aten.sigmoid_backward(d, y))
 
 
 # ---------------------------------------------------------------- normalisation
 
 
-def normalize(x: Tensor, over: Sequence[int], eps: float, center: bool) -> tuple[Tensor, Tensor]:
+def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tuple[Tensor, Tensor]:
     """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them."""
     wide = _wide(x)
     if center:
         wide = wide - wide.mean(over, keepdim=True)
     rate = torch.rsqrt(wide.square().mean(over, keepdim=True).add_(eps))
-    return (wide * rate).to(x.dtype), rate.squeeze(tuple(over))
+    return (wide * rate).to(x.dtype), rate.squeeze(over)
 
 
-def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: Sequence[int], center: bool) -> Tensor:
+def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool) -> Tensor:
     """rate·(d − mean(d·y)·y), with `center` less mean(d)."""
     wide_d, wide_y = _wide(d), _wide(y)
     for position in sorted(over):

@@ -1,0 +1,1 @@
+"""`.par` files to start from."""

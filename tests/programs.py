@@ -89,8 +89,8 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
         for line in body:
             text += f"    {line}\n"
         text += "  }\n"
-    tail = "dot(x + y, wte, over = embed)" if draw(st.booleans()) else "dot(rms_norm(x, over = embed) + y, wte, over = embed)"
-    text += f"  let logits = {tail}\n"
+    last = draw(st.sampled_from(["x + y", "rms_norm(x, over = embed) + y"]))
+    text += f"  let logits = dot({last}, wte, over = embed)\n"
     loss = draw(
         st.sampled_from(
             [

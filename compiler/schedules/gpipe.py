@@ -19,6 +19,4 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     gradients then add up in the same order as in every other schedule, and the length is the same.
     """
     order = tuple(Action(kind, 0, m) for kind in (FORWARD, WHOLE_BACKWARD) for m in range(microbatches))
-    return Schedule(
-        "gpipe", microbatches, loop_placement(ranks, 1), (order,) * ranks, (microbatches,) * ranks
-    )
+    return Schedule("gpipe", microbatches, loop_placement(ranks, 1), (order,) * ranks, (microbatches,) * ranks)

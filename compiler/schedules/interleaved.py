@@ -39,14 +39,9 @@ def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | No
     first = group if _remainder(microbatches, group, ranks) == 0 else len(groups[0])
     forwards = [Action(FORWARD, chunk, m) for members in groups for chunk in range(chunks) for m in members]
     backwards = [
-        Action(WHOLE_BACKWARD, chunk, m)
-        for members in groups
-        for chunk in reversed(range(chunks))
-        for m in members
+        Action(WHOLE_BACKWARD, chunk, m) for members in groups for chunk in reversed(range(chunks)) for m in members
     ]
-    warm_ups = [
-        min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * first) for rank in range(ranks)
-    ]
+    warm_ups = [min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * first) for rank in range(ranks)]
     return Schedule(
         "interleaved_1f1b",
         microbatches,

@@ -23,9 +23,7 @@ def looped_bfs(ranks: int, chunks: int, microbatches: int) -> Schedule:
     microbatch's time; with one chunk it is gpipe.
     """
     forwards = [Action(FORWARD, chunk, m) for chunk in range(chunks) for m in range(microbatches)]
-    backwards = [
-        Action(WHOLE_BACKWARD, chunk, m) for chunk in reversed(range(chunks)) for m in range(microbatches)
-    ]
+    backwards = [Action(WHOLE_BACKWARD, chunk, m) for chunk in reversed(range(chunks)) for m in range(microbatches)]
     order = (*forwards, *backwards)
     bound = (microbatches * chunks,) * ranks
     return Schedule("looped_bfs", microbatches, loop_placement(ranks, chunks), (order,) * ranks, bound)

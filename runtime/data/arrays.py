@@ -9,6 +9,7 @@ and over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from zipfile import BadZipFile
@@ -39,7 +40,9 @@ class Items:
     training: int  # items; those after them are held out
     items: int
     seed: int
-    _orders: object = field(init=False, factory=lambda: lru_cache(maxsize=2)(_permutation), repr=False)
+    _orders: Callable[[int, int, int], np.ndarray] = field(
+        init=False, factory=lambda: lru_cache(maxsize=2)(_permutation), repr=False
+    )
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The items of a training step."""
@@ -66,7 +69,7 @@ class Items:
         return next(given.batch for given in self.inputs if given.batch_axis is not None)
 
     def _order(self, epoch: int) -> np.ndarray:
-        return self._orders(self.seed, epoch, self.training)  # type: ignore[operator]
+        return self._orders(self.seed, epoch, self.training)
 
     def _take(self, chosen: np.ndarray) -> Batch:
         batch: Batch = {}

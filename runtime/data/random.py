@@ -6,6 +6,7 @@ of (seed, step, name), so there is no end to it, and evaluation has streams of i
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ class Noise:
             # An input without the batch axis comes with every microbatch, and is drawn anew each step all the
             # same.
             key = stream(self.seed, purpose, step, given.name)
-            batch[given.name] = random_elements(given.type, key, region, lambda word, given=given: _value(word, given))
+            batch[given.name] = random_elements(given.type, key, region, partial(_value, given=given))
         return batch
 
 

@@ -21,9 +21,8 @@ KINDS = {
 OPENING = """\
 # Errors
 
-Every error has a code, a place, the values involved, and `help` where there is a fix. [check](commands/check.md) explains
-how to read one, and `check --json` gives them to programs. Codes keep their meaning; a code that is no longer used is not
-used for something else. Warnings (W) do not change the exit status.
+Every error has a code, a place, the values involved, and `help` where there is a fix. [check](commands/check.md)
+explains how to read one, and `check --json` gives them to programs. Warnings (W) do not change the exit status.
 
 <!-- Made from dsl/codes.py by `make docs`. -->
 """

@@ -123,8 +123,9 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
     """Two agents on this machine, one rank each, as on two machines."""
     torchrun = Path(sys.executable).parent / "torchrun"
     port = 29500 + os.getpid() % 2000
-    command = [str(torchrun), "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-               "-m", "partita", "run", str(SPECS / "tiny.par"), *SMALL, "train.steps=3"]  # fmt: skip
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    command = [str(torchrun), "--nnodes=2", "--nproc-per-node=1", *rendezvous, "-m", "partita", "run"]
+    command += [str(SPECS / "tiny.par"), *SMALL, "train.steps=3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(

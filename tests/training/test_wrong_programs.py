@@ -91,7 +91,8 @@ def test_a_sum_over_inputs_alone_is_no_part():
 
 def test_backwards():
     """A value cannot flow to an earlier stage."""
-    text = MODEL.format(**{**USUAL, "before": "let g = x * mean(w)  let h = g", "rules": "place g -> pipe[1]\n  place layer -> pipe[0]"})
+    changes = {"before": "let g = x * mean(w)  let h = g", "rules": "place g -> pipe[1]\n  place layer -> pipe[0]"}
+    text = MODEL.format(**{**USUAL, **changes})
     spec, diagnostics = load_text(text, "m.par")
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     with pytest.raises(Refused) as refused_:
