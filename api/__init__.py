@@ -62,7 +62,8 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
 
     Meant for small models: to train on several processes or machines use `partita run`.
     """
-    from partita.runtime.training import StepResult, VirtualRun, open_data, prepare
+    from partita.runtime.data.binding import open_data
+    from partita.runtime.training import StepResult, VirtualRun, prepare
 
     records: list[dict[str, Any]] = []
 
@@ -82,5 +83,5 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
             records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
 
     plan = prepare(load(path, *overrides))
-    VirtualRun(plan, strict=False).train(open_data(plan, Path(path).resolve().parent), [_Records()])
+    VirtualRun(plan, strict=False).train(open_data(plan.program, plan.train, Path(path).resolve().parent), [_Records()])
     return records

@@ -57,27 +57,34 @@ def run(arguments: argparse.Namespace) -> int:
 def _supervise(arguments: argparse.Namespace, spec) -> int:  # type: ignore[no-untyped-def]
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.compiler.pipeline import compile_spec
+    from partita.runtime.data.binding import open_data
     from partita.runtime.launcher import launch
 
-    state = compile_spec(spec)
+    program = compile_spec(spec).program
+    assert program is not None
+    open_data(program, spec.train, _folder(arguments))
     command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
     for name in ("root", "run_dir", "transport"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    assert state.program is not None
-    return launch(command, len(state.program.ranks))
+    return launch(command, len(program.ranks))
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    """What the paths in the file are relative to."""
+    return Path(arguments.file).resolve().parent
 
 
 def _train(arguments: argparse.Namespace, spec, identity: Identity | None) -> int:  # type: ignore[no-untyped-def]
-    from partita.runtime.training import check_ranks, open_data, prepare
+    from partita.runtime.data.binding import open_data
+    from partita.runtime.training import check_ranks, prepare
 
     plan = prepare(spec)
     if identity is not None:
         check_ranks(plan, identity.ranks)
-    root = Path(arguments.root) if arguments.root else Path(arguments.file).resolve().parent
     directory = Path(arguments.run_dir or f"runs/{spec.name}")
-    dataset = open_data(plan, root)
+    dataset = open_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
         return _train_virtual(plan, dataset, directory)
     return _train_rank(plan, dataset, directory, identity, arguments.transport)
@@ -145,7 +152,7 @@ def _backend(transport: str | None, identity: Identity, torch):  # type: ignore[
             from partita.dsl.diagnostic import refuse
 
             raise refuse(
-                "E0602",
+                "E0611",
                 f"rank {identity.rank} finds {gpus} GPUs on its machine, and would use number {identity.local_rank}",
                 help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
             )

@@ -20,7 +20,7 @@ from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
 from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split
 from partita.dsl import spec
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 # Operations through which a tensor is still that tensor, for the questions of who reads it and how.
 VIEWS = (Arrange, Cast, Merge, Rename, Slice, Split)
@@ -171,19 +171,19 @@ class _Readers:
                 (source,) = node.inputs
                 roots[node.output] = roots.get(source, source)
 
-    def limit(self, value: Value) -> int | None:
-        """The size of the axis that an integer input indexes; the smallest, if several."""
-        sizes = []
+    def limit(self, value: Value) -> Axis | None:
+        """The axis that an integer input indexes; the shortest, if several."""
+        axes = []
         for node, position in self.readers.get(value, ()):
             if isinstance(node.op, Gather) and position == 0:
-                sizes.append(node.inputs[1].type.axis(node.op.over).size)
+                axes.append(node.inputs[1].type.axis(node.op.over))
             elif isinstance(node.op, NegativeLogLikelihood) and position == 1:
-                sizes.append(node.inputs[0].type.axis(node.op.over).size)
+                axes.append(node.inputs[0].type.axis(node.op.over))
             elif isinstance(node.op, Pointwise) and node.op.function == "equal":
                 best = self.producers.get(node.inputs[1 - position])
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
-                    sizes.append(best.inputs[0].type.axis(best.op.over).size)
-        return min(sizes) if sizes else None
+                    axes.append(best.inputs[0].type.axis(best.op.over))
+        return min(axes, key=lambda axis: axis.size) if axes else None
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

@@ -18,7 +18,7 @@ from attrs import evolve, field, frozen
 
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.ops.op import Op
@@ -93,14 +93,14 @@ class Parameter:
 
 @frozen(eq=False)
 class Input:
-    """What the data yields for each step under `name`. `limit` is the size of the axis that its integers index.
+    """What the data yields for each step under `name`. `limit` is the axis that its integers index.
 
     `batch` is the axis that microbatches cut, where the value is such a part; None where it is whole.
     """
 
     name: str
     value: Value
-    limit: int | None = None
+    limit: Axis | None = None
     batch: str | None = None
     span: Span | None = field(default=None, repr=False)
 

@@ -27,16 +27,16 @@ from partita.compiler.instructions import Channel, Instruction, Message, Transfe
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 
 @frozen
 class InputRecord:
-    """A model input over the whole batch. `limit`: the size of the axis that its integers index."""
+    """A model input over the whole batch. `limit`: the axis that its integers index."""
 
     name: str
     type: Type
-    limit: int | None
+    limit: Axis | None
     span: Span | None = field(default=None, eq=False, repr=False)
 
 

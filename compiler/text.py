@@ -146,7 +146,7 @@ def parse_graph(text: str) -> Graph:
             elif word == "input":
                 match = _match(r"(\w+) %(\S+): (\w+\[[^\]]*\]) limit (\S+) batch (\S+)", rest)
                 value = values[match[2]] = Value(match[2], parse_type(match[3]))
-                limit = None if match[4] == "None" else int(match[4])
+                limit = None if match[4] == "None" else _axis(match[4])
                 inputs.append(Input(match[1], value, limit, None if match[5] == "None" else match[5]))
             elif word == "parameter":
                 match = _match(

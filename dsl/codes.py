@@ -25,7 +25,7 @@ CODES: dict[str, Code] = {
     "E0001": Code("file cannot be read", "The file does not exist, is no regular file, or may not be read.", "Check the name; imports are relative to the importing file."),
     "E0002": Code("not UTF-8 text", "A .par file is UTF-8 text. The message gives the first byte that is none.", "Save the file as UTF-8."),
     "E0003": Code("NUL character", "The file contains a character of code zero, so it is likely no text.", "Remove it."),
-    "E0004": Code("file too large", "A file, with what it imports, may have one mebibyte and 60,000 words and signs. Generated files that are larger should use `repeat`.", "`repeat 96 as layer { … }` instead of 96 calls."),
+    "E0004": Code("file too large", "A file, with what it imports, may have one mebibyte and 30,000 words and signs. Generated files that are larger should use `repeat`.", "`repeat 96 as layer { … }` instead of 96 calls."),
     "E0005": Code("nested too deeply", "Brackets, expressions, and blocks within blocks may be nested to a limit that no written model comes near.", "Bind parts of the expression with `let`."),
     "E0006": Code("name or number too long", "Names have at most 200 characters, numbers at most 40 digits and exponents up to 300.", "`1e-5` instead of forty zeros."),
     "E0007": Code("size out of range", "An axis has at most 2^40 entries, a tensor 2^62 elements, a mesh 2^20 ranks.", "Check the sizes that the message names."),
@@ -105,8 +105,8 @@ CODES: dict[str, Code] = {
     "E0505": Code("schedule does not fit the mesh", "Ranks, chunks, microbatches and groups do not go together.", "`interleaved_1f1b(microbatches = 8, chunks = 2)` on 4 ranks."),
     "E0506": Code("schedule file is wrong", "A schedule as text has one line a rank of actions such as `F0.0 B0.0`.", "Check the word that the message names."),
     # ------------------------------------------------------------ runs
-    "E0601": Code("data missing", "No file has this name, or matches this pattern; or ranks and mesh differ.", "Paths are relative to the .par file."),
-    "E0602": Code("data outside the root", "Data files stay under the folder of the .par file; ranks need a device each.", "Move the data there."),
+    "E0601": Code("data missing", "No file has this name, or matches this pattern.", "Paths are relative to the .par file."),
+    "E0602": Code("data outside the root", "Data files stay under the folder of the .par file.", "Move the data there."),
     "E0603": Code("data cannot be read", "The file's content is not what its kind of data needs.", "`dtype` must be what the file was written with."),
     "E0604": Code("too little data", "One window, or one batch, is longer than the data, or than its held-out share.", "A smaller `batch` or `seq`, or more data."),
     "E0605": Code("id out of range", "The data holds ids beyond the axis that they index.", "`axis vocab = 256` for bytes."),
@@ -114,6 +114,8 @@ CODES: dict[str, Code] = {
     "E0607": Code("data of the wrong shape", "The arrays differ in shape or dtype from the model's inputs.", "Compare the message's shapes."),
     "E0608": Code("nothing to evaluate on", "`eval` needs data that training does not see.", "`stdlib(holdout = 5%)`"),
     "E0609": Code("range of random integers unknown", "`random()` draws integers within the axis that they index, and this input indexes none.", "Use the input in an `embedding` or a loss."),
+    "E0610": Code("ranks and mesh differ", "A launcher has started another number of processes than the mesh has ranks.", "`torchrun --nproc-per-node 4` for a mesh of four."),
+    "E0611": Code("no GPU for a rank", "With `--transport nccl` each rank uses one GPU of its machine, by its local number.", "As many ranks on a machine as it has GPUs, or `--transport gloo`."),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),

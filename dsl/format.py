@@ -198,40 +198,37 @@ class _Formatter:
 
     def filled(self, line: Sequence[tuple[Token, str]], start: str, margin: int, brackets: list[int]) -> Iterator[str]:
         """Lines of at most WIDTH columns, broken after the outermost commas, or before operators. Updates brackets."""
-        rest = list(line)
-        while rest:
-            count = self.fitting(rest, len(start))
+        first = 0
+        while first < len(line):
+            end = self.fitting(line, first, len(start))
             text = start
-            for position, (token, space) in enumerate(rest[:count]):
-                text += (space if position else "") + token.text
+            for position in range(first, end):
+                token, space = line[position]
+                text += (space if position > first else "") + token.text
                 if token.text in "([":
                     brackets.append(len(text))
                 elif token.text in ")]":
                     brackets.pop()
             yield text
-            rest = rest[count:]
-            start = " " * self.column(brackets, margin)
+            first, start = end, " " * self.column(brackets, margin)
 
-    def fitting(self, line: Sequence[tuple[Token, str]], column: int) -> int:
-        """How many tokens go on one line that begins at a column."""
-        widths, depths = [], []
-        for position, (token, space) in enumerate(line):
-            column += len(token.text) + (len(space) if position else 0)
-            widths.append(column)
-            depths.append(token.depth)
-        if widths[-1] <= WIDTH:
-            return len(line)
-        commas = [i for i, (token, _) in enumerate(line[:-1]) if token.kind == "COMMA"]
-        operators = [
-            i - 1 for i, (token, _) in enumerate(line) if token.kind in _OPERATORS and i and _ends(line[i - 1][0])
-        ]
-        for candidates in (commas, operators):
-            fit = [i for i in candidates if widths[i] <= WIDTH]
-            if fit:
-                outermost = min(depths[i] for i in fit)
-                return max(i for i in fit if depths[i] == outermost) + 1
-        later = sorted(commas + operators)
-        return later[0] + 1 if later else len(line)
+    def fitting(self, line: Sequence[tuple[Token, str]], first: int, column: int) -> int:
+        """Where the tokens end that go on one line, which begins with `first` at a column."""
+        best: dict[bool, tuple[int, int]] = {}  # comma or operator -> depth and end of the best break
+        for position in range(first, len(line)):
+            token, space = line[position]
+            column += len(token.text) + (len(space) if position > first else 0)
+            if column > WIDTH and best:
+                return best[True in best][1]
+            comma = token.kind == "COMMA"
+            following = line[position + 1][0] if position + 1 < len(line) else None
+            if following is None or not (comma or (following.kind in _OPERATORS and _ends(token))):
+                continue
+            if column > WIDTH:
+                return position + 1
+            if comma not in best or token.depth <= best[comma][0]:
+                best[comma] = (token.depth, position + 1)
+        return len(line)
 
     def space(self, tokens: Sequence[Token], position: int) -> str:
         """What stands between a token and the one before it on its line."""

@@ -4,7 +4,7 @@ Sizes are checked before anything is made of them: what is too large gets a diag
 """
 
 FILE_BYTES = 1 << 20  # of a file and all that it imports
-TOKENS = 60_000  # likewise; a 96-layer model with every layout of this project has about a thousand
+TOKENS = 30_000  # likewise; a 96-layer model with every layout of this project has about a thousand
 IMPORTS = 100
 BRACKETS = 64  # brackets within brackets
 EXPRESSION_DEPTH = 200
@@ -16,5 +16,5 @@ AXIS_SIZE = 1 << 40
 ELEMENTS = 1 << 62
 RANKS = 1 << 20
 STEPS = 2_000_000  # of a model, with every block and repeat expanded
-CHECKED = 60_000  # expressions typed, each block once for each set of axes that it is called over
+CHECKED = 30_000  # expressions typed, each block once for each set of axes that it is called over
 ERRORS = 50

@@ -312,7 +312,11 @@ class _Parser:
 
 
 def _flat(parts: Sequence[Any]) -> list[Any]:
-    flat: list[Any] = []
+    """The parts with lists among them opened; the first one, if a list, grows in place, so that n items cost n."""
+    if parts and isinstance(parts[0], list):
+        flat, parts = parts[0], parts[1:]
+    else:
+        flat = []
     for part in parts:
         if isinstance(part, list):
             flat.extend(part)

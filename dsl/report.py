@@ -19,6 +19,7 @@ class Report:
     def __init__(self) -> None:
         self._found: dict[tuple[str, int | None, int], Diagnostic] = {}
         self.errors = 0  # met so far, each time it is met: who looks for new ones compares it before and after
+        self._distinct = 0
         self.tokens = 0  # read so far, in all files
 
     def add(self, diagnostic: Diagnostic) -> None:
@@ -29,7 +30,8 @@ class Report:
         if key in self._found:
             return
         self._found[key] = diagnostic
-        if sum(found.severity == "error" for found in self._found.values()) >= limits.ERRORS:
+        self._distinct += diagnostic.severity == "error"
+        if self._distinct >= limits.ERRORS:
             last = Diagnostic("E0009", f"stopped after {limits.ERRORS} errors")
             self._found["E0009", None, 0] = last
             raise Full

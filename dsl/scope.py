@@ -67,6 +67,7 @@ class Scope:
         self.bindings: dict[str, Binding] = {}
         self.segments: dict[str, Span] = {}
         self.depth, self.nodes = 1, 0
+        self._counts: dict[str, int] = {}
         self._captured: dict[int, int] = {}  # number in the outer body -> number here
         self._captured_as: list[tuple[str, Type]] = []
 
@@ -106,10 +107,10 @@ class Scope:
 
     def segment(self, name: str) -> str:
         """A path segment for a call or a repeat: the name, or the first of `name_2`, `name_3`, … that is free."""
-        segment, count = name, 1
+        segment = name
         while segment in self.segments:
-            count += 1
-            segment = f"{name}_{count}"
+            self._counts[name] = self._counts.get(name, 1) + 1
+            segment = f"{name}_{self._counts[name]}"
         return segment
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
-from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
-from partita.runtime.data import Dataset, Input, open_dataset
+from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor, Memory
 from partita.runtime.initial import initial
 from partita.runtime.kernels import DTYPES
@@ -83,24 +82,6 @@ def prepare(spec: Spec) -> Plan:
     training = compile_spec(spec)
     evaluates = spec.train is not None and spec.train.eval is not None
     return Plan(spec, training, compile_spec(spec, training=False) if evaluates else None)
-
-
-def open_data(plan: Plan, root: Path) -> Dataset | None:
-    """The dataset that the file names; None for a model without inputs. Raises Refused (E06xx)."""
-    program = plan.program
-    if not program.inputs:
-        return None
-    inputs = tuple(
-        Input(
-            each.name,
-            each.type,
-            program.batch if each.type.has(program.batch) else None,
-            each.limit,
-        )
-        for each in program.inputs
-    )
-    evaluates = plan.evaluation is not None
-    return open_dataset(plan.train.data, inputs, plan.train.seed, root, evaluates=evaluates)
 
 
 def tokens_per_step(program: Program) -> int:
@@ -263,10 +244,10 @@ class VirtualRun:
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse (E0601) a launcher that has started another number of ranks than the mesh has."""
+    """Refuse (E0610) a launcher that has started another number of ranks than the mesh has."""
     if ranks != plan.ranks:
         raise refuse(
-            "E0601",
+            "E0610",
             f"the mesh has {plan.ranks} ranks, but {ranks} were started",
             plan.spec.mesh.span if plan.spec.mesh else None,
             help=f"start {plan.ranks} processes, or change the mesh",

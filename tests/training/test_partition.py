@@ -11,7 +11,8 @@ from partita.compiler.cut import described, join
 from partita.compiler.graph import Phase
 from partita.compiler.text import graph_text, parse_graph
 from partita.dsl.load import load_text
-from partita.runtime.training import VirtualRun, open_data, prepare
+from partita.runtime.data.binding import open_data
+from partita.runtime.training import VirtualRun, prepare
 from tests.programs import Program, programs
 
 
@@ -24,7 +25,7 @@ def plan_of(text: str, overrides: tuple[str, ...] = ()):
 def trained(plan, seed: int, tmp_path):
     """Losses, norms, gradients of the first step, metrics, evaluation and parameters after two steps."""
     run = VirtualRun(plan, seed=seed)
-    dataset = open_data(plan, tmp_path)
+    dataset = open_data(plan.program, plan.train, tmp_path)
     found = []
     for step in (1, 2):
         batch = run.ranks[0].tensors(dataset.batch(step))

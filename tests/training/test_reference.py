@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from partita.dsl.load import load
+from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rate
-from partita.runtime.training import VirtualRun, open_data, prepare
+from partita.runtime.training import VirtualRun, prepare
 from tests.training.reference import MODELS, optimizer
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -46,7 +47,7 @@ def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
     plan = prepare(spec_of(path, *overrides))
     assert plan.ranks == ranks
     run = VirtualRun(plan, seed=1)
-    dataset = open_data(plan, path.parent)
+    dataset = open_data(plan.program, plan.train, path.parent)
     assert dataset is not None
     model = MODELS[plan.program.name]
     parameters = {name: p.clone().requires_grad_() for name, p in run.parameters().items()}

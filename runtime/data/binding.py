@@ -1,0 +1,29 @@
+"""A program's inputs bound to the data that its file names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partita.compiler.program import Program
+from partita.dsl.spec import Train
+from partita.runtime.data import Dataset, Input, open_dataset
+
+
+def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
+    """The dataset of a train block for a program's inputs; None for a model without inputs.
+
+    `root` is the folder of the `.par` file. Raises Refused (E06xx) for data that is missing or does not fit.
+    """
+    if not program.inputs:
+        return None
+    inputs = tuple(
+        Input(
+            each.name,
+            each.type,
+            program.batch if each.type.has(program.batch) else None,
+            each.limit.size if each.limit else None,
+            each.limit.name if each.limit else None,
+        )
+        for each in program.inputs
+    )
+    return open_dataset(train.data, inputs, train.seed, root, evaluates=train.eval is not None)
