@@ -102,6 +102,7 @@ def _shape(schedule: Schedule) -> Problems:
     ragged = any(len(line) != schedule.chunks for line in schedule.placement)
     if ragged or stages != list(range(schedule.stages)):
         yield _problem("E0501", 1, f"schedule `{schedule.name}` does not place each of its stages once")
+        return
     if not len(schedule.actions) == len(schedule.bound) == schedule.ranks:
         message = f"schedule `{schedule.name}` orders {len(schedule.actions)} ranks and places {schedule.ranks}"
         yield _problem("E0501", 1, message)

@@ -95,9 +95,9 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
     if value > largest:
         raise refuse(
             "E0007",
-            f"{what} is too large: {constants.shown(quantity)}",
+            f"{what} is too large: {int(value):,}",
             written.span,
-            help=f"at most {largest}",
+            help=f"at most {largest:,}",
         )
     return int(value)
 

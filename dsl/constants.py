@@ -103,7 +103,7 @@ def _out_of_range(span: Span) -> Refused:
 def shown(quantity: Quantity) -> str:
     """The number, short, for messages."""
     value = quantity.value
-    if isinstance(value, Fraction) and (value.denominator == 1 or value.denominator < 1000):
-        text = str(value)
-        return text if len(text) <= 24 else f"{float(value):.6g}"
+    if isinstance(value, Fraction) and value.denominator < 1000 and abs(value) < 10**12:
+        # 5/2 is better read as 2.5, and 8/3 as it is.
+        return f"{float(value):g}" if 1000 % value.denominator == 0 else str(value)
     return f"{float(value):.6g}"

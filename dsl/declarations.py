@@ -15,9 +15,9 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import limits, tree
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.parser import RESERVED, parse_file
-from partita.dsl.report import Report, suggestion
+from partita.dsl.report import Report, nearest
 from partita.dsl.source import Source, Span
 
 
@@ -54,20 +54,27 @@ def read_source(path: str, name: str, span: Span | None = None) -> Source:
     """The text of a file under the name that the user knows. Refused: E0001 to E0004."""
     try:
         status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise refuse("E0001", f"`{name}` is a directory, not a file", span)
-        if not stat.S_ISREG(status.st_mode):
-            raise refuse("E0001", f"`{name}` is not a regular file", span)
-        if status.st_size > limits.FILE_BYTES:
-            message = f"`{name}` has {status.st_size:,} bytes"
-            raise refuse("E0004", message, span, help=f"at most {limits.FILE_BYTES:,}")
-        with open(path, "rb") as file:
-            data = file.read(limits.FILE_BYTES + 1)
+        wrong = (
+            f"`{name}` is a directory, not a file"
+            if stat.S_ISDIR(status.st_mode)
+            else f"`{name}` is not a regular file"
+            if not stat.S_ISREG(status.st_mode)
+            else None
+        )
+        data = b""
+        if wrong is None and status.st_size <= limits.FILE_BYTES:
+            with open(path, "rb") as file:
+                data = file.read(limits.FILE_BYTES + 1)
     except FileNotFoundError:
         raise refuse("E0001", f"there is no file `{name}`", span, help=_neighbour(path)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise refuse("E0001", f"cannot read `{name}`: {reason}", span) from None
+    if wrong is not None:
+        raise refuse("E0001", wrong, span)
+    if status.st_size > limits.FILE_BYTES or len(data) > limits.FILE_BYTES:
+        message = f"`{name}` has {max(status.st_size, len(data)):,} bytes"
+        raise refuse("E0004", message, span, help=f"at most {limits.FILE_BYTES:,}")
     return decode(data, name, span)
 
 
@@ -95,10 +102,11 @@ def source_of(text: str, name: str, span: Span | None = None) -> Source:
 def _neighbour(path: str) -> str | None:
     folder, name = os.path.split(path)
     try:
-        found = [entry for entry in os.listdir(folder or ".")[:1000] if entry.endswith(".par")]
-    except OSError:
+        found = [entry.removesuffix(".par") for entry in os.listdir(folder or ".") if entry.endswith(".par")]
+    except (OSError, ValueError):
         return None
-    return suggestion(name, found, "files there:")
+    near = nearest(name.removesuffix(".par"), found[:1000])
+    return f"did you mean `{near}.par`?" if near else None
 
 
 def gather(main: Source, path: str | None, root: str | None, report: Report) -> Declarations:
@@ -165,7 +173,11 @@ class _Gathering:
             self.report.error("E0013", f"more than {limits.IMPORTS} files are imported", span)
             return None
         name = os.path.normpath(os.path.join(os.path.dirname(importer.name), written))
-        source = read_source(real, name, span)
+        try:
+            source = read_source(real, name, span)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
         self.bytes += len(source.text)
         if self.bytes > limits.FILE_BYTES:
             message = f"the imported files together have more than {limits.FILE_BYTES:,} characters"

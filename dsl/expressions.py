@@ -174,7 +174,9 @@ class Expressions:
         if not any(isinstance(f, Tensor) for f in found) or (function == "negate" and numbers):
             raise refuse("E0213", "an operand must be a tensor", written.span)
         given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
-        use = Use(function, written.span, given, {s: v.span for s, v in given.items() if v is not None})
+        spans = {slot: value.span for slot, value in given.items() if value is not None}
+        sign = written.operator if isinstance(written, tree.Binary) else "-"
+        use = Use(function, written.span, given, spans, sign=sign)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 
     # ------------------------------------------------------------ calls
@@ -230,6 +232,8 @@ class Expressions:
                 spans[argument.name.text] = argument.value.span
             elif position < len(function.slots):
                 spans[function.slots[position].name] = argument.value.span
+        if turns:
+            spans["->"] = turns[0].span
         return self._apply(function, Use(function.name, written.span, given, spans, turns), _text(written), name)
 
     def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:

@@ -97,6 +97,12 @@ class Use:
     arguments: Mapping[str, Bound]
     spans: Mapping[str, Span]
     turns: tuple[Turn, ...] = ()
+    sign: str | None = None  # the operator, where it was written as one
+
+    @property
+    def called(self) -> str:
+        """What the user calls the function."""
+        return self.sign or self.function
 
     def __getitem__(self, slot: str) -> Bound:
         return self.arguments[slot]
@@ -105,7 +111,7 @@ class Use:
         self, code: str, message: str, slot: str | None = None, help: str | None = None, also: Iterable[object] = ()
     ) -> Refused:
         """A refusal that points to an argument (or the whole call) and shows the tensors that take part."""
-        notes = [str(value) for value in self.tensors] + [str(note) for note in also]
+        notes = dict.fromkeys([*map(str, self.tensors), *map(str, also)])
         place = self.spans.get(slot, self.span) if slot else self.span
         return refuse(code, message, place, notes=notes, help=help)
 

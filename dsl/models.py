@@ -336,7 +336,7 @@ class BodyChecker:
         call = tree.bare(written)
         if isinstance(call, tree.Call):
             return self.models.settings.call(call, signatures, what, self.expressions.number_of)
-        self.report.error("E0306", f"expected a {what} such as `normal(0.02)`", written.span)
+        self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span)
         return None
 
     def set_loss(self, statement: tree.Loss) -> None:
@@ -399,6 +399,11 @@ class BodyChecker:
         results = self.carried_results(inner, before, types)
         segment = self.scope.segment(statement.name.text)
         self.scope.segments[segment] = statement.name.span
+        nodes = (count or 1) * inner.nodes
+        if nodes > limits.STEPS and not checker.failed:
+            message = f"this repeat has {nodes:,} steps when it is expanded"
+            self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
+            checker.failed = True
         if count is None or results is None or checker.failed:
             self.failed = True
             for carried_name, binding in before.items():
@@ -417,7 +422,7 @@ class BodyChecker:
             tuple(before),
             statement.span,
         )
-        values = self.scope.add(step, carried_types, count * checked.nodes, checked.depth + 1)
+        values = self.scope.add(step, carried_types, nodes, checked.depth + 1)
         for carried_name, value in zip(before, values, strict=True):
             self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
 

@@ -293,8 +293,8 @@ class Plans:
         train = self.declarations.train[0]
         found = self.settings.table(train.table.entries, TRAIN, CHOICES)
         written = {entry.key.text: entry.span for entry in train.table.entries}
-        missing = [name for name in ("data", "optimizer", "steps") if name not in written]
-        if missing:
+        missing = [name for name in TRAIN.names if name in TRAIN.required and name not in written]
+        if missing and found is not None:
             message = f"`train` needs {listed(missing)}"
             self.report.error("E0305", message, train.span, help=f"`{missing[0]} = {EXAMPLES[missing[0]]}`")
         if found is None or missing:

@@ -24,7 +24,7 @@ def _unique(use: Use, type: Type) -> Type:
     seen: set[str] = set()
     for name in type.names:
         if name in seen:
-            raise use.refuse("E0216", f"the result would have axis `{name}` twice")
+            raise use.refuse("E0216", f"the result would have axis `{name}` twice", "->")
         seen.add(name)
     return type
 
@@ -42,7 +42,7 @@ def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ..
 
 def _one_to_one(use: Use, turn: Turn) -> tuple[Axis, Axis]:
     if len(turn.left) != 1 or len(turn.right) != 1:
-        raise use.refuse("E0223", f"`{use.function}` takes one axis on each side of the arrow")
+        raise use.refuse("E0223", f"`{use.function}` takes one axis on each side of the arrow", "->")
     return turn.left[0], turn.right[0]
 
 
@@ -51,7 +51,7 @@ def _present(use: Use, turn: Turn) -> None:
     for axis in turn.left:
         if not x.type.has(axis.name):
             help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
-            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", help=help)
+            raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help)
 
 
 @function("expand", slots=["x", Slot("axes", AXES)])
@@ -71,9 +71,9 @@ def _rename(use: Use) -> Typed:
         _present(use, turn)
         left, right = _one_to_one(use, turn)
         if left.name in pairs:
-            raise use.refuse("E0223", f"axis `{left.name}` is renamed twice")
+            raise use.refuse("E0223", f"axis `{left.name}` is renamed twice", "->")
         if left.size != right.size:
-            raise use.refuse("E0215", f"`{left.name}` and `{right.name}` differ in size", also=(left, right))
+            raise use.refuse("E0215", f"`{left.name}` and `{right.name}` differ in size", "->", also=(left, right))
         pairs[left.name] = right
     renamed = Type(x.dtype, tuple(pairs.get(axis.name, axis) for axis in x.axes))
     return _unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
@@ -83,13 +83,13 @@ def _rename(use: Use) -> Typed:
 def _split(use: Use) -> Typed:
     (turn,) = use.turns
     if len(turn.left) != 1 or not turn.right:
-        raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", help="`a -> [b, c]`")
+        raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", "->", "`a -> [b, c]`")
     _present(use, turn)
     (axis,) = turn.left
     size = prod(part.size for part in turn.right)
     if size != axis.size:
         message = f"`{axis.name}` has size {axis.size}, its parts together {size}"
-        raise use.refuse("E0215", message, also=turn.right)
+        raise use.refuse("E0215", message, "->", also=turn.right)
     type = _replaced(use, use["x"].type, (axis.name,), turn.right)
     return type, {"axis": axis.name, "into": names(turn.right)}
 
@@ -98,15 +98,15 @@ def _split(use: Use) -> Typed:
 def _merge(use: Use) -> Typed:
     (turn,) = use.turns
     if len(turn.right) != 1 or not turn.left:
-        raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", help="`[a, b] -> c`")
+        raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", "->", "`[a, b] -> c`")
     _present(use, turn)
     if len(set(names(turn.left))) < len(turn.left):
-        raise use.refuse("E0223", "`merge` names an axis twice")
+        raise use.refuse("E0223", "`merge` names an axis twice", "->")
     (axis,) = turn.right
     size = prod(part.size for part in turn.left)
     if size != axis.size:
         message = f"`{axis.name}` has size {axis.size}, what is merged {size}"
-        raise use.refuse("E0215", message, also=(*turn.left, axis))
+        raise use.refuse("E0215", message, "->", also=(*turn.left, axis))
     x = use["x"].type
     first = min(names(turn.left), key=x.position)
     removed = (first, *(name for name in names(turn.left) if name != first))
@@ -121,12 +121,13 @@ def _concat(use: Use) -> Typed:
         raise use.refuse(
             "E0223",
             f"`concat` of {len(tensors)} tensors takes as many axes on the left, one on the right",
-            help="`concat(a, b, [left, right] -> both)`",
+            "->",
+            "`concat(a, b, [left, right] -> both)`",
         )
     first, (into,) = tensors[0], turn.right
     for tensor, axis in zip(tensors, turn.left, strict=True):
         if not tensor.type.has(axis.name):
-            raise use.refuse("E0203", f"`{tensor.text}` has no axis `{axis.name}`")
+            raise use.refuse("E0203", f"`{tensor.text}` has no axis `{axis.name}`", "->")
         if tensor.type.dtype != first.type.dtype:
             raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
         rest, other = tensor.type.without([axis.name]), first.type.without([turn.left[0].name])
@@ -135,7 +136,7 @@ def _concat(use: Use) -> Typed:
     size = sum(axis.size for axis in turn.left)
     if size != into.size:
         message = f"`{into.name}` has size {into.size}, what is joined {size}"
-        raise use.refuse("E0215", message, also=(*turn.left, into))
+        raise use.refuse("E0215", message, "->", also=(*turn.left, into))
     type = _replaced(use, first.type, (turn.left[0].name,), (into,))
     return type, {"axes": names(turn.left), "into": into.name}
 

@@ -56,7 +56,7 @@ def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
     missing = sorted(everything - set(largest.type.names))
     raise use.refuse(
         "E0204",
-        f"no operand of `{use.function}` has all axes of the others",
+        f"no operand of `{use.called}` has all axes of the others",
         help=f"`expand({largest.text}, {missing[0] if len(missing) == 1 else '[' + ', '.join(missing) + ']'})`",
     )
 
@@ -67,7 +67,7 @@ def common_dtype(use: Use, *slots: str) -> str:
     dtype: str = tensors[0][1].type.dtype
     for slot, tensor in tensors[1:]:
         if tensor.type.dtype != dtype:
-            message = f"`{use.function}` of {dtype} and {tensor.type.dtype}"
+            message = f"`{use.called}` of {dtype} and {tensor.type.dtype}"
             target = dtype if dtype in FLOATS else tensor.type.dtype if tensor.type.is_float else dtype
             wrong = tensor if tensor.type.dtype != target else tensors[0][1]
             raise use.refuse("E0205", message, slot, f"`cast({wrong.text}, {target})`")
@@ -79,7 +79,7 @@ def common_dtype(use: Use, *slots: str) -> str:
 
 def _numeric(use: Use, dtype: str, slot: str) -> None:
     if dtype == "bool":
-        raise use.refuse("E0205", f"`{use.function}` needs numbers, not booleans", slot, "`cast(x, f32)`")
+        raise use.refuse("E0205", f"`{use.called}` needs numbers, not booleans", slot, "`cast(x, f32)`")
 
 
 @function(*ARITHMETIC.values(), "maximum", "minimum", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])

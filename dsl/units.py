@@ -70,12 +70,12 @@ def read(text: str, span: Span) -> Quantity:
         if part.endswith("_") or "__" in part or part.startswith("_"):
             raise refuse("E0106", f"misplaced `_` in number `{shortened(text)}`", span, help="write `10_000`")
     digits = (whole + decimals).replace("_", "")
-    if len(digits) > limits.DIGITS or len(exponent) > 5:
+    if len(digits) > limits.DIGITS:
         raise refuse("E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}")
-    if abs(int(exponent)) > limits.EXPONENT:
+    if len(exponent) > 6 or abs(int(exponent)) > limits.EXPONENT:
         raise refuse(
             "E0006",
-            f"number `{text}` is out of range",
+            f"number `{shortened(text)}` is out of range",
             span,
             help=f"exponents go from -{limits.EXPONENT} to {limits.EXPONENT}",
         )

@@ -326,3 +326,48 @@ def test_a_message_that_only_some_microbatches_send_is_missed():
     with pytest.raises(Refused) as refused:
         check_program(last)
     assert "`activation` goes from stage 0 to 1 2 times, but stage 0 runs 3 times" in str(refused.value)
+
+
+def test_instructions_in_the_wrong_place_are_refused():
+    programs = communicate(make("one_f_one_b", 2, 1, 3), default_messages(2))
+    sender, receiver = programs
+
+    def at(program, kind: type, index: int) -> int:
+        return next(i for i, each in enumerate(program) if type(each) is kind and each.transfer.index == index)
+
+    def refused(*programs: list[Instruction]) -> str:
+        with pytest.raises(Refused) as error:
+            check_program(programs)
+        return error.value.diagnostics[0].render()
+
+    late = list(receiver)
+    wait = at(late, WaitReceive, 1)
+    late[wait], late[wait + 1] = late[wait + 1], late[wait]
+    assert refused(sender, late).startswith(
+        "error[E0501]: rank 1 waits for activation of microbatch 1 (0->1 forward) after stage 1 needed it"
+    )
+
+    early = list(sender)
+    post = at(early, PostSend, 1)
+    early[post - 1], early[post] = early[post], early[post - 1]
+    assert refused(early, receiver).startswith(
+        "error[E0501]: rank 0 sends activation of microbatch 1 (0->1 forward) before stage 0 has made it"
+    )
+
+    assert refused(receiver, sender).startswith("error[E0503]: rank 0 has post-receive activation")
+    assert "for another rank" in refused(receiver, sender)
+
+    misnumbered = list(receiver)
+    for kind in (PostReceive, WaitReceive):
+        position = at(misnumbered, kind, 1)
+        transfer = misnumbered[position].transfer
+        misnumbered[position] = kind(evolve(transfer, index=2))
+    assert refused(sender, misnumbered).startswith("error[E0503]: rank 1 has post-receive activation")
+    assert "as number 1, not 2" in refused(sender, misnumbered)
+
+
+def test_a_placement_gives_every_rank_as_many_stages():
+    ragged = evolve(make("looped_bfs", 3, 2, 1), placement=((0, 3), (1,), (2, 4, 5)))
+    assert refusal(ragged).message == "schedule `looped_bfs` does not place each of its stages once"
+    twice = evolve(make("looped_bfs", 2, 2, 1), placement=((0, 2), (1, 2)))
+    assert refusal(twice).code == "E0501"

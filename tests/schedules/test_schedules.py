@@ -103,7 +103,10 @@ def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
 def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape):
     P, V = shape.ranks, shape.chunks
     M = shape.microbatches * P
-    assert assert_lawful(make("forward_only", P, V, M)).makespan == M * V + P - 1
+    timeline = assert_lawful(make("forward_only", P, V, M))
+    assert timeline.makespan == M * V + P - 1
+    # Each rank is occupied without a gap, the later ones later: nothing is lost between two steps.
+    assert timeline.bubble == 0
 
 
 def test_orders():

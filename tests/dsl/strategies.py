@@ -1,0 +1,244 @@
+"""Random syntax trees, and the text that says a tree, with arbitrary white space and comments between its words."""
+
+from hypothesis import strategies as st
+
+from partita.dsl import tree
+from partita.dsl.parser import RESERVED, language
+from partita.dsl.source import Source, Span
+
+NOWHERE = Span(Source("nowhere", ""), 0, 0)
+KEYWORDS = {word for word in language().words if word.isalpha()} | set(RESERVED)
+
+
+def node(kind, *parts):
+    """A node at no place in particular."""
+    return kind(*parts, NOWHERE)
+
+
+names = (
+    st.one_of(
+        st.sampled_from(["x", "wq", "embed", "seq_2", "_", "f32", "i64", "all"]),
+        st.from_regex(r"[a-zA-Z_]\w{0,6}", fullmatch=True),
+    )
+    .filter(lambda text: text.isascii() and (text not in KEYWORDS or text == "all"))
+    .map(lambda text: node(tree.Name, text))
+)
+numbers = st.one_of(
+    st.integers(0, 10**6).map(str),
+    st.sampled_from(["0.5", "1e-3", "80GiB", "900GB/s", "8%", "10_000", "5us", "989TFLOP/s", "3.0e+4"]),
+).map(lambda text: node(tree.Number, text))
+integers = st.integers(0, 99).map(lambda value: node(tree.Number, str(value)))
+strings = st.from_regex(r'"([^"\\\n\x00-\x1f]|\\[^\n\x00-\x1f])*"', fullmatch=True).map(
+    lambda text: node(tree.String, text)
+)
+booleans = st.booleans().map(lambda value: node(tree.Boolean, value))
+paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: node(tree.Path, tuple(parts)))
+
+PRECEDENCE = {"<": 0, "==": 0, ">=": 0, "+": 1, "-": 1, "*": 2, "/": 2}
+
+
+def tight(expression, level):
+    """The expression, in parentheses where an operator of this level would read it otherwise."""
+    own = {tree.Binary: lambda e: PRECEDENCE[e.operator], tree.Negative: lambda e: 3}.get(type(expression))
+    return expression if own is None or own(expression) >= level else node(tree.Group, expression)
+
+
+def binary(left, operator, right):
+    level = PRECEDENCE[operator]
+    # Comparisons do not chain; the others group to the left.
+    return node(tree.Binary, tight(left, level + (level == 0)), operator, tight(right, level + 1))
+
+
+def call(name, arguments):
+    return node(tree.Call, name, tuple(node(tree.Argument, *argument) for argument in arguments))
+
+
+def extend(inner):
+    arrows = st.builds(lambda a, b: node(tree.Arrow, a, b), inner, inner)
+    items = st.one_of(inner, arrows)
+    arguments = st.one_of(st.tuples(st.none(), items), st.tuples(names, inner))
+    return st.one_of(
+        st.builds(binary, inner, st.sampled_from(sorted(PRECEDENCE)), inner),
+        inner.map(lambda e: node(tree.Negative, tight(e, 3))),
+        inner.map(lambda e: node(tree.Group, e)),
+        st.lists(items, max_size=4).map(lambda found: node(tree.List, tuple(found))),
+        st.builds(call, names, st.lists(arguments, max_size=4)),
+    )
+
+
+expressions = st.recursive(st.one_of(paths, numbers, strings, booleans), extend, max_leaves=8)
+calls = st.builds(call, names, st.lists(st.tuples(names, expressions), max_size=3))
+
+
+def several(strategy, least=1, most=3):
+    return st.lists(strategy, min_size=least, max_size=most).map(tuple)
+
+
+types = st.builds(lambda d, a: node(tree.TensorType, d, a), st.none() | names, several(names, 0))
+inputs = several(st.builds(lambda n, t: node(tree.Input, n, t), names, types), 0)
+entries = st.builds(lambda n, e: node(tree.Entry, n, e), names, expressions)
+settings = st.builds(
+    lambda n, e: node(tree.Entry, n, e),
+    names | st.sampled_from(["model", "layout", "schedule"]).map(lambda text: node(tree.Name, text)),
+    expressions,
+)
+
+simple_statements = st.one_of(
+    st.builds(lambda n, t, e: node(tree.Param, n, t, e), several(names), types, expressions),
+    st.builds(lambda n, t, e: node(tree.Sample, n, t, e), names, types, expressions),
+    st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
+    expressions.map(lambda e: node(tree.Loss, e)),
+    st.builds(lambda n, e: node(tree.Metric, n, e), names, expressions),
+)
+statements = st.recursive(
+    simple_statements,
+    lambda inner: st.builds(lambda e, n, body: node(tree.Repeat, e, n, body), expressions, names, several(inner, 0)),
+    max_leaves=4,
+)
+tables = several(settings, 0, 4).map(lambda found: node(tree.Table, found))
+targets = st.builds(
+    lambda p, n: node(tree.Target, p, n),
+    st.none() | paths,
+    names | st.just(node(tree.Name, "param")),
+)
+counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
+rules = st.one_of(
+    st.builds(lambda t, n: node(tree.Shard, t, n), several(targets), several(names)),
+    st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
+    st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, integers, st.none() | integers),
+    several(paths).map(lambda p: node(tree.Recompute, p)),
+)
+claims = st.builds(
+    lambda m, c, e: node(tree.Claim, m, c, tight(e, 1)),
+    st.one_of(paths, calls),
+    st.sampled_from(["<=", ">=", "<", ">", "==", "!="]),
+    expressions,
+)
+declarations = st.one_of(
+    strings.map(lambda s: node(tree.Import, s)),
+    several(entries).map(lambda e: node(tree.Axes, e)),
+    st.builds(
+        lambda n, i, b, r: node(tree.Block, n, i, b, node(tree.Return, r)),
+        names,
+        inputs,
+        several(statements, 0),
+        several(expressions),
+    ),
+    st.builds(lambda n, i, b: node(tree.Model, n, i, b), names, inputs, several(statements, 0)),
+    st.builds(lambda n, a, t: node(tree.Mesh, n, a, t), names, several(entries), st.none() | tables),
+    st.builds(lambda n, m, r: node(tree.Layout, n, m, r), names, names, several(rules, 0, 4)),
+    st.builds(lambda n, c: node(tree.Schedule, n, c), names, calls),
+    tables.map(lambda t: node(tree.Train, t)),
+    several(claims, 0).map(lambda c: node(tree.Expect, c)),
+)
+files = several(declarations, 0, 4).map(lambda found: node(tree.File, found))
+
+
+# ---------------------------------------------------------------- words
+
+
+def words(item):
+    """The words and signs of a tree, in order."""
+    match item:
+        case tree.File():
+            return [w for d in item.declarations for w in words(d)]
+        case tree.Name() | tree.Number() | tree.String():
+            return [item.text]
+        case tree.Boolean():
+            return ["true" if item.value else "false"]
+        case tree.Path():
+            return separated(item.parts, ".")
+        case tree.Negative():
+            return ["-", *words(item.operand)]
+        case tree.Binary():
+            return [*words(item.left), item.operator, *words(item.right)]
+        case tree.Group():
+            return ["(", *words(item.inner), ")"]
+        case tree.Arrow():
+            return [*words(item.left), "->", *words(item.right)]
+        case tree.Argument():
+            return [*([*words(item.name), "="] if item.name else []), *words(item.value)]
+        case tree.Call():
+            return [*words(item.name), "(", *separated(item.arguments), ")"]
+        case tree.List():
+            return ["[", *separated(item.items), "]"]
+        case tree.TensorType():
+            return [*(words(item.dtype) if item.dtype else []), "[", *separated(item.axes), "]"]
+        case tree.Input():
+            return [*words(item.name), ":", *words(item.type)]
+        case tree.Param():
+            return ["param", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
+        case tree.Sample():
+            return ["sample", *words(item.name), ":", *words(item.type), "~", *words(item.distribution)]
+        case tree.Let():
+            return ["let", *separated(item.names), "=", *words(item.value)]
+        case tree.Repeat():
+            return ["repeat", *words(item.count), "as", *words(item.name), *braces(item.body)]
+        case tree.Loss():
+            return ["loss", *words(item.value)]
+        case tree.Metric():
+            return ["metric", *words(item.name), "=", *words(item.value)]
+        case tree.Return():
+            return ["return", *separated(item.values)]
+        case tree.Import():
+            return ["import", *words(item.path)]
+        case tree.Entry():
+            return [*words(item.key), "=", *words(item.value)]
+        case tree.Axes():
+            return ["axis", *separated(item.entries)]
+        case tree.Block():
+            body = braces((*item.body, item.results))
+            return ["block", *words(item.name), "(", *separated(item.inputs), ")", *body]
+        case tree.Model():
+            return ["model", *words(item.name), "(", *separated(item.inputs), ")", *braces(item.body)]
+        case tree.Table():
+            return braces(item.entries)
+        case tree.Mesh():
+            table = words(item.table) if item.table else []
+            return ["mesh", *words(item.name), "(", *separated(item.axes), ")", *table]
+        case tree.Target():
+            return [*([*words(item.path), ":"] if item.path else []), *words(item.name)]
+        case tree.Shard():
+            return ["shard", *separated(item.targets), "->", *separated(item.mesh_axes)]
+        case tree.Stage():
+            counts = words(item.counts) if item.counts else []
+            return ["stage", *separated(item.repeats), "->", *words(item.mesh_axis), *counts]
+        case tree.Place():
+            last = ["..", *words(item.last)] if item.last else []
+            stages = ["[", *words(item.first), *last, "]"]
+            return ["place", *separated(item.paths), "->", *words(item.mesh_axis), *stages]
+        case tree.Recompute():
+            return ["recompute", *separated(item.paths)]
+        case tree.Layout():
+            return ["layout", *words(item.name), "on", *words(item.mesh), *braces(item.rules)]
+        case tree.Schedule():
+            return ["schedule", *words(item.name), "=", *words(item.call)]
+        case tree.Train():
+            return ["train", *words(item.table)]
+        case tree.Claim():
+            return [*words(item.measure), item.comparison, *words(item.limit)]
+        case tree.Expect():
+            return ["expect", *braces(item.claims)]
+
+
+def separated(items, sign=","):
+    found = []
+    for item in items:
+        found += [sign, *words(item)] if found else words(item)
+    return found
+
+
+def braces(items):
+    return ["{", *(w for item in items for w in words(item)), "}"]
+
+
+GAPS = (" ", "  ", "\n", "\n\n\n", "\t", " # a comment\n", "\n# a line of its own\n  ", "\r\n")
+
+
+@st.composite
+def texts(draw, trees=files):
+    """A random tree and a text that says it."""
+    item = draw(trees)
+    found = words(item)
+    gaps = draw(st.lists(st.sampled_from(GAPS), min_size=len(found), max_size=len(found)))
+    return item, "".join(word + gap for word, gap in zip(found, gaps, strict=True))

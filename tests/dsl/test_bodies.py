@@ -1,0 +1,305 @@
+"""Models become bodies in single-assignment form, numbered and named as `partita.dsl.spec` describes."""
+
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.dsl import spec
+from partita.dsl.functions import FUNCTIONS
+from partita.dsl.load import load, load_text
+from partita.dsl.types import Axis, Type
+
+SPECS = Path(__file__).parents[2] / "specs"
+AXES = "axis batch = 4, seq = 8, keys = 8, embed = 6, heads = 2, key = 3, half = 2, big = 12\n"
+
+
+def model(body, inputs="x: [batch, embed], ids: i64[batch]", before=""):
+    text = f"{AXES}{before}model m({inputs}) {{\n{body}\n}}\n"
+    found, diagnostics = load_text(text)
+    errors = [d.render() for d in diagnostics if d.severity == "error"]
+    assert found is not None, "\n".join(errors)
+    check_numbering(found.model.body)
+    return found.model
+
+
+def result_types(step):
+    if isinstance(step, spec.CallBlock):
+        return [step.body.types[r] for r in step.body.results]
+    if isinstance(step, spec.Repeat):
+        return list(step.body.types[: len(step.carried)])
+    return [step.type]
+
+
+def operands(step):
+    match step:
+        case spec.Apply():
+            return step.operands
+        case spec.CallBlock():
+            return step.arguments
+        case spec.Repeat():
+            return (*step.carried, *step.captured)
+    return ()
+
+
+def check_numbering(body):
+    """Types stand at the numbers of the values; operands are values that exist already; segments differ."""
+    types = list(body.types[: len(body.inputs)])
+    segments = []
+    for step in body.steps:
+        for operand in operands(step):
+            assert isinstance(operand, spec.Literal) or 0 <= operand < len(types), step
+        types += result_types(step)
+        if isinstance(step, spec.CallBlock):
+            assert len(step.arguments) == len(step.body.inputs)
+            segments.append(step.scope)
+        elif isinstance(step, spec.Repeat):
+            assert len(step.carried) + len(step.captured) == len(step.body.inputs)
+            assert len(step.body.results) == len(step.carried) == len(step.names)
+            segments.append(step.scope)
+        elif not isinstance(step, spec.Apply):
+            segments.append(step.name)
+        if isinstance(step, spec.CallBlock | spec.Repeat):
+            check_numbering(step.body)
+    assert tuple(types) == body.types
+    assert len(set(segments)) == len(segments), segments
+    assert all(isinstance(r, spec.Literal) or 0 <= r < len(types) for r in body.results)
+
+
+def type_of(expression, inputs="x: [batch, embed], ids: i64[batch]", before=""):
+    """The type and options of one expression, as the metric's operand `y`."""
+    body = f"  let y = {expression}\n  param w: [embed] ~ ones()\n  loss mean(w) + 0 * sum(cast(y, f32))"
+    found = model(body, inputs, before)
+    return next(step for step in found.body.steps if getattr(step, "name", None) == "y")
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.par")), ids=lambda path: path.name)
+def test_examples_are_numbered(path):
+    found, diagnostics = load(path)
+    assert found is not None
+    assert all(d.severity == "warning" for d in diagnostics)
+    check_numbering(found.model.body)
+    assert found.model.body.types[found.model.loss] == Type("f32")
+
+
+def test_tiny_is_what_it_says():
+    found, diagnostics = load(SPECS / "tiny.par")
+    assert diagnostics == ()
+    body = found.model.body
+    assert body.inputs == ("tokens", "targets")
+    kinds = [type(step).__name__ for step in body.steps]
+    assert kinds == ["Parameter", "Parameter", "Apply", "Apply", "Repeat", "Apply", "Apply", "Apply"]
+    repeat = body.steps[4]
+    assert (repeat.name, repeat.scope, repeat.count, repeat.names) == ("layer", "layer", 4, ("x",))
+    assert [(step.block, step.scope) for step in repeat.body.steps] == [("attention", "attention"), ("mlp", "mlp")]
+    # Per layer: 4 parameters and 7 steps of attention, 2 and 5 of mlp.
+    assert found.model.nodes == 2 + 2 + 4 * (11 + 7) + 3
+    attend = next(s for s in repeat.body.steps[0].body.steps if getattr(s, "function", "") == "attend")
+    assert attend.options == {
+        "over": "seq",
+        "along": "key",
+        "causal": True,
+        "scale": 1 / sqrt(32),
+        "mask": False,
+        "bias": False,
+    }
+    assert attend.name == "a"
+
+
+# Every function: expression, result dtype and axes, options.
+CASES = [
+    ("x + x", "f32 batch embed", {}),
+    ("x * 2", "f32 batch embed", {}),
+    ("3 - ids", "i64 batch", {}),
+    ("x < 1", "bool batch embed", {}),
+    ("ids == 3", "bool batch", {}),
+    ("-x", "f32 batch embed", {}),
+    ("gelu(x)", "f32 batch embed", {}),
+    ("maximum(x, 0)", "f32 batch embed", {}),
+    ("where(x > 0, x, 0.5)", "f32 batch embed", {}),
+    ("where(x > 0, 1, 0)", "f32 batch embed", {}),
+    ("cast(ids, f32)", "f32 batch", {"dtype": "f32"}),
+    ("stop_gradient(x)", "f32 batch embed", {}),
+    ("dropout(x, rate = 0.1)", "f32 batch embed", {"rate": 0.1}),
+    ("dropout(x, 10%)", "f32 batch embed", {"rate": 0.1}),
+    ("dot(x, q, over = embed)", "f32 batch heads key", {"over": ("embed",)}),
+    ("dot(q, q, over = [heads, key])", "f32 embed", {"over": ("heads", "key")}),
+    ("embedding(ids, q, over = heads)", "f32 batch embed key", {"over": "heads"}),
+    ("rope(s, over = seq, pairs = embed)", "f32 seq embed", {"over": "seq", "pairs": "embed", "base": 10000.0}),
+    ("iota(seq)", "i64 seq", {"axis": "seq"}),
+    ("sum(x)", "f32", {"over": ("batch", "embed")}),
+    ("sum(ids)", "i64", {"over": ("batch",)}),
+    ("mean(x, over = embed)", "f32 batch", {"over": ("embed",)}),
+    ("softmax(x, embed)", "f32 batch embed", {"over": ("embed",)}),
+    ("log_softmax(x, over = [embed])", "f32 batch embed", {"over": ("embed",)}),
+    (
+        "layer_norm(x, over = embed)",
+        "f32 batch embed",
+        {"over": ("embed",), "eps": 1e-5, "scale": False, "shift": False},
+    ),
+    (
+        "rms_norm(x, over = embed, shift = x, eps = 1e-6)",
+        "f32 batch embed",
+        {"over": ("embed",), "eps": 1e-6, "scale": False, "shift": True},
+    ),
+    ("cross_entropy(x, ids, over = embed)", "f32", {"over": "embed", "weights": False}),
+    ("accuracy(x, ids, over = embed)", "f32", {"over": "embed"}),
+    ("mse(x, x)", "f32", {}),
+    ("expand(x, seq)", "f32 batch embed seq", {"axes": ("seq",)}),
+    ("expand(x, [seq, key])", "f32 batch embed seq key", {"axes": ("seq", "key")}),
+    ("rename(s, seq -> keys)", "f32 keys embed", {"pairs": (("seq", "keys"),)}),
+    ("split(x, embed -> [heads, key])", "f32 batch heads key", {"axis": "embed", "into": ("heads", "key")}),
+    ("merge(q, [heads, key] -> embed)", None, None),
+    ("merge(t, [heads, key] -> embed)", "f32 embed seq", {"axes": ("heads", "key"), "into": "embed"}),
+    ("concat(x, x, [embed, embed] -> big)", "f32 batch big", {"axes": ("embed", "embed"), "into": "big"}),
+    ("slice(x, embed -> half, start = 4)", "f32 batch half", {"axis": "embed", "into": "half", "start": 4}),
+]
+INPUTS = "x: [batch, embed], ids: i64[batch], q: [embed, heads, key], s: [seq, embed], t: [heads, seq, key]"
+
+
+@pytest.mark.parametrize(("expression", "expected", "options"), CASES, ids=[case[0] for case in CASES])
+def test_types_and_options(expression, expected, options):
+    if expected is None:
+        found, diagnostics = load_text(f"{AXES}model m({INPUTS}) {{\n  loss sum({expression})\n}}\n")
+        assert found is None
+        assert [d.code for d in diagnostics] == ["E0216"]
+        return
+    step = type_of(expression, INPUTS)
+    dtype, *axes = expected.split()
+    assert (step.type.dtype, list(step.type.names)) == (dtype, axes)
+    assert dict(step.options) == options
+
+
+def test_every_function_has_a_case_or_an_operator():
+    tested = {expression.split("(")[0] for expression, *_ in CASES}
+    elementwise = {"add", "subtract", "multiply", "divide", "negate", "attend"} | set(
+        "relu silu sigmoid tanh exp log sqrt rsqrt abs minimum max min "
+        "less_equal greater greater_equal not_equal less equal".split()
+    )
+    assert set(FUNCTIONS) <= tested | elementwise
+
+
+def test_numbers_are_folded_exactly():
+    step = type_of("x * (1 / sqrt(size(heads) * 8) + size(embed) / 3 - 2)")
+    assert step.operands == (0, spec.Literal(0.25))
+
+
+def test_lets_of_numbers_are_numbers():
+    found = model("  let n = size(heads) + 1\n  repeat n as l {\n    let x = relu(x)\n  }\n  loss mean(x)")
+    assert found.body.steps[0].count == 3
+
+
+def test_carried_and_captured_values():
+    found = model(
+        "  param w, v: [embed] ~ ones()\n  let y = relu(x)\n"
+        "  repeat 2 as outer {\n    let t = x * w\n    repeat 3 as inner {\n      let y = y + t * v\n    }\n"
+        "    let x = x + y\n  }\n  loss mean(x + y)"
+    )
+    outer = found.body.steps[3]
+    # Carried in the order in which they are rebound first; captured in the order of their first use.
+    assert outer.names == ("y", "x")
+    assert outer.body.inputs == ("y", "x", "w", "v")
+    assert outer.carried == (4, 0)
+    assert outer.captured == (2, 3)
+    inner = outer.body.steps[1]
+    assert inner.body.inputs == ("y", "t", "v")
+    assert inner.carried == (0,)
+    assert inner.captured == (4, 3)
+
+
+def test_a_number_carried_by_a_repeat_is_a_scalar():
+    found = model("  let total = 0\n  repeat 2 as l {\n    let total = total + mean(x)\n  }\n  loss total")
+    repeat = found.body.steps[0]
+    assert repeat.carried == (spec.Literal(0),)
+    assert repeat.body.types[0] == Type("f32")
+
+
+def test_segments_are_unique_and_parameters_keep_their_names():
+    found = model(
+        "  let x = f(f(x))\n  repeat 1 as f {\n    let x = relu(x)\n  }\n"
+        "  param f_2: [embed] ~ ones()\n  loss mean(x * f_2)",
+        before="block f(x: [batch, embed]) {\n  return relu(x)\n}\n",
+    )
+    segments = [getattr(s, "scope", None) or s.name for s in found.body.steps if not isinstance(s, spec.Apply)]
+    assert segments == ["f", "f_3", "f_4", "f_2"]
+
+
+def test_blocks_are_checked_once_and_shared():
+    found = model("  let x = f(f(x))\n  loss mean(x)", before="block f(x: [batch, embed]) {\n  return relu(x)\n}\n")
+    first, second, _ = found.body.steps
+    assert first.body is second.body
+
+
+def test_a_block_called_over_other_axes():
+    before = (
+        "block inner(x: [batch, seq]) {\n  return softmax(x, over = seq)\n}\n"
+        "block outer(x: [batch, seq]) {\n  return inner(x), inner(x, batch -> seq, seq -> batch)\n}\n"
+    )
+    found = model("  let a, b = outer(x, seq -> embed)\n  loss mean(a + b)", before=before)
+    call = found.body.steps[0]
+    assert call.body.types[0].names == ("batch", "embed")
+    plain, swapped = call.body.steps
+    assert plain.body.steps[0].options["over"] == ("embed",)
+    # Written over (seq, batch) where embed stands for seq: `seq -> batch` is batch, `batch -> seq` is embed.
+    assert swapped.body.steps[0].options["over"] == ("batch",)
+    assert swapped.body.types[0].names == ("embed", "batch")
+
+
+def test_a_block_may_shadow_a_function():
+    found = model("  loss mean(relu(x))", before="block relu(x: [batch, embed]) {\n  return x * x\n}\n")
+    assert found.body.steps[0].block == "relu"
+
+
+def test_metrics_and_loss_are_values():
+    found = model("  metric size = sum(x)\n  loss mean(x)\n  metric third = min(x)")
+    assert [name for name, _ in found.metrics] == ["size", "third"]
+    assert [found.body.steps[v - 2].function for _, v in found.metrics] == ["sum", "min"]
+    assert found.body.steps[found.loss - 2].function == "mean"
+
+
+def test_axis_arithmetic_is_exact():
+    found, _ = load_text("axis embed = 4_096, ffn = 8 * embed / 3 * 3 / 2, one = size(embed) / embed\n")
+    assert found.axes["ffn"] == Axis("ffn", 16384)
+    assert found.axes["one"].size == 1
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 5))
+def test_steps_are_counted_without_expanding(depth, turns, calls):
+    blocks = "block b0(x: [batch]) {\n  return relu(x)\n}\n"
+    for i in range(1, depth + 1):
+        inner = f"b{i - 1}(" * calls + "x" + ")" * calls
+        blocks += f"block b{i}(x: [batch]) {{\n  return {inner}\n}}\n"
+    text = f"{AXES}{blocks}model m(x: [batch]) {{\n  repeat {turns} as l {{\n    let x = b{depth}(x)\n  }}\n  loss sum(x)\n}}\n"
+    found, diagnostics = load_text(text)
+    expected = turns * calls**depth + 1
+    if expected - 1 > 2_000_000:
+        assert [d.code for d in diagnostics if d.severity == "error"] == ["E0008"]
+    else:
+        assert found.model.nodes == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "unreached"),
+    [
+        ("  param w: [embed] ~ ones()\n  loss mean(x * w)", []),
+        ("  param w, v: [embed] ~ ones()\n  let y = x * v\n  loss mean(x * w)", ["v"]),
+        ("  param w: [embed] ~ ones()\n  loss mean(x) + mean(cast(x * w > 0, f32))", ["w"]),
+        ("  param w: [embed] ~ ones()\n  loss mean(x) + mean(stop_gradient(w))", ["w"]),
+        # w reaches y in one turn, and x in the next.
+        (
+            "  param w: [embed] ~ ones()\n  let y = x\n"
+            "  repeat 3 as l {\n    let x = x + y\n    let y = x * w\n  }\n  loss mean(x)",
+            [],
+        ),
+        ("  param w: [embed] ~ ones()\n  repeat 2 as l {\n    let z = x * w\n  }\n  loss mean(x)", ["w"]),
+        ("  let a, b = two(x)\n  loss mean(a)", ["v"]),
+    ],
+)
+def test_parameters_that_do_not_reach_the_loss(body, unreached):
+    block = "block two(x: [batch, embed]) {\n  param w, v: [embed] ~ ones()\n  return x * w, x * v\n}\n"
+    _, diagnostics = load_text(f"{AXES}{block}model m(x: [batch, embed]) {{\n{body}\n}}\n")
+    errors = [d for d in diagnostics if d.severity == "error"]
+    assert [d.code for d in errors] == ["E0408"] * len(unreached)
+    assert [d.span.source.text[d.span.start : d.span.end] for d in errors] == unreached

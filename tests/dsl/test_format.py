@@ -1,0 +1,146 @@
+"""parse∘print is the identity on trees; formatting keeps trees and comments, and is idempotent."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from partita.dsl import tree
+from partita.dsl.diagnostic import Refused
+from partita.dsl.format import WIDTH, format_text
+from partita.dsl.parser import parse_file, tokenize
+from partita.dsl.report import Report
+from partita.dsl.source import Source
+from tests.dsl.strategies import files, texts, words
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+def parsed(text):
+    report = Report()
+    file = parse_file(Source("text", text), report)
+    assert not report.errors, "\n".join(d.render() for d in report.diagnostics())
+    return file
+
+
+def comments(text):
+    found = []
+    tokenize(Source("text", text), Report(), found)
+    return [comment.text for comment in found]
+
+
+@given(texts())
+def test_a_printed_tree_parses_to_itself(pair):
+    item, text = pair
+    assert parsed(text.replace("\r\n", "\n")) == item, text
+
+
+@settings(max_examples=200)
+@given(texts())
+def test_formatting_keeps_the_tree_and_the_comments_and_is_idempotent(pair):
+    item, text = pair
+    once = format_text(text)
+    assert parsed(once) == item, once
+    assert comments(once) == comments(text.replace("\r\n", "\n")), once
+    assert format_text(once) == once, once
+
+
+@given(files)
+def test_formatted_lines_are_clean_and_short(item):
+    once = format_text(" ".join(words(item)))
+    assert once == "" or (once.endswith("\n") and not once.startswith("\n") and "\n\n\n" not in once)
+    for line in once.splitlines():
+        assert line == line.rstrip(), repr(line)
+        # A line is longer than the width only where it has no place to break.
+        assert len(line) <= WIDTH or "," not in line[:WIDTH].rstrip(), repr(line)
+
+
+@pytest.mark.parametrize("name", ["llama.par", "mlp.par"])
+def test_these_examples_are_canonical(name):
+    text = (SPECS / name).read_text()
+    assert format_text(text, name) == text
+
+
+@pytest.mark.parametrize("name", ["gpt.par", "tiny.par"])
+def test_these_examples_only_have_long_lines_broken(name):
+    text = (SPECS / name).read_text()
+    joined = format_text(text, name).replace(",\n                    ", ", ")
+    assert joined == text
+
+
+CANONICAL = """\
+# About the file.
+
+axis batch = 2  # rows
+axis seq = 3, embed = -2 * (3 - 5) / 1
+
+# About the model.
+model m(x: [batch], ids: i64[batch, seq]) {
+  # first
+  param w, v: [embed] ~ normal(0.02)
+
+  repeat 2 as layer {
+    let x = f(x,    # one
+              # two
+              embed -> seq)
+    # last
+  }  # end of the repeat
+  loss -x == a - -b
+}
+
+mesh k(a = 1, b = 2) {
+  link = [a -> b]
+}
+
+layout l on k {
+  shard m.w: embed, param, state -> a, b
+  stage layer -> a [1, 1]
+  place x.y, z -> a[0..1]
+}
+# The end.
+"""
+
+
+def test_the_canonical_form():
+    squeezed = CANONICAL.replace("  stage", " stage").replace("\n  shard", "shard")
+    squeezed = (
+        squeezed.replace(" = ", "=").replace(": ", " :").replace(" [1, 1]", "[1,1]").replace("[0..1]", " [ 0 .. 1 ]")
+    )
+    assert format_text(squeezed) == CANONICAL
+    assert format_text(CANONICAL) == CANONICAL
+
+
+def test_what_does_not_parse_is_refused_with_its_place():
+    with pytest.raises(Refused) as caught:
+        format_text("axis a = \naxis b = 2\nmesh m(", "x.par")
+    assert [d.span.place for d in caught.value.diagnostics] == ["x.par:2:1", "x.par:3:7"]
+
+
+def test_a_tree_that_changed_would_be_refused(monkeypatch):
+    monkeypatch.setattr("partita.dsl.format._Formatter.space", lambda *_: "")
+    with pytest.raises(Refused, match="E01"):
+        format_text("axis a = 1\nmodel m(x: [a]) {\n  let y = x\n  loss y\n}\n")
+
+
+def test_spans_of_every_node_hold_what_it_says():
+    text = (SPECS / "gpt.par").read_text()
+    file = parsed(text)
+    names = []
+
+    def visit(item):
+        if hasattr(item, "span"):
+            said = item.span.source.text[item.span.start : item.span.end]
+            assert said, item
+            if isinstance(item, tree.Name):
+                names.append((said, item.text))
+        for field in getattr(type(item), "__attrs_attrs__", ()):
+            if field.name != "span":
+                value = getattr(item, field.name)
+                for inner in value if isinstance(value, tuple) else (value,):
+                    if hasattr(inner, "span"):
+                        assert item.span.start <= inner.span.start <= inner.span.end <= item.span.end
+                        visit(inner)
+
+    visit(file)
+    assert len(names) > 100
+    assert all(said == name for said, name in names)

@@ -1,0 +1,42 @@
+"""The grammar has no conflicts, and the table beside it is its table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from lark import Lark
+
+from partita.dsl import tables
+from partita.dsl.parser import BUILDERS, language, tokenize
+from partita.dsl.report import Report
+from partita.dsl.source import Source
+
+SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.par"))
+GRAMMAR = tables.GRAMMAR.read_text()
+
+
+def test_the_grammar_is_lalr_without_conflicts():
+    Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
+
+
+def test_the_table_is_the_grammars():
+    assert tables.TABLE.read_text() == tables.text(tables.build(GRAMMAR)), "run python -m partita.dsl.tables"
+
+
+def test_every_rule_has_a_builder():
+    built = {builder for builder, *_ in json.loads(tables.TABLE.read_text())["rules"]} - {"", "?"}
+    assert built == set(BUILDERS)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_tokens_are_larks(path):
+    text = path.read_text()
+    lark = Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
+    ours = [(t.kind, t.text) for t in tokenize(Source("x", text), Report())][:-1]
+    assert ours == [(t.type, str(t)) for t in lark.lex(text)]
+
+
+def test_keywords_are_those_of_the_language():
+    keywords = "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place"
+    keywords += " recompute schedule train expect true false"
+    assert {word for word in language().words if word.isalpha()} == set(keywords.split())

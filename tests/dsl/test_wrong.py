@@ -1,0 +1,55 @@
+"""Each wrong file gives exactly the diagnostics that its last lines name: `#! CODE LINE:COLUMN`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from partita.dsl.codes import CODES
+from partita.dsl.load import load
+
+FOLDER = Path(__file__).parent / "wrong"
+FILES = sorted(FOLDER.glob("*.par"))
+EXPECTED = re.compile(r"^#! (\w+) (\S+)$", re.MULTILINE)
+
+
+def place(diagnostic):
+    if diagnostic.span is None:
+        return "-"
+    name = Path(diagnostic.span.source.name).relative_to(FOLDER).as_posix()
+    position = f"{diagnostic.span.line}:{diagnostic.span.column}"
+    return position if name.count("/") == 0 else f"{name}:{position}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_wrong_file(path):
+    expected = EXPECTED.findall(path.read_text())
+    assert expected, f"{path.name} does not say what is wrong with it"
+    spec, diagnostics = load(path)
+    shown = "\n".join(diagnostic.render() for diagnostic in diagnostics)
+    assert [(d.code, place(d)) for d in diagnostics] == expected, shown
+    assert (spec is None) == any(code.startswith("E") for code, _ in expected), shown
+    assert all(d.code in CODES for d in diagnostics)
+
+
+def test_most_codes_of_the_front_end_have_a_wrong_file():
+    covered = {code for path in FILES for code, _ in EXPECTED.findall(path.read_text())}
+    elsewhere = {"E0002", "E0004", "E0013", "E0108", "E0315", "E0408", "W0301"}  # other tests, or other parts
+    front = {code for code in CODES if code < "E04" or code.startswith("W")}
+    assert front - covered - elsewhere == set()
+
+
+def test_every_reported_code_is_in_the_index():
+    house = Path(__file__).parents[2]
+    found = set()
+    for folder in ("dsl", "compiler", "runtime", "cli"):
+        for path in (house / folder).rglob("*.py"):
+            if path.name != "codes.py":
+                found |= set(re.findall(r'"([EW]0\d{3})"', path.read_text()))
+    assert found
+    assert found - set(CODES) == set()
+
+
+def test_codes_are_explained():
+    assert all(code.title and code.explanation.endswith(".") and code.fix for code in CODES.values())
+    assert list(CODES) == sorted(CODES, key=lambda code: (code[0] == "W", code))
