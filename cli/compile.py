@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     except Refused as refused:
         report(refused.diagnostics)
         return 1
+    report(state.warnings)
     if arguments.stage is not None and not 0 <= arguments.stage < state.pipeline.stages:
         print(f"partita: there is no stage {arguments.stage}: stages are 0 to {state.pipeline.stages - 1}")
         return 2

@@ -60,7 +60,9 @@ def _supervise(arguments: argparse.Namespace, spec) -> int:  # type: ignore[no-u
     from partita.runtime.data.binding import open_data
     from partita.runtime.launcher import launch
 
-    program = compile_spec(spec).program
+    state = compile_spec(spec)
+    report(state.warnings)
+    program = state.program
     assert program is not None
     open_data(program, spec.train, _folder(arguments))
     command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]

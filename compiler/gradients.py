@@ -26,17 +26,30 @@ def differentiate(graph: Graph) -> Graph:
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
-    contributions: dict[Value, list[Value]] = {}
+    contributions: dict[Value, list[tuple[Value, Node]]] = {}
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}
 
-    def cotangent(value: Value) -> Value | None:
-        """The sum of a value's contributions, in the order in which they arose."""
+    def cotangent(value: Value, home: Node) -> Value | None:
+        """The sum of a value's contributions, in the order in which they arose.
+
+        Those of one stage are added there, so that one cotangent crosses for each value that crossed.
+        """
         parts = contributions.pop(value, [])
         if not parts:
             return None
-        result = parts[0]
-        for part in parts[1:]:
+        by_stage: dict[int | None, list[tuple[Value, Node]]] = {}
+        for part, reader in parts:
+            by_stage.setdefault(reader.stage, []).append((part, reader))
+        sums = []
+        for own in by_stage.values():
+            result = own[0][0]
+            for part, reader in own[1:]:
+                result = pointwise(build.at(reader), "add", result, part)
+            sums.append(result)
+        build.at(home)
+        result = sums[0]
+        for part in sums[1:]:
             result = pointwise(build, "add", result, part)
         if result not in renamed:
             renamed[result] = Value(build.unique(f"d({value.name})"), result.type)
@@ -47,18 +60,19 @@ def differentiate(graph: Graph) -> Graph:
     producers = graph.producers()
     if graph.loss in producers:
         build.at(producers[graph.loss])
-        contributions[graph.loss] = [build.apply(Constant(1.0, graph.loss.type.dtype))]
+        seed = build.apply(Constant(1.0, graph.loss.type.dtype))
+        contributions[graph.loss] = [(seed, producers[graph.loss])]
     for node in reversed(graph.nodes):
         if not any(value in wanted for value in node.outputs):
             continue
         build.at(node)
-        cotangents = [cotangent(value) for value in node.outputs]
+        cotangents = [cotangent(value, node) for value in node.outputs]
         if all(d is None for d in cotangents):
             continue
         gradients = node.op.gradient(build, node, *cotangents)
         for value, d in zip(node.inputs, gradients, strict=True):
             if d is not None and value in wanted:
-                contributions.setdefault(value, []).append(d)
+                contributions.setdefault(value, []).append((d, node))
 
     missing = [p for p in graph.parameters if not contributions.get(p.value)]
     if missing:
@@ -73,7 +87,7 @@ def differentiate(graph: Graph) -> Graph:
         )
     gradients_out: list[Gradient] = []
     for parameter in graph.parameters:
-        for d in contributions[parameter.value]:
+        for d, _ in contributions[parameter.value]:
             if d not in renamed:
                 renamed[d] = Value(build.unique(f"d({parameter.name})"), d.type)
             gradients_out.append(Gradient(parameter.name, d))

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 from attrs import evolve, field, frozen
@@ -51,6 +51,7 @@ class Compilation:
     update: UpdateGraph | None = None
     schedule: Schedule | None = None
     program: Program | None = None
+    warnings: tuple[Diagnostic, ...] = ()
     times: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -87,6 +88,7 @@ def _settle(state: Compilation) -> Compilation:
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks),
         device=device_of(given.mesh),
+        warnings=tuple(_without_effect(given)),
     )
 
 
@@ -112,6 +114,15 @@ def _not_yet(given: language.Spec, schedule: language.Schedule) -> list[Diagnost
             )
         )
     return problems
+
+
+def _without_effect(given: language.Spec) -> Iterator[Diagnostic]:
+    """Warn of what a file asks for and does not get yet: nothing is ignored silently."""
+    if given.expect:
+        yield Diagnostic("W0401", "claims of `expect` are not checked yet", given.expect[0].span)
+    if given.train is not None and given.train.checkpoint is not None:
+        span = given.train.spans.get("checkpoint")
+        yield Diagnostic("W0401", "`checkpoint` has no effect yet: nothing is saved", span)
 
 
 def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
@@ -185,7 +196,10 @@ def _schedule(state: Compilation) -> Compilation:
     name = state.schedule_call.call.name
     if not state.training:
         name, arguments = "forward_only", {}
-    schedule = schedules.make(name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, **arguments)
+    span = state.schedule_call.call.span or state.schedule_call.span
+    schedule = schedules.make(
+        name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, span=span, **arguments
+    )
     return evolve(state, schedule=schedule)
 
 

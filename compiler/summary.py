@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
+from partita.compiler.communication import peak_in_flight
 from partita.compiler.costs import Link, link_of, seconds
 from partita.compiler.graph import Phase
 from partita.compiler.instructions import BACK, ONWARD, Compute
@@ -194,9 +195,4 @@ def peak_memory(state: Compilation, rank: RankProgram) -> int:
                     now += stage.kept
                 else:
                     now -= stage.saved + (stage.kept if kind == "W" else 0)
-    buffers = 2 * sum(
-        message.bytes
-        for index in rank.stages
-        for message in (*program.stages[index].sends, *program.stages[index].receives)
-    )
-    return fixed + peak + buffers
+    return fixed + peak + peak_in_flight(rank.instructions)

@@ -80,7 +80,7 @@ model m(x: [batch], ids: i64[batch, seq]) {
   param w, v: [embed] ~ normal(0.02)
 
   repeat 2 as layer {
-    let x = f(x,    # one
+    let x = f(x,  # one
               # two
               embed -> seq)
     # last

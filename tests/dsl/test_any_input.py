@@ -1,0 +1,150 @@
+"""Whatever the input, checking it gives diagnostics: no exception, no hang."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from partita.dsl.codes import CODES
+from partita.dsl.diagnostic import Refused
+from partita.dsl.format import format_text
+from partita.dsl.load import load_text
+from partita.dsl.parser import language, parse_file, tokenize
+from partita.dsl.report import Report
+from partita.dsl.source import Source
+from tests.dsl.strategies import texts
+
+HERE = Path(__file__).parent
+EXAMPLES = [path.read_text() for path in sorted((HERE.parents[1] / "specs").glob("*.par"))]
+EXAMPLES += [path.read_text() for path in sorted((HERE / "wrong").glob("*.par")) if path.stat().st_size < 2000]
+WORDS = [
+    *sorted(language().words),
+    *("x", "w", "batch", "embed", "seq", "layer", "gpt", "mlp", "attention", "f32", "i64", "size", "dot", "over"),
+    *("1", "0", "2.5", "8%", "80GiB", "1e300", "1e999", "9" * 45, "10_000_000", '"a"', '"', "#", "\n", "@", "é"),
+]
+
+
+@st.composite
+def mutated(draw):
+    """An example with some of its words removed, doubled, exchanged or replaced."""
+    text = draw(st.sampled_from(EXAMPLES))
+    tokens = [text[t.start : t.end] for t in tokenize(Source("x", text), Report())][:-1]
+    for _ in range(draw(st.integers(1, 4))):
+        if not tokens:
+            break
+        i, j = (draw(st.integers(0, len(tokens) - 1)) for _ in range(2))
+        match draw(st.sampled_from(["remove", "double", "exchange", "replace", "cut", "repeat"])):
+            case "remove":
+                del tokens[i]
+            case "double":
+                tokens.insert(j, tokens[i])
+            case "exchange":
+                tokens[i], tokens[j] = tokens[j], tokens[i]
+            case "replace":
+                tokens[i] = draw(st.sampled_from(WORDS))
+            case "cut":
+                del tokens[min(i, j) : max(i, j)]
+            case "repeat":
+                tokens[i:i] = tokens[min(i, j) : max(i, j)][:200] * draw(st.integers(1, 4))
+    return " ".join(tokens)
+
+
+anything = st.one_of(
+    st.text(max_size=200),
+    st.lists(st.sampled_from(WORDS), max_size=80).map(" ".join),
+    mutated(),
+    texts().map(lambda pair: pair[1]),
+)
+
+
+def only_diagnostics(text):
+    found, diagnostics = load_text(text, "any.par")
+    for diagnostic in diagnostics:
+        assert diagnostic.code in CODES, diagnostic
+        assert diagnostic.message
+        assert diagnostic.render()
+        assert diagnostic.as_json()["code"] == diagnostic.code
+    assert (found is None) == any(d.severity == "error" for d in diagnostics)
+    try:
+        once = format_text(text, "any.par")
+    except Refused as refused:
+        # The formatter has no complaints of its own.
+        assert all(d.code < "E0108" for d in refused.diagnostics), refused
+    else:
+        assert format_text(once, "any.par") == once
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(anything)
+def test_any_text_gives_only_diagnostics(text):
+    only_diagnostics(text)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(EXAMPLES), st.text(max_size=40))
+def test_any_override_gives_only_diagnostics(text, override):
+    found, diagnostics = load_text(text, overrides=[override, f"batch={override}", f"train.optimizer.{override}=1"])
+    assert (found is None) == any(d.severity == "error" for d in diagnostics)
+
+
+HARD = {
+    "brackets": "axis a = " + "(" * 100_000,
+    "closed brackets": "axis a = " + "(" * 60 + "1" + ")" * 60,
+    "minus": "axis a = " + "-" * 150 + "1",
+    "calls in calls": "axis a = 1\nmodel m(x: [a]) { loss sum(" + "relu(" * 60 + "x" + ")" * 61 + " }",
+    "deep within brackets": "axis a = 1\nmodel m(x: [a]) { loss sum(" + "(-" * 50 + "x" + ")" * 51 + " }",
+    "sum": "axis a = " + "1+" * 199 + "1",
+    "long sum": "axis a = " + "1+" * 10_000 + "1",
+    "product": "axis a = " + "1e300*" * 100 + "1",
+    "squares": "axis a = 1\nmodel m(x: [a]) { let n = 3\n" + "let n = n * n\n" * 200 + "loss sum(x) }",
+    "roots": "axis a = 1\nmodel m(x: [a]) { loss sum(x * sqrt(1e300) * exp(1000) * log(0) * rsqrt(0)) }",
+    "axis chain": "axis a0 = 1" + "".join(f", a{i} = a{i - 1}" for i in range(1, 5000)),
+    "axis ring": "axis a0 = a4999" + "".join(f", a{i} = a{i - 1}" for i in range(1, 5000)),
+    "block chain": "axis a = 1\nblock b0(x: [a]) { return x }\n"
+    + "".join(f"block b{i}(x: [a]) {{ return b{i - 1}(x) }}\n" for i in range(1, 1000)),
+    "block ring": "axis a = 1\nblock b0(x: [a]) { return b999(x) }\n"
+    + "".join(f"block b{i}(x: [a]) {{ return b{i - 1}(x) }}\n" for i in range(1, 1000)),
+    "nested repeats": "axis a = 1\nmodel m(x: [a]) { "
+    + "repeat 2 as l { let x = relu(x) " * 60
+    + "}" * 60
+    + " loss sum(x) }",
+    "permuted axes": "axis "
+    + ", ".join(f"a{i} = 2" for i in range(8))
+    + "\nblock b0(x: [a0, a1, a2, a3, a4, a5, a6, a7]) { return relu(x) }\n"
+    + "".join(
+        f"block b{i}(x: [a0, a1, a2, a3, a4, a5, a6, a7]) {{ return b{i - 1}(x, a{i % 8} -> a{(i + 1) % 8}, "
+        f"a{(i + 1) % 8} -> a{i % 8}) + b{i - 1}(x, a0 -> a{i % 8}, a{i % 8} -> a0) }}\n"
+        for i in range(1, 30)
+    ),
+    "unknown names": "axis a = 1\nmodel m(x: [a]) { " + "let y = z\n" * 4000 + "loss sum(x) }",
+    "numbers": "axis a = 1e999999999, b = 1e-300 / 1e300, c = " + "9" * 100_000 + ", d = 0x1, e = 1__0",
+    "name": "axis " + "n" * 500_000 + " = 1",
+    "string": 'import "' + "s" * 500_000 + '"',
+    "tabs": "\t" * 500_000 + "axis a = b",
+    "one line": "axis a = 1 " * 7000,
+    "unicode": "axis \u0430 = 1 \ud800 \U0001f600",
+    "expected sum": "expect { " + "bubble <= 8% " * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("text", HARD.values(), ids=HARD)
+def test_hard_inputs_give_only_diagnostics(text):
+    only_diagnostics(text)
+
+
+def test_errors_are_recovered_from_at_declarations():
+    report = Report()
+    text = "axis a 1\nblock f( {\n}\naxis b = 2\nmesh m(\ntrain { layout = 3 + }\nexpect { }\n"
+    file = parse_file(Source("x", text), report)
+    assert [d.span.line for d in report.diagnostics()] == [1, 2, 6, 6]
+    assert len(file.declarations) == 1
+
+
+@pytest.mark.soak
+@settings(
+    max_examples=100_000, deadline=2000, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink]
+)
+@given(anything)
+def test_any_text_for_long(text):
+    only_diagnostics(text)

@@ -1,0 +1,144 @@
+"""Settings come out complete and in plain units; layouts and claims as they are written."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.dsl import spec
+from partita.dsl.builtins import DATA, DEVICES, INITIAL, LEARNING_RATES, LINKS, OPTIMIZERS, SCHEDULES
+from partita.dsl.load import load_text
+from partita.dsl.units import UNITS
+
+TEXT = """\
+axis batch = 4, seq = 8, embed = 6
+block f(x: [batch, embed]) {
+  param w: [embed] ~ ones()
+  return x * w
+}
+model m(x: [batch, embed]) {
+  repeat 4 as layer {
+    let x = f(x)
+  }
+  loss mean(x)
+}
+mesh k(data = 2, pipe = 2 * 2) {
+  device = device(flops = 989TFLOP/s, memory = 80GiB, bandwidth = 3.35TB/s)
+  link = [data -> ib400, pipe -> link(bandwidth = 50GB/s, latency = 5us)]
+}
+layout l on k {
+  shard m.layer.f.w: embed, batch, state -> data, pipe
+  stage layer -> pipe [1, 2, 1, 0 + 0 + 1]
+  place x, f.w -> pipe[1..2]
+  place x -> pipe[0]
+  recompute f, all
+}
+schedule s = interleaved_1f1b(4, chunks = 2)
+train {
+  data = text("corpus/*.txt", holdout = 10%)
+  optimizer = sgd(3e-4, momentum = 0.9)
+  steps = 1_000
+  precision = bf16
+  eval = every(50)
+  checkpoint = every(10, dir = "runs/a b", keep = 2)
+}
+expect {
+  peak_memory <= 72GiB
+  bubble < 8%
+  collectives(pipe) <= 8
+  mfu >= 40%
+}
+"""
+
+
+def loaded(text=TEXT, *overrides):
+    found, diagnostics = load_text(text, overrides=overrides)
+    assert found is not None, "\n".join(d.render() for d in diagnostics)
+    return found
+
+
+def test_everything_is_complete_and_plain():
+    found = loaded()
+    mesh = found.mesh
+    assert mesh.axes == (("data", 2), ("pipe", 4))
+    assert mesh.device == spec.Call("device", {"flops": 989e12, "memory": 80 * 2**30, "bandwidth": 3.35e12})
+    assert mesh.links == {
+        "data": spec.Call("ib400", {}),
+        "pipe": spec.Call("link", {"bandwidth": 50e9, "latency": 5e-6}),
+    }
+    assert found.schedule.name == "s"
+    arguments = {"microbatches": 4, "chunks": 2, "group": None, "over": "batch"}
+    assert found.schedule.call == spec.Call("interleaved_1f1b", arguments)
+    train = found.train
+    assert train.data == spec.Call("text", {"glob": "corpus/*.txt", "alphabet": "bytes", "holdout": 0.1})
+    assert train.optimizer.arguments["lr"] == spec.Call("constant", {"value": 3e-4})
+    assert train.optimizer.arguments["decay"] == "dot"
+    assert (train.steps, train.precision, train.clip, train.seed) == (1000, "bf16", None, 0)
+    assert train.eval == spec.Call("every", {"interval": 50, "batches": 10})
+    assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2})
+    assert train.spans["steps"].line == 28
+    claims = [(c.measure, c.argument, c.comparison, c.limit) for c in found.expect]
+    assert claims == [
+        ("peak_memory", (), "<=", 72 * 2**30),
+        ("bubble", (), "<", 0.08),
+        ("collectives", ("pipe",), "<=", 8),
+        ("mfu", (), ">=", 0.4),
+    ]
+
+
+def test_rules_are_as_written():
+    shard, stage, place, one, recompute = loaded().layout.rules
+    assert [(t.path, t.name, t.is_class) for t in shard.targets] == [
+        (("m", "layer", "f", "w"), "embed", False),
+        (None, "batch", False),
+        (None, "state", True),
+    ]
+    assert shard.mesh_axes == ("data", "pipe")
+    assert (stage.repeats, stage.mesh_axis, stage.counts) == (("layer",), "pipe", (1, 2, 1, 1))
+    assert (place.paths, place.first, place.last) == ((("x",), ("f", "w")), 1, 2)
+    assert (one.first, one.last) == (0, 0)
+    assert recompute.paths == (("f",), ("all",))
+
+
+def test_what_is_left_open_is_none():
+    found = loaded("axis a = 1\n")
+    assert (found.model, found.layout, found.schedule, found.train, found.mesh) == (None,) * 5
+
+
+def test_the_only_ones_are_chosen_and_a_schedule_may_be_called_in_place():
+    assert loaded().layout.name == "l"
+    text = TEXT.replace("train {", "train {\n  schedule = gpipe(microbatches = 2)")
+    assert loaded(text).schedule.call.name == "gpipe"
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS))
+@given(number=st.fractions(0, 1000).map(lambda f: round(float(f), 3)))
+def test_units_are_what_they_say(unit, number):
+    dimension, factor = UNITS[unit]
+    settings = {
+        "size in bytes": ("memory", "auto(microbatches = 1, memory = {})", SCHEDULES),
+    }
+    if dimension != "size in bytes" or not number:
+        return
+    key, call, _ = settings[dimension]
+    found = loaded(f"schedule s = {call.format(f'{number}{unit}')}\n")
+    assert found.schedule.call.arguments[key] == pytest.approx(number * float(factor))
+
+
+TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, DEVICES, LINKS)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table)))
+def test_tables_are_keyed_by_name_and_required_arguments_come_first(table):
+    for name, signature in table.items():
+        assert signature.name == name
+        names = signature.names
+        assert len(set(names)) == len(names)
+        if "peak" not in names:
+            assert set(names[: len(signature.required)]) == signature.required
+
+
+def test_the_names_of_devices_and_links_are_the_cost_models():
+    from partita.compiler import costs
+
+    assert set(DEVICES) == {*costs.DEVICES, "device"}
+    assert set(LINKS) == {*costs.LINKS, "link"}

@@ -1,0 +1,110 @@
+"""The files that users start from: all check, and compile up to what is not supported yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.summary import summarize
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load, load_text
+
+SPECS = Path(__file__).parents[2] / "specs"
+FILES = sorted(path.name for path in SPECS.glob("*.par"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_checks(name: str):
+    spec, diagnostics = load(SPECS / name)
+    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+
+
+@pytest.mark.parametrize("name", ["gpt.par", "llama.par", "mlp.par"])
+def test_what_is_not_supported_yet_is_said_at_its_place(name: str):
+    spec, _ = load(SPECS / name)
+    assert spec is not None
+    with pytest.raises(Refused) as refused:
+        compile_spec(spec)
+    lines = (SPECS / name).read_text().splitlines()
+    assert refused.value.diagnostics
+    for diagnostic in refused.value.diagnostics:
+        assert diagnostic.code == "E0401"
+        assert lines[diagnostic.span.line - 1].lstrip().startswith("shard")
+
+
+def without_shard(name: str) -> str:
+    return re.sub(r"(?m)^\s*shard .*$", "", (SPECS / name).read_text())
+
+
+def test_gpt_without_its_shard_rules():
+    """4 ranks × 3 chunks of one layer each, and the tied embedding on the first and last stage."""
+    spec, diagnostics = load_text(without_shard("gpt.par"), "gpt.par", ["cluster.data=1", "cluster.tensor=1"])
+    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    state = compile_spec(spec)
+    summary = summarize(state)
+    assert (summary.ranks, len(summary.stages)) == (4, 12)
+    assert [stage.rank for stage in summary.stages] == [0, 1, 2, 3] * 3
+    assert [stage.chunk for stage in summary.stages] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [stage.turns for stage in summary.stages] == [(f"layer.{i}",) for i in range(12)]
+    assert [stage.tied for stage in summary.stages] == [("gpt.wte",), *[()] * 10, ("gpt.wte",)]
+    assert summary.parameters == 124_391_424  # GPT-2 small with this vocabulary, without biases
+    # One activation forward and one cotangent back for each of the eleven boundaries.
+    assert len(summary.transfers) == 22
+    codes = sorted(d.message for d in state.warnings)
+    assert codes == ["`checkpoint` has no effect yet: nothing is saved", "claims of `expect` are not checked yet"]
+
+
+def test_a_mesh_axis_that_no_rule_uses_is_an_error():
+    spec, _ = load_text(without_shard("gpt.par"), "gpt.par")
+    assert spec is not None
+    with pytest.raises(Refused) as refused:
+        compile_spec(spec)
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0402"
+    assert "`data` of 2, `tensor` of 2" in diagnostic.message
+
+
+def partita(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "partita", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("form", ["graph", "joint", "partitioned", "schedule", "python"])
+def test_every_form_is_emitted(form: str):
+    whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form)
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout
+    if form != "schedule":
+        part = partita("compile", str(SPECS / "tiny.par"), "--emit", form, "--stage", "1")
+        assert part.returncode == 0, part.stderr
+        assert 0 < len(part.stdout) < len(whole.stdout)
+    if form == "python":
+        compile(whole.stdout, "emitted", "exec")
+        assert "tiny.par:" in whole.stdout
+
+
+def test_compile_json_has_the_stable_keys():
+    done = partita("compile", str(SPECS / "tiny.par"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    keys = {"ranks", "stages", "parameters", "peak_memory", "collectives", "transfers", "seconds"}
+    assert keys <= found.keys()
+    assert len(found["peak_memory"]) == found["ranks"] == 2
+    assert "settle" in found["seconds"]
+    assert "assemble" in found["seconds"]
+
+
+def test_schedule_json_has_the_stable_keys():
+    done = partita("schedule", str(SPECS / "tiny.par"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"bubble", "makespan", "peak_live", "actions"} <= found.keys()
+    assert len(found["actions"]) == len(found["peak_live"]) == 2
