@@ -49,6 +49,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
 @given(program=programs(), seed=st.integers(0, 1000))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory):
+    note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
 
 
@@ -56,11 +57,11 @@ def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory)
 @given(program=programs(), seed=st.integers(0, 1000))
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole_at_length(program: Program, seed: int, tmp_path_factory):
+    note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
 
 
 def check(program: Program, seed: int, tmp_path) -> None:
-    note(program.text)
     plan = plan_of(program.text)
     whole = plan_of(program.text, program.single)
     assert whole.ranks == 1
