@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# Name -> what the overview says of it; the module of that name in this folder is the command.
+# Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
+# the overview imports none of them.
 COMMANDS = {
     "check": "check a file: errors with place, cause and fix",
-    "fmt": "bring files into canonical form",
-    "compile": "compile a file: stages, parameters, transfers, memory, bubble",
-    "schedule": "show the timeline of a file's schedule",
+    "fmt": "bring files into canonical form, comments kept",
+    "compile": "compile a file: stages, parameters, transfers, memory, bubble; or print a form of the program",
+    "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
 }
 INTERRUPTED = 130

@@ -18,6 +18,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar="KEY=VALUE",
         help="batch=128 cluster.pipe=4 train.steps=10 layout=zero3 schedule=gpipe",
     )

@@ -117,8 +117,8 @@ CODES: dict[str, Code] = {
     "E0610": Code("ranks and mesh differ", "A launcher has started another number of processes than the mesh has ranks.", "`torchrun --nproc-per-node 4` for a mesh of four."),
     "E0611": Code("no GPU for a rank", "With `--transport nccl` each rank uses one GPU of its machine, by its local number.", "As many ranks on a machine as it has GPUs, or `--transport gloo`."),
     # ------------------------------------------------------------ warnings
-    "W0401": Code("no effect yet", "The file asks for something that parses and checks, but that this version does not do.", "Leave it; it does no harm."),
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),
+    "W0401": Code("no effect yet", "The file asks for something that parses and checks, but that this version does not do.", "Leave it; it does no harm."),
 }
 # fmt: on

@@ -9,26 +9,25 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from partita.dsl import constants, limits, reshaping, rules, spec, tree
+from partita.dsl import constants, limits, rules, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.functions import (
     FUNCTIONS,
     LATER,
-    REQUIRED,
     TENSORS,
     Constant,
     Function,
-    Slot,
     Tensor,
     Turn,
     Use,
 )
-from partita.dsl.report import listed, suggestion
+from partita.dsl.operands import Operands
+from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
-from partita.dsl.source import Span
-from partita.dsl.types import DTYPES, Axis, Type
+from partita.dsl.types import Axis, Type
 from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
+from partita.dsl.walk import bindings_in
 
 if TYPE_CHECKING:
     from partita.dsl.models import Models
@@ -42,6 +41,7 @@ class Expressions:
     def __init__(self, models: Models, scope: Scope, body: Sequence[tree.Statement]) -> None:
         self.models, self.scope, self.body = models, scope, body
         self.report = models.report
+        self.arguments = Operands(self, models.report)
 
     # ------------------------------------------------------------ what statements ask for
 
@@ -142,7 +142,7 @@ class Expressions:
         return [Constant(meaning.value, name.text, written.span)]
 
     def _unbound(self, name: tree.Name) -> Refused:
-        later = _bindings(self.body)
+        later = bindings_in(self.body)
         if name.text in later:
             place, ended = later[name.text]
             if place.start > name.span.start:
@@ -213,11 +213,11 @@ class Expressions:
         return None if axis is None else [Constant(Quantity(Fraction(axis.size)), _text(written), written.span)]
 
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
-        turns = self._turns(written, function)
+        turns = self.arguments.turns(written, function)
         if function.slots[0].kind == TENSORS:
-            given: dict[str, Any] | None = self._all_tensors(written)
+            given: dict[str, Any] | None = self.arguments.all_tensors(written)
         else:
-            given = self._bound(written, function.slots)
+            given = self.arguments.bound(written, function.slots)
         if given is None or turns is None:
             return None
         return self._finish(written, given, turns, name)
@@ -254,114 +254,6 @@ class Expressions:
         step = spec.Apply(function.name, tuple(operands), options, type, use.span, name)
         (value,) = self.scope.add(step, [type])
         return [Tensor(value.number, type, text, use.span)]
-
-    # ------------------------------------------------------------ arguments
-
-    def _bound(self, written: tree.Call, slots: Sequence[Slot]) -> dict[str, Any] | None:
-        """The arguments by slot, in the order of the slots."""
-        required = {slot.name for slot in slots if slot.default is REQUIRED}
-        given = bind(written, [slot.name for slot in slots], required, self.report)
-        if given is None:
-            return None
-        found: dict[str, Any] = {}
-        complete = True
-        for slot in slots:
-            if slot.name not in given:
-                found[slot.name] = slot.default
-                continue
-            try:
-                found[slot.name] = self._argument(given[slot.name], slot)
-            except Refused as refused:
-                self.report.refused(refused)
-                found[slot.name] = None
-            complete = complete and found[slot.name] is not None
-        return found if complete else None
-
-    def _argument(self, written: tree.Expression, slot: Slot) -> Any:
-        match slot.kind:
-            case "tensor":
-                return self.tensor(written)
-            case "operand":
-                return self.one(written)
-            case "axis":
-                return self.axis(self._axis_name(written, slot.name))
-            case "axes":
-                return self._axes(written, slot.name)
-            case "dtype":
-                name = tree.single(written)
-                if name is None or name.text not in DTYPES:
-                    help = suggestion(name.text, DTYPES) if name else None
-                    raise refuse("E0207", f"`{slot.name}` is one of {listed(DTYPES, 'or')}", written.span, help=help)
-                return name.text
-            case "flag":
-                if not isinstance(bare := tree.bare(written), tree.Boolean):
-                    raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span)
-                return bare.value
-            case _:
-                quantity = constants.evaluate(written, self.number_of)
-                if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", f"`{slot.name}` is a number without a unit", written.span)
-                return quantity.value
-
-    def _axis_name(self, written: tree.Expression, what: str) -> tree.Name:
-        name = tree.single(written)
-        if name is None:
-            raise refuse("E0212", f"`{what}` is the name of an axis", written.span)
-        return name
-
-    def _axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:
-        """One axis, or a list of them."""
-        bare = tree.bare(written)
-        items = bare.items if isinstance(bare, tree.List) else (bare,)
-        found = [self.axis(self._axis_name(item, what)) for item in items]
-        axes = tuple(axis for axis in found if axis is not None)
-        seen: set[str] = set()
-        for axis, item in zip(axes, items, strict=False):
-            if axis.name in seen:
-                raise refuse("E0216", f"axis `{axis.name}` stands twice in `{what}`", item.span)
-            seen.add(axis.name)
-        return axes if len(axes) == len(found) else None
-
-    def _all_tensors(self, written: tree.Call) -> dict[str, Any] | None:
-        """The positional arguments of a function that takes any number of tensors."""
-        tensors = []
-        for argument in written.arguments:
-            if argument.name is not None:
-                message = f"`{written.name.text}` takes no argument `{argument.name.text}`"
-                raise refuse("E0209", message, argument.name.span)
-            if not isinstance(argument.value, tree.Arrow):
-                tensors.append(self.tensor(argument.value))
-        if not tensors:
-            raise refuse("E0210", f"`{written.name.text}` needs tensors", written.span)
-        return None if any(tensor is None for tensor in tensors) else {"tensors": tuple(tensors)}
-
-    def _turns(self, written: tree.Call, function: Function) -> tuple[Turn, ...] | None:
-        """The arrows among the arguments."""
-        arrows = [a.value for a in written.arguments if isinstance(a.value, tree.Arrow) and a.name is None]
-        least, most = function.turns
-        if most == 0 and arrows:
-            raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
-        if len(arrows) < least:
-            raise refuse(
-                "E0223",
-                f"`{function.name}` needs an arrow",
-                written.span,
-                help=f"`{reshaping.EXAMPLES[function.name]}`",
-            )
-        if most is not None and len(arrows) > most:
-            raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)
-        turns = []
-        for arrow in arrows:
-            sides: list[tuple[Axis, ...]] = []
-            for side in (arrow.left, arrow.right):
-                bare = tree.bare(side)
-                items = bare.items if isinstance(bare, tree.List) else (bare,)
-                axes = [self.axis(self._axis_name(item, "->")) for item in items]
-                if any(axis is None for axis in axes):
-                    return None
-                sides.append(tuple(axis for axis in axes if axis is not None))
-            turns.append(Turn(sides[0], sides[1], arrow.span))
-        return tuple(turns)
 
     # ------------------------------------------------------------ blocks
 
@@ -441,17 +333,3 @@ def _text(written: tree.Expression) -> str:
 
 def _results(count: int) -> str:
     return "1 result" if count == 1 else f"{count} results"
-
-
-def _bindings(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
-    """Where each name of a body is bound last, and whether that is inside a repeat."""
-    found: dict[str, tuple[Span, bool]] = {}
-    for statement in statements:
-        if isinstance(statement, tree.Let | tree.Param):
-            found.update({name.text: (name.span, inside) for name in statement.names})
-        elif isinstance(statement, tree.Sample):
-            found[statement.name.text] = (statement.name.span, inside)
-        elif isinstance(statement, tree.Repeat):
-            for name, place in _bindings(statement.body, True).items():
-                found.setdefault(name, place)
-    return found

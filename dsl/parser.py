@@ -277,6 +277,8 @@ class _Parser:
     def complain(self, token: Token) -> None:
         """Report a token that fits nothing: as precisely as the state allows."""
         span = Span(self.source, token.start, token.end)
+        if token.kind == END and self.next > 0:
+            span = Span(self.source, self.tokens[self.next - 1].end, self.tokens[self.next - 1].end)
         wanted = self._acceptable()
         expected = f"expected {_choice(wanted, self.table)}"
         opened = self._open_brackets()

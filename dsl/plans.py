@@ -53,7 +53,9 @@ class Plans:
         layout = layouts.get(layout_name) if layout_name else None
         mesh = meshes.get(layout.mesh) if layout else None
         train = self.train()
-        expect = self.claims(mesh)
+        # Where the layout is wrong, which was reported, its mesh axes are not known.
+        known = mesh is not None or not self.report.errors
+        expect = self.claims([name for name, _ in mesh.axes] if mesh else [] if known else None)
         if self.report.errors:
             return None
         for kind, thing in (("model", model), ("layout", layout), ("schedule", schedule)):
@@ -70,8 +72,23 @@ class Plans:
         )
 
     def used(self) -> list[tuple[str, str]]:
-        """The kind and name of each declaration that the file (or the command line) puts to use."""
+        """The kind and name of each declaration that the file, or the command line, puts to use.
+
+        What an override has replaced is used by the file all the same.
+        """
         found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
+        tables: Mapping[str, Mapping[str, object]] = {
+            "model": self.declarations.models,
+            "layout": self.declarations.layouts,
+            "schedule": self.declarations.schedules,
+        }
+        for kind, table in tables.items():
+            entry = self.entry(kind)
+            named = tree.single(entry.value) if entry else None
+            if named is not None:
+                found.append((kind, named.text))
+            elif entry is None and len(table) == 1:
+                found.append((kind, next(iter(table))))
         return found + self._used
 
     # ------------------------------------------------------------ what train chooses
@@ -302,9 +319,9 @@ class Plans:
         values: dict[str, Any] = found
         return spec.Train(**values, spans=written, span=train.span)
 
-    def claims(self, mesh: spec.Mesh | None) -> tuple[spec.Claim, ...]:
-        """The claims of all expect blocks."""
-        settings = Settings(self.report, mesh_axes=[name for name, _ in mesh.axes] if mesh else ())
+    def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
+        """The claims of all expect blocks; any mesh axis will do where they are not known."""
+        settings = Settings(self.report, mesh_axes=mesh_axes)
         found = []
         for expect in self.declarations.expect:
             for claim in expect.claims:

@@ -35,7 +35,11 @@ class Settings:
     """Reads settings; knows the axes and mesh axes that they may name."""
 
     def __init__(
-        self, report: Report, axes: Collection[str] = (), used: set[str] | None = None, mesh_axes: Collection[str] = ()
+        self,
+        report: Report,
+        axes: Collection[str] = (),
+        used: set[str] | None = None,
+        mesh_axes: Collection[str] | None = (),
     ) -> None:
         self.report, self.axes, self.mesh_axes = report, axes, mesh_axes
         self.used = used if used is not None else set()
@@ -100,7 +104,10 @@ class Settings:
                 return name
             case MeshAxisName():
                 message = f"{what} is the name of a mesh axis"
-                return self._word(written, self.mesh_axes, message, "E0313", "mesh axis")
+                single = tree.single(written)
+                if self.mesh_axes is None and single is not None:
+                    return single.text
+                return self._word(written, self.mesh_axes or (), message, "E0313", "mesh axis")
             case Several(inner, count):
                 if not isinstance(written, tree.List) or len(written.items) != count:
                     raise refuse("E0306", f"{what} is a list of {count} numbers", written.span)

@@ -73,7 +73,7 @@ def test_fmt_writes_in_place_and_keeps_the_mode(tmp_path, capsys):
     assert main(["fmt", "--check", str(path)]) == 1
     assert path.read_text() == "axis   a=1 # one\n"
     assert main(["fmt", str(path)]) == 0
-    assert path.read_text() == "axis a = 1  # one\n".replace("1  #", "1  #")
+    assert path.read_text() == "axis a = 1  # one\n"
     assert path.stat().st_mode & 0o777 == 0o640
     assert main(["fmt", "--check", str(path)]) == 0
     assert list(tmp_path.iterdir()) == [path]
@@ -125,6 +125,4 @@ def test_every_command_of_the_overview_says_the_same():
     from importlib import import_module
 
     for name, summary in COMMANDS.items():
-        if (Path(__file__).parents[2] / "cli" / f"{name}.py").exists():
-            module = import_module(f"partita.cli.{name}")
-            assert module.SUMMARY.startswith(summary.split(":")[0].split(",")[0]), name
+        assert summary == import_module(f"partita.cli.{name}").SUMMARY

@@ -60,7 +60,7 @@ def test_overrides(overrides, read, expected):
 @pytest.mark.parametrize(
     ("override", "code", "column", "help"),
     [
-        ("batch", "E0315", 1, "key=value"),
+        ("batch", "E0315", 1, "`batch=128`"),
         ("=3", "E0315", 1, None),
         ("a-b=3", "E0315", 1, None),
         ("bach=3", "E0315", 1, "`batch`"),

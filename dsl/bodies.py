@@ -1,0 +1,333 @@
+"""The statements of one body, checked in order: what they bind, and the steps that they become.
+
+A name bound before a `repeat` and rebound inside is carried from turn to turn and keeps its type; everything else
+that the repeat uses from outside is captured. Statements after a wrong one are checked all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from partita.dsl import constants, limits, spec, tree
+from partita.dsl.axes import positive_integer
+from partita.dsl.builtins import INITIAL, SAMPLED, Signature
+from partita.dsl.declarations import unreserved
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.expressions import Expressions
+from partita.dsl.functions import Constant, Tensor
+from partita.dsl.report import suggestion
+from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
+from partita.dsl.source import Span
+from partita.dsl.types import DTYPES, FLOATS, Axis, Type
+from partita.dsl.walk import rebound
+
+if TYPE_CHECKING:
+    from partita.dsl.models import Models
+
+# Keys of the lines that a run writes; a metric of that name would hide them.
+RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss")
+
+
+class BodyChecker:
+    """Checks the statements of one body, and of the repeats in it."""
+
+    def __init__(self, models: Models, scope: Scope, body: Sequence[tree.Statement], top: bool = False) -> None:
+        self.models, self.scope, self.top = models, scope, top
+        self.report = models.report
+        self.expressions = Expressions(models, scope, body)
+        self.metrics: list[tuple[str, Value]] = []
+        self.loss: tuple[Value, Span] | None = None
+        self.has_loss = False
+        self.failed = False
+        self._reserve_segments(body)
+
+    def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
+        """Parameters and samples keep their names; calls and repeats take what is left."""
+        for statement in body:
+            names = (
+                statement.names
+                if isinstance(statement, tree.Param)
+                else (statement.name,)
+                if isinstance(statement, tree.Sample)
+                else ()
+            )
+            for name in names:
+                if name.text in self.scope.segments:
+                    notes = [f"the first is at {self.scope.segments[name.text].place}"]
+                    self.report.error("E0217", f"`{name.text}` is declared twice here", name.span, notes)
+                else:
+                    self.scope.segments[name.text] = name.span
+
+    def inputs(self, inputs: Sequence[tree.Input]) -> tuple[str, ...]:
+        """Bind the inputs; returns their names."""
+        for given in inputs:
+            if not unreserved(given.name, self.report):
+                continue
+            if given.name.text in self.scope.bindings:
+                self.report.error("E0217", f"input `{given.name.text}` is declared twice", given.name.span)
+            type = self.type(given.type)
+            value = Value(len(self.scope.types), type or Type("f32"))
+            self.scope.types.append(value.type)
+            self.scope.inputs += 1
+            self.scope.bind(given.name.text, value if type else UNKNOWN, given.name.span)
+        return tuple(given.name.text for given in inputs)
+
+    def type(self, written: tree.TensorType) -> Type | None:
+        """The type of a declaration; None after reporting what is wrong."""
+        axes: list[Axis] = []
+        errors, complete = self.report.errors, True
+        dtype = written.dtype.text if written.dtype else "f32"
+        if dtype not in DTYPES:
+            assert written.dtype is not None
+            help = suggestion(dtype, DTYPES)
+            self.report.error("E0207", f"unknown dtype `{dtype}`", written.dtype.span, help=help)
+        for name in written.axes:
+            try:
+                axis = self.expressions.axis(name)
+                if axis is not None and any(axis.name == other.name for other in axes):
+                    raise refuse("E0216", f"axis `{axis.name}` stands twice in this type", name.span)
+                complete = complete and axis is not None
+                axes += [axis] if axis else []
+            except Refused as refused:
+                self.report.refused(refused)
+        if self.report.errors > errors or not complete:
+            return None
+        type = Type(dtype, tuple(axes))
+        if type.elements > limits.ELEMENTS:
+            message = f"a tensor of {type.elements:,} elements"
+            self.report.error("E0007", message, written.span, help=f"at most 2^{limits.ELEMENTS.bit_length() - 1}")
+            return None
+        return type
+
+    # ------------------------------------------------------------ statements
+
+    def statements(self, statements: Sequence[tree.Statement]) -> None:
+        """Check statements in order."""
+        for statement in statements:
+            self.models.spend(statement.span)
+            errors = self.report.errors
+            match statement:
+                case tree.Let():
+                    self.let(statement)
+                case tree.Param():
+                    self.param(statement)
+                case tree.Sample():
+                    self.sample(statement)
+                case tree.Repeat():
+                    self.repeat(statement)
+                case tree.Loss():
+                    self.set_loss(statement)
+                case tree.Metric():
+                    self.metric(statement)
+            self.failed = self.failed or self.report.errors > errors
+
+    def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
+        """Bind a name, and remember it for the question whether it is ever read."""
+        if unreserved(name, self.report):
+            self.scope.bind(name.text, meaning, name.span)
+            self.models.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
+
+    def let(self, statement: tree.Let) -> None:
+        """`let names = value`."""
+        names = statement.names
+        found = self.expressions.several(statement.value, len(names), names[0].text if len(names) == 1 else None)
+        seen: set[str] = set()
+        for name in names:
+            if name.text in seen:
+                self.report.error("E0217", f"`{name.text}` is bound twice here", name.span)
+            seen.add(name.text)
+        if found is None:
+            self.failed = True
+        for i, name in enumerate(names):
+            meaning: Value | Constant | Unknown = UNKNOWN
+            if found is not None:
+                result = found[i]
+                meaning = Value(result.value, result.type) if isinstance(result, Tensor) else result
+            self.bind(name, meaning, "let")
+
+    def param(self, statement: tree.Param) -> None:
+        """`param names: type ~ initial`."""
+        type = self.float_type(statement.type, "a parameter")
+        call = self.distribution(statement.initial, INITIAL, "initial value")
+        for name in statement.names:
+            meaning: Value | Unknown = UNKNOWN
+            if type is not None and call is not None:
+                step = spec.Parameter(name.text, type, call, name.span)
+                (meaning,) = self.scope.add(step, [type])
+            self.bind(name, meaning, "param")
+
+    def sample(self, statement: tree.Sample) -> None:
+        """`sample name: type ~ distribution`."""
+        type = self.float_type(statement.type, "a sample")
+        call = self.distribution(statement.distribution, SAMPLED, "distribution")
+        meaning: Value | Unknown = UNKNOWN
+        if type is not None and call is not None:
+            step = spec.Sample(statement.name.text, type, call, statement.name.span)
+            (meaning,) = self.scope.add(step, [type])
+        self.bind(statement.name, meaning, "sample")
+
+    def float_type(self, written: tree.TensorType, what: str) -> Type | None:
+        """A type that must be f32."""
+        type = self.type(written)
+        if type is not None and type.dtype not in FLOATS:
+            self.report.error("E0205", f"{what} is a float tensor, not {type.dtype}", written.span)
+            return None
+        return type
+
+    def distribution(
+        self, written: tree.Expression, signatures: Mapping[str, Signature], what: str
+    ) -> spec.Call | None:
+        """The call after `~`."""
+        call = tree.bare(written)
+        if isinstance(call, tree.Call):
+            return self.models.settings.call(call, signatures, what, self.expressions.number_of)
+        self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span)
+        return None
+
+    def set_loss(self, statement: tree.Loss) -> None:
+        """`loss value`."""
+        if not self.top:
+            self.report.error("E0221", "`loss` stands at the top level of a model", statement.span)
+            return
+        if self.has_loss:
+            self.report.error("E0221", "a second `loss`: a model has one", statement.span, help="add them up")
+            return
+        self.has_loss = True
+        found = self.expressions.tensor(statement.value)
+        if found is None:
+            self.failed = True
+        elif found.type.axes or not found.type.is_float:
+            help = f"`mean({found.text})`" if found.type.is_float else None
+            self.report.error("E0221", "the loss is a scalar float", found.span, [str(found)], help)
+        else:
+            self.loss = Value(found.value, found.type), statement.value.span
+
+    def metric(self, statement: tree.Metric) -> None:
+        """`metric name = value`."""
+        name = statement.name
+        if not self.top:
+            self.report.error("E0222", "`metric` stands at the top level of a model", statement.span)
+            return
+        if not unreserved(name, self.report):
+            return
+        if name.text in RECORDED or name.text in (known for known, _ in self.metrics):
+            self.report.error("E0222", f"there is already a metric `{name.text}`", name.span)
+        found = self.expressions.tensor(statement.value, name.text)
+        if found is None:
+            self.failed = True
+        elif found.type.axes or found.type.dtype == "bool":
+            help = f"`mean({found.text})`" if found.type.is_float else None
+            self.report.error("E0222", "a metric is a scalar", found.span, [str(found)], help)
+        else:
+            self.metrics.append((name.text, Value(found.value, found.type)))
+
+    # ------------------------------------------------------------ repeats
+
+    def repeat(self, statement: tree.Repeat) -> None:
+        """`repeat count as name { body }`: names bound before and rebound inside are carried from turn to turn."""
+        count = self.count(statement.count)
+        if not unreserved(statement.name, self.report):
+            return
+        before: dict[str, Binding] = {}
+        for name in rebound(statement.body):
+            found = self.scope.find(name.text)
+            if found is not None and name.text not in before:
+                self.expressions.mark_read(found)
+                before[name.text] = found
+        types = {name: _carried_type(binding) for name, binding in before.items()}
+        inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types.values()])
+        checker = BodyChecker(self.models, inner, statement.body)
+        for number, (carried_name, type) in enumerate(types.items()):
+            meaning = Value(number, type) if type else UNKNOWN
+            inner.bind(carried_name, meaning, before[carried_name].span)
+        checker.statements(statement.body)
+        results = self.carried_results(inner, before, types)
+        segment = self.scope.segment(statement.name.text)
+        self.scope.segments[segment] = statement.name.span
+        nodes = (count or 1) * inner.nodes
+        if nodes > limits.STEPS and not checker.failed:
+            message = f"this repeat has {nodes:,} steps when it is expanded"
+            self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
+            checker.failed = True
+        if count is None or results is None or checker.failed:
+            self.failed = True
+            for carried_name, binding in before.items():
+                self.scope.bind(carried_name, UNKNOWN, binding.span)
+            return
+        checked = inner.finish(tuple(before), results)
+        carried = tuple(_carried_operand(binding) for binding in before.values())
+        carried_types = [type for type in types.values() if type is not None]
+        step = spec.Repeat(
+            statement.name.text,
+            segment,
+            count,
+            checked.body,
+            carried,
+            inner.captured,
+            tuple(before),
+            statement.span,
+        )
+        values = self.scope.add(step, carried_types, nodes, checked.depth + 1)
+        for carried_name, value in zip(before, values, strict=True):
+            self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
+
+    def count(self, written: tree.Expression) -> int | None:
+        """How many turns; None after reporting what is wrong."""
+        try:
+            quantity = constants.evaluate(written, self.expressions.number_of)
+            return positive_integer(quantity, written, "the count of a `repeat`")
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def carried_results(
+        self, inner: Scope, before: Mapping[str, Binding], types: Mapping[str, Type | None]
+    ) -> list[spec.Operand] | None:
+        """What each carried name means after a turn; None where it is unknown or changed its type."""
+        results: list[spec.Operand] = []
+        complete = True
+        for name, type in types.items():
+            after = inner.bindings[name]
+            self.expressions.mark_read(after)
+            meaning = after.meaning
+            if type is None and isinstance(before[name].meaning, Constant):
+                message = f"`{name}` cannot be carried from turn to turn: it is a boolean"
+                self.report.error("E0220", message, after.span)
+            if type is None or isinstance(meaning, Unknown):
+                complete = False
+            elif isinstance(meaning, Constant):
+                if type.axes or not type.is_float or isinstance(meaning.value, bool):
+                    self._changed(name, type, "a number", after, before[name])
+                    complete = False
+                else:
+                    results.append(meaning.literal("f32"))
+            elif meaning.type.dtype != type.dtype or set(meaning.type.names) != set(type.names):
+                self._changed(name, type, str(meaning.type), after, before[name])
+                complete = False
+            else:
+                results.append(meaning.number)
+        return results if complete else None
+
+    def _changed(self, name: str, type: Type, now: str, after: Binding, before: Binding) -> None:
+        notes = [f"before: {type}   (bound at {before.span.place})", f"after a turn: {now}"]
+        help = "give the new value another name, or bring it back to that type"
+        self.report.error("E0220", f"`{name}` changes its type from turn to turn", after.span, notes, help)
+
+
+def _carried_type(binding: Binding) -> Type | None:
+    """The type with which a name is carried; a number becomes a scalar. None where that is unknown."""
+    meaning = binding.meaning
+    if isinstance(meaning, Value):
+        return meaning.type
+    if isinstance(meaning, Constant) and not isinstance(meaning.value, bool):
+        return Type("f32")
+    return None
+
+
+def _carried_operand(binding: Binding) -> spec.Operand:
+    meaning = binding.meaning
+    if isinstance(meaning, Constant):
+        return meaning.literal("f32")
+    assert isinstance(meaning, Value)
+    return meaning.number

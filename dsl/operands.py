@@ -1,0 +1,134 @@
+"""The arguments of a function of the language, each read as the kind of thing that its slot takes.
+
+Every method returns None after it has reported what is wrong, or where something was wrong before; those that return
+nothing else raise Refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl import constants, reshaping, tree
+from partita.dsl.arguments import bind
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.functions import REQUIRED, Function, Slot, Turn
+from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.types import DTYPES, Axis
+from partita.dsl.units import PLAIN, RATIO
+
+if TYPE_CHECKING:
+    from partita.dsl.expressions import Expressions
+
+
+class Operands:
+    """Reads arguments in the scope of some expressions."""
+
+    def __init__(self, expressions: Expressions, report: Report) -> None:
+        self.expressions, self.report = expressions, report
+
+    def bound(self, written: tree.Call, slots: Sequence[Slot]) -> dict[str, Any] | None:
+        """The arguments by slot, in the order of the slots."""
+        required = {slot.name for slot in slots if slot.default is REQUIRED}
+        given = bind(written, [slot.name for slot in slots], required, self.report)
+        if given is None:
+            return None
+        found: dict[str, Any] = {}
+        complete = True
+        for slot in slots:
+            if slot.name not in given:
+                found[slot.name] = slot.default
+                continue
+            try:
+                found[slot.name] = self.argument(given[slot.name], slot)
+            except Refused as refused:
+                self.report.refused(refused)
+                found[slot.name] = None
+            complete = complete and found[slot.name] is not None
+        return found if complete else None
+
+    def argument(self, written: tree.Expression, slot: Slot) -> Any:
+        match slot.kind:
+            case "tensor":
+                return self.expressions.tensor(written)
+            case "operand":
+                return self.expressions.one(written)
+            case "axis":
+                return self.expressions.axis(self.axis_name(written, slot.name))
+            case "axes":
+                return self.axes(written, slot.name)
+            case "dtype":
+                name = tree.single(written)
+                if name is None or name.text not in DTYPES:
+                    help = suggestion(name.text, DTYPES) if name else None
+                    raise refuse("E0207", f"`{slot.name}` is one of {listed(DTYPES, 'or')}", written.span, help=help)
+                return name.text
+            case "flag":
+                if not isinstance(bare := tree.bare(written), tree.Boolean):
+                    raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span)
+                return bare.value
+            case _:
+                quantity = constants.evaluate(written, self.expressions.number_of)
+                if quantity.dimension not in (PLAIN, RATIO):
+                    raise refuse("E0307", f"`{slot.name}` is a number without a unit", written.span)
+                return quantity.value
+
+    def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
+        name = tree.single(written)
+        if name is None:
+            raise refuse("E0212", f"`{what}` is the name of an axis", written.span)
+        return name
+
+    def axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:
+        """One axis, or a list of them."""
+        bare = tree.bare(written)
+        items = bare.items if isinstance(bare, tree.List) else (bare,)
+        found = [self.expressions.axis(self.axis_name(item, what)) for item in items]
+        axes = tuple(axis for axis in found if axis is not None)
+        seen: set[str] = set()
+        for axis, item in zip(axes, items, strict=False):
+            if axis.name in seen:
+                raise refuse("E0216", f"axis `{axis.name}` stands twice in `{what}`", item.span)
+            seen.add(axis.name)
+        return axes if len(axes) == len(found) else None
+
+    def all_tensors(self, written: tree.Call) -> dict[str, Any] | None:
+        """The positional arguments of a function that takes any number of tensors."""
+        tensors = []
+        for argument in written.arguments:
+            if argument.name is not None:
+                message = f"`{written.name.text}` takes no argument `{argument.name.text}`"
+                raise refuse("E0209", message, argument.name.span)
+            if not isinstance(argument.value, tree.Arrow):
+                tensors.append(self.expressions.tensor(argument.value))
+        if not tensors:
+            raise refuse("E0210", f"`{written.name.text}` needs tensors", written.span)
+        return None if any(tensor is None for tensor in tensors) else {"tensors": tuple(tensors)}
+
+    def turns(self, written: tree.Call, function: Function) -> tuple[Turn, ...] | None:
+        """The arrows among the arguments."""
+        arrows = [a.value for a in written.arguments if isinstance(a.value, tree.Arrow) and a.name is None]
+        least, most = function.turns
+        if most == 0 and arrows:
+            raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
+        if len(arrows) < least:
+            raise refuse(
+                "E0223",
+                f"`{function.name}` needs an arrow",
+                written.span,
+                help=f"`{reshaping.EXAMPLES[function.name]}`",
+            )
+        if most is not None and len(arrows) > most:
+            raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)
+        turns = []
+        for arrow in arrows:
+            sides: list[tuple[Axis, ...]] = []
+            for side in (arrow.left, arrow.right):
+                bare = tree.bare(side)
+                items = bare.items if isinstance(bare, tree.List) else (bare,)
+                axes = [self.expressions.axis(self.axis_name(item, "->")) for item in items]
+                if any(axis is None for axis in axes):
+                    return None
+                sides.append(tuple(axis for axis in axes if axis is not None))
+            turns.append(Turn(sides[0], sides[1], arrow.span))
+        return tuple(turns)

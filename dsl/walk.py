@@ -1,0 +1,70 @@
+"""Walks over syntax trees: the names that statements bind, the types and expressions that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partita.dsl import tree
+from partita.dsl.source import Span
+
+
+def rebound(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
+    """The names that the lets of a body bind, repeats in it included."""
+    for statement in statements:
+        if isinstance(statement, tree.Let):
+            yield from statement.names
+        elif isinstance(statement, tree.Repeat):
+            yield from rebound(statement.body)
+
+
+def types_in(statements: Sequence[tree.Statement]) -> Iterator[tree.TensorType]:
+    """The types of parameters and samples, those in repeats included."""
+    for statement in statements:
+        if isinstance(statement, tree.Param | tree.Sample):
+            yield statement.type
+        elif isinstance(statement, tree.Repeat):
+            yield from types_in(statement.body)
+
+
+def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expression]:
+    """The expressions of statements, those in repeats included."""
+    for statement in statements:
+        match statement:
+            case tree.Let(value=value) | tree.Loss(value=value) | tree.Metric(value=value):
+                yield value
+            case tree.Param(initial=value) | tree.Sample(distribution=value):
+                yield value
+            case tree.Repeat():
+                yield statement.count
+                yield from expressions_in(statement.body)
+
+
+def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expression]:
+    """All expressions within some, in the order in which they are written."""
+    stack = list(reversed(expressions))
+    while stack:
+        top = stack.pop()
+        yield top
+        match top:
+            case tree.Binary(left=left, right=right) | tree.Arrow(left=left, right=right):
+                stack += [right, left]
+            case tree.Negative(operand=inner) | tree.Group(inner=inner):
+                stack.append(inner)
+            case tree.Call():
+                stack += [argument.value for argument in reversed(top.arguments)]
+            case tree.List():
+                stack += reversed(top.items)
+
+
+def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
+    """Where each name of a body is bound last, and whether that is inside a repeat."""
+    found: dict[str, tuple[Span, bool]] = {}
+    for statement in statements:
+        if isinstance(statement, tree.Let | tree.Param):
+            found.update({name.text: (name.span, inside) for name in statement.names})
+        elif isinstance(statement, tree.Sample):
+            found[statement.name.text] = (statement.name.span, inside)
+        elif isinstance(statement, tree.Repeat):
+            for name, place in bindings_in(statement.body, True).items():
+                found.setdefault(name, place)
+    return found
