@@ -12,7 +12,7 @@ from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Me
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.memory import held, working_set
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import Argument
+from partita.compiler.ops.op import TORCH_DTYPES, Argument
 from partita.compiler.program import (
     AccumulatorRecord,
     HandOver,
@@ -25,6 +25,7 @@ from partita.compiler.program import (
 )
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.update import ParameterUpdate, UpdateGraph
+from partita.dsl.types import Type
 
 # Arguments of a rank's functions.
 FINISH, UPDATE = "t, c", "m, t, v, s, c"
@@ -35,6 +36,7 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
     """
+    _check_ends(partitioned)
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
@@ -73,10 +75,22 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
     )
 
 
+def _check_ends(partitioned: Partitioned) -> None:
+    """Both ends of every message carry the same type (the type part of law 3)."""
+    ends: dict[str, dict[Message, Type]] = {"send": {}, "receive": {}}
+    for stage in partitioned.stages:
+        for node in stage.nodes:
+            if isinstance(node.op, Send):
+                message = Message(node.op.value, stage.index, node.op.destination, node.op.direction)
+                ends["send"][message] = node.inputs[0].type
+            elif isinstance(node.op, Receive):
+                message = Message(node.op.value, node.op.source, stage.index, node.op.direction)
+                ends["receive"][message] = node.op.type
+    assert ends["send"] == ends["receive"], "the ends of a message differ"
+
+
 def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
     """Text that turns a master into what the stage computes with, where dtypes differ."""
-    from partita.compiler.ops.op import TORCH_DTYPES
-
     return {
         p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})" for p in parameters if p.value.type.dtype != p.master.dtype
     }
@@ -102,7 +116,7 @@ def _stage_program(
     stage = emitter.stage
     rank, chunk = schedule.home(stage.index)
     sends: dict[Message, int] = {}
-    receives: dict[Message, tuple[int, object]] = {}
+    receives: dict[Message, tuple[int, Type]] = {}
     hand_overs: list[HandOver] = []
     for node in stage.nodes:
         if isinstance(node.op, Send):
@@ -148,7 +162,7 @@ def _stage_program(
         ),
         frame=len(emitter.slots.of),
         sends=sends,
-        receives=receives,  # type: ignore[arg-type]
+        receives=receives,
         hand_overs=tuple(hand_overs),
         released=frozenset(released),
         accumulators=tuple(

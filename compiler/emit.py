@@ -19,6 +19,7 @@ from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.placement import turn_of
+from partita.dsl.source import Span
 
 HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
 
@@ -86,14 +87,16 @@ class Writer:
     def __init__(self, arguments: str, known: Mapping[Value, str] | None = None) -> None:
         self.lines: list[str] = []
         self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
-        self._taken: dict[str, int] = dict.fromkeys(arguments.split(", "), 1)
+        self._taken = set(arguments.split(", "))
 
     def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
-        stem = stem or local_stem(value.name)
-        count = self._taken.get(stem, 0) + 1
-        self._taken[stem] = count
-        text = stem if count == 1 else f"{stem}_{count}"
+        text = stem = stem or local_stem(value.name)
+        count = 1
+        while text in self._taken:
+            count += 1
+            text = f"{stem}_{count}"
+        self._taken.add(text)
         self.texts[value] = Argument(text, value.type)
         return text
 
@@ -167,8 +170,13 @@ class Writer:
         return True
 
     def _line(self, text: str, node: Node) -> None:
-        place = f"  # {node.span.source.name}:{node.span.line}" if node.span else ""
-        self.lines.append(text + place)
+        self.lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
+
+
+def place_text(span: Span) -> str:
+    """`gpt.par:31`, with nothing of the file's name that could end a comment."""
+    name = re.sub(r"[^\w./ -]", "_", span.source.name)
+    return f"{name[-80:]}:{span.line}"
 
 
 def local_stem(name: str) -> str:
@@ -182,11 +190,12 @@ def local_stem(name: str) -> str:
     if stem in ("again", "portion", "rate", "denominator", "keep", "total", "whole") and len(parts) > 1:
         stem = f"{parts[-2]}_{stem}"
     stem = prefix + re.sub(r"\W", "_", stem)
-    # A trailing underscore keeps names of the file apart from Python's and from our own.
-    return f"{stem}_" if stem in RESERVED else stem
+    # A trailing underscore keeps names of the file apart from Python's, and from those of emitted functions.
+    return f"{stem}_" if stem in RESERVED or FUNCTION_NAME.fullmatch(stem) else stem
 
 
 RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
+FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|finish|update)(_\d+)?")
 
 
 class StageEmitter:

@@ -8,7 +8,7 @@ on every rank for the parameters that it holds: a tied parameter is updated alik
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.cut import Partitioned
 from partita.compiler.graph import Accumulator, Builder, Node, Phase, Value
@@ -178,8 +178,6 @@ def _coefficient(build: Builder, squares: list[Value], clip: float | None) -> Va
 
 
 def _updated(build: Builder, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
-    from attrs import evolve
-
     op = optimizer(call, each.decays)
     type: Type = each.master.type
     states = tuple(Value(f"{state}({each.name})", type) for state in op.states)

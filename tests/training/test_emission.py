@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.pipeline import compile_spec
-from partita.dsl.load import load
+from partita.dsl.load import load, load_text
+from partita.runtime.data.binding import open_data
+from partita.runtime.training import VirtualRun, prepare
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -44,11 +46,45 @@ def test_source_lines_are_one_an_operation(schedule: str):
         assert re.match(r"    (\w+(, \w+)* = .*# .*tiny\.par:\d+|del .*|return .*)$", line), line
 
 
-def test_emitted_source_holds_only_names_of_ours():
-    """A hostile name in a file stays a name: it can shadow nothing, and reaches the source only as part of one."""
-    text = source()
-    allowed = set(re.findall(r"[\w.]+", text))
-    assert "eval" not in allowed
-    assert "exec" not in allowed
-    assert "import" in allowed  # the header's two imports
-    assert text.count("import") == 2
+HOSTILE = """axis batch = 4, embed = 3
+block body(x: [batch, embed]) {
+  param torch, kernels, q: [embed] ~ ones()
+  let q_2 = x * q
+  let q = q_2 + 1.0
+  let layer_forward = q * torch
+  let layer_weight_2 = layer_forward * kernels
+  let lambda = tanh(layer_weight_2)
+  let del = lambda + q_2
+  let f = del * 0.5
+  let p = f + q
+  let c = p + x
+  return c
+}
+model a(x: [batch, embed]) {
+  repeat 4 as layer { let x = body(x) }
+  loss mean(x * x)
+}
+mesh line(pipe = 2)
+layout cut on line { stage layer -> pipe }
+schedule s = one_f_one_b(microbatches = 2)
+train { model = a layout = cut schedule = s data = random() optimizer = sgd(lr = 0.1) steps = 1 precision = f64 }
+"""
+
+
+def test_hostile_names_shadow_nothing(tmp_path: Path):
+    """Names of a file that are Python's, torch's, or those of emitted functions and arguments stay names of values."""
+    name = "x\nimport os; os._exit(7)  #.par"
+    spec, diagnostics = load_text(HOSTILE, name)
+    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    plan = prepare(spec)
+    for line in plan.program.source.splitlines():
+        assert not line.startswith("import os"), line
+    run = VirtualRun(plan)
+    batch = run.ranks[0].tensors(open_data(plan.program, plan.train, tmp_path).batch(1))
+    loss, _ = run.step(1, batch)
+    x = batch["x"]
+    for _ in range(4):
+        q_2 = x
+        q = q_2 + 1
+        x = (q.tanh() + q_2) * 0.5 + q + x
+    assert loss == pytest.approx(float((x * x).mean()), rel=1e-12)

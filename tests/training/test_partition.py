@@ -55,7 +55,7 @@ def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory)
 
 @pytest.mark.soak
 @given(program=programs(), seed=st.integers(0, 1000))
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole_at_length(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())

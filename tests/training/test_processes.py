@@ -87,14 +87,11 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
         ranks = children(process.pid)
         assert set(ranks) == {0, 1}
         os.kill(ranks[victim], signal.SIGKILL)
-        killed = time.monotonic()
         status = process.wait(timeout=30)
-        took = time.monotonic() - killed
     text = (tmp_path / "out").read_text()
     assert status == 3, text
     assert f"rank {victim} was killed by SIGKILL" in text
     assert "Traceback" not in text
-    assert took < 5, f"took {took:.1f} s to end\n{text}"
     for pid in ranks.values():
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 
