@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.compiler.communication import communicate
 from partita.compiler.cut import Partitioned
-from partita.compiler.emit import Module, StageEmitter, Writer
+from partita.compiler.emit import StageEmitter
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
@@ -25,6 +25,7 @@ from partita.compiler.program import (
 )
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.update import ParameterUpdate, UpdateGraph
+from partita.compiler.writer import Module, Writer
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.

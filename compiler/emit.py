@@ -6,27 +6,19 @@ kept by their text. Emitted source contains only names that this module makes.
 
 from __future__ import annotations
 
-import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from attrs import field, frozen
 
 from partita.compiler.cut import Partitioned, StageGraph
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.placement import turn_of
-from partita.dsl.source import Span
-
-HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
-
-import torch
-
-from partita.runtime import kernels
-'''
+from partita.compiler.writer import Module, Writer
 
 # Arguments of a stage's functions.
 PROLOGUE, FUNCTION = "m, x, c", "p, f, a, c"
@@ -44,158 +36,6 @@ class Slots:
     def slot(self, value: Value) -> int:
         """The value's slot; a new one if it has none."""
         return self.of.setdefault(value, len(self.of))
-
-
-class Module:
-    """Source of a whole program under way: the functions so far, shared ones by their text."""
-
-    def __init__(self, name: str) -> None:
-        self.parts = [HEADER.format(name=name)]
-        self._shared: dict[tuple[str, str, str], str] = {}
-        self._names: dict[str, int] = {}
-
-    @property
-    def source(self) -> str:
-        """The module's text."""
-        return "\n\n".join(part.strip("\n") + "\n" for part in self.parts)
-
-    def add(self, name: str, arguments: str, body: Sequence[str], comment: str) -> str:
-        """A function under this name, or the name of one with the same text."""
-        text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in body)])
-        key = ("", arguments, text)
-        if key not in self._shared:
-            self._shared[key] = name
-            self.parts.append(f"def {name}({arguments}):\n{text}")
-        return self._shared[key]
-
-    def shared(self, stem: str, arguments: str, body: Sequence[str]) -> str:
-        """The name of a function with this text; it is written once."""
-        text = "\n".join(f"    {line}" for line in body)
-        key = (stem, arguments, text)
-        if key not in self._shared:
-            count = self._names.get(stem, 0) + 1
-            self._names[stem] = count
-            name = stem if count == 1 else f"{stem}_{count}"
-            self._shared[key] = name
-            self.parts.append(f"def {name}({arguments}):\n{text}")
-        return self._shared[key]
-
-
-class Writer:
-    """Lines of one function, with a local name for every value."""
-
-    def __init__(self, arguments: str, known: Mapping[Value, str] | None = None) -> None:
-        self.lines: list[str] = []
-        self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
-        self._taken = set(arguments.split(", "))
-
-    def name(self, value: Value, stem: str | None = None) -> str:
-        """A new local name for a value, from its own."""
-        text = stem = stem or local_stem(value.name)
-        count = 1
-        while text in self._taken:
-            count += 1
-            text = f"{stem}_{count}"
-        self._taken.add(text)
-        self.texts[value] = Argument(text, value.type)
-        return text
-
-    def argument(self, value: Value) -> Argument:
-        """How a value is written."""
-        return self.texts[value]
-
-    def block(self, nodes: Sequence[Node], keep: set[Value], accumulators: Mapping[str, tuple[str, Value]]) -> None:
-        """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
-
-        A result that only one accumulation reads is added where it is made; locals end with their last use.
-        """
-        uses: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        for i, node in enumerate(nodes):
-            for value in node.inputs:
-                uses[value] = uses.get(value, 0) + 1
-                last[value] = i
-        made = {value: node for node in nodes for value in node.outputs}
-        fused: dict[Node, Node] = {}
-        for node in nodes:
-            if isinstance(node.op, Accumulate) and not node.op.maximum:
-                (value,) = node.inputs
-                producer = made.get(value)
-                if producer is not None and uses[value] == 1 and value not in keep:
-                    fused[producer] = node
-        written: set[Node] = set()
-        local: set[Value] = set()
-        for i, node in enumerate(nodes):
-            if node in written or isinstance(node.op, (Receive, Send)):
-                continue
-            if isinstance(node.op, Constant):
-                text = node.op.emit((), (node.output.type,))
-                self.texts[node.output] = Argument(text, node.output.type, literal=True)
-                continue
-            arguments = [self.argument(value) for value in node.inputs]
-            if isinstance(node.op, Accumulate):
-                target = accumulators[node.op.target][0]
-                self._line(node.op.statement(target, arguments[0]), node)
-            elif node in fused and self._fused(node, fused[node], arguments, accumulators):
-                written.add(fused[node])
-            else:
-                text = node.op.emit(arguments, [value.type for value in node.outputs])
-                names = ", ".join(self.name(value) for value in node.outputs)
-                local.update(node.outputs)
-                self._line(f"{names} = {text}", node)
-            ended = [
-                v
-                for v in dict.fromkeys((*node.inputs, *node.outputs))
-                if v in local and v not in keep and last.get(v, i) <= i
-            ]
-            if ended and i + 1 < len(nodes):
-                self.lines.append(f"del {', '.join(self.argument(v).text for v in ended)}")
-            local.difference_update(ended)
-
-    def _fused(
-        self,
-        node: Node,
-        accumulation: Node,
-        arguments: Sequence[Argument],
-        accumulators: Mapping[str, tuple[str, Value]],
-    ) -> bool:
-        """Write a node's result straight into its accumulator, where the op knows how."""
-        assert isinstance(accumulation.op, Accumulate)
-        text, _ = accumulators[accumulation.op.target]
-        target = Argument(text, accumulation.op.type)
-        statement = node.op.emit_added(target, arguments, node.output.type)
-        if statement is None:
-            return False
-        self._line(statement, node)
-        return True
-
-    def _line(self, text: str, node: Node) -> None:
-        self.lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
-
-
-def place_text(span: Span) -> str:
-    """`gpt.par:31`, with nothing of the file's name that could end a comment."""
-    name = re.sub(r"[^\w./ -]", "_", span.source.name)
-    return f"{name[-80:]}:{span.line}"
-
-
-def local_stem(name: str) -> str:
-    """A Python name from a value's: `d(gpt.layer.3.mlp.h)` is `d_h`."""
-    prefix = ""
-    while (match := re.fullmatch(r"(\w+)\((.*)\)(.*)", name)) is not None:
-        prefix += f"{match[1]}_"
-        name = match[2] + match[3]
-    parts = [part for part in re.split(r"[.@]", name.split("~")[0]) if part and not part.isdigit()]
-    stem = parts[-1] if parts else "value"
-    if stem in ("again", "portion", "rate", "denominator", "keep", "total", "whole") and len(parts) > 1:
-        stem = f"{parts[-2]}_{stem}"
-    stem = prefix + re.sub(r"\W", "_", stem)
-    # A trailing underscore keeps names of the file apart from Python's, and from those of emitted functions.
-    return f"{stem}_" if stem in RESERVED or FUNCTION_NAME.fullmatch(stem) else stem
-
-
-RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
-FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|finish|update)(_\d+)?")
 
 
 class StageEmitter:
@@ -241,7 +81,7 @@ class StageEmitter:
         values += [each.value for each in self.whole_inputs() if each.value in read and each.batch is None]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
 
-    def whole_inputs(self) -> list:  # type: ignore[type-arg]
+    def whole_inputs(self) -> list[Input]:
         """Inputs that the prologue gets, over the whole batch."""
         return [each for each in self.stage.inputs if each.batch is None]
 

@@ -16,7 +16,7 @@ from attrs import define, field
 from partita.compiler.instructions import Compute, PostReceive, PostSend, Transfer, WaitReceive
 from partita.compiler.program import Program, StageProgram
 from partita.dsl.types import Type
-from partita.runtime.kernels import DTYPES
+from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.transports.transport import Handle, Transport
 
 Bound = Callable[[], Handle | None]

@@ -21,7 +21,7 @@ from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor, Memory
 from partita.runtime.initial import initial
-from partita.runtime.kernels import DTYPES
+from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster

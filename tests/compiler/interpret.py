@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from partita.compiler.emit import HEADER, Writer
 from partita.compiler.graph import Node, Value
+from partita.compiler.writer import HEADER, Writer
 from partita.runtime.executor import Context
 
 

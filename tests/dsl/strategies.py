@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from partita.dsl import tree
-from partita.dsl.parser import RESERVED, language
+from partita.dsl.lexer import language
+from partita.dsl.parser import RESERVED
 from partita.dsl.source import Source, Span
 
 NOWHERE = Span(Source("nowhere", ""), 0, 0)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from partita.dsl.codes import CODES
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import format_text
+from partita.dsl.lexer import language, tokenize
 from partita.dsl.load import load_text
-from partita.dsl.parser import language, parse_file, tokenize
+from partita.dsl.parser import parse_file
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 from tests.dsl.strategies import texts
@@ -104,10 +105,16 @@ def test_any_override_gives_only_diagnostics(text, override):
 HARD = {
     "brackets": "axis a = " + "(" * 100_000,
     "closed brackets": "axis a = " + "(" * 60 + "1" + ")" * 60,
-    "minus": "axis a = " + "-" * 150 + "1",
+    "minus": "axis a = " + "-" * 148 + "1",
     "calls in calls": "axis a = 1\nmodel m(x: [a]) { loss sum(" + "relu(" * 60 + "x" + ")" * 61 + " }",
+    "as deep as can be": "axis a = 1\nmodel m(x: [a]) { loss sum("
+    + "relu(-" * 22
+    + "relu(" * 40
+    + "x"
+    + ")" * 63
+    + " }",
     "deep within brackets": "axis a = 1\nmodel m(x: [a]) { loss sum(" + "(-" * 50 + "x" + ")" * 51 + " }",
-    "sum": "axis a = " + "1+" * 199 + "1",
+    "sum": "axis a = " + "1+" * 149 + "1",
     "long sum": "axis a = " + "1+" * 10_000 + "1",
     "product": "axis a = " + "1e300*" * 100 + "1",
     "squares": "axis a = 1\nmodel m(x: [a]) { let n = 3\n" + "let n = n * n\n" * 200 + "loss sum(x) }",

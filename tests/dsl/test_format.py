@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from partita.dsl import tree
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import WIDTH, format_text
-from partita.dsl.parser import parse_file, tokenize
+from partita.dsl.lexer import tokenize
+from partita.dsl.parser import parse_file
 from partita.dsl.report import Report
 from partita.dsl.source import Source
 from tests.dsl.strategies import files, texts, words

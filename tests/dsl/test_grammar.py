@@ -7,7 +7,8 @@ import pytest
 from lark import Lark
 
 from partita.dsl import tables
-from partita.dsl.parser import BUILDERS, language, tokenize
+from partita.dsl.lexer import language, tokenize
+from partita.dsl.parser import BUILDERS
 from partita.dsl.report import Report
 from partita.dsl.source import Source
 

@@ -1,5 +1,7 @@
 """Settings come out complete and in plain units; layouts and claims as they are written."""
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from partita.dsl import spec
 from partita.dsl.builtins import DATA, DEVICES, INITIAL, LEARNING_RATES, LINKS, OPTIMIZERS, SCHEDULES
 from partita.dsl.load import load_text
-from partita.dsl.units import UNITS
+from partita.dsl.source import Source, Span
+from partita.dsl.units import UNITS, Quantity, read
 
 TEXT = """\
 axis batch = 4, seq = 8, embed = 6
@@ -111,17 +114,21 @@ def test_the_only_ones_are_chosen_and_a_schedule_may_be_called_in_place():
 
 
 @pytest.mark.parametrize("unit", sorted(UNITS))
-@given(number=st.fractions(0, 1000).map(lambda f: round(float(f), 3)))
-def test_units_are_what_they_say(unit, number):
+@given(whole=st.integers(0, 10**6), thousandths=st.integers(0, 999), exponent=st.integers(-5, 5))
+def test_numbers_are_read_exactly(unit, whole, thousandths, exponent):
     dimension, factor = UNITS[unit]
-    settings = {
-        "size in bytes": ("memory", "auto(microbatches = 1, memory = {})", SCHEDULES),
-    }
-    if dimension != "size in bytes" or not number:
-        return
-    key, call, _ = settings[dimension]
-    found = loaded(f"schedule s = {call.format(f'{number}{unit}')}\n")
-    assert found.schedule.call.arguments[key] == pytest.approx(number * float(factor))
+    text = f"{whole}.{thousandths:03}e{exponent}{unit}"
+    quantity = read(text, Span(Source("text", text), 0, len(text)))
+    exact = Fraction(whole * 1000 + thousandths, 1000) * Fraction(10) ** exponent * factor
+    assert quantity == Quantity(exact, dimension)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [("80GiB", 80 * 2**30), ("80GB", 80 * 10**9), ("8%", Fraction(8, 100)), ("5us", Fraction(5, 10**6)), ("2min", 120)],
+)
+def test_units_are_what_they_say(text, plain):
+    assert read(text, Span(Source("text", text), 0, len(text))).value == plain
 
 
 TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, DEVICES, LINKS)

@@ -1,0 +1,38 @@
+"""What emitted functions call where one torch expression is not enough.
+
+Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
+"""
+
+from partita.runtime.kernels.attention import attend, attend_gradient
+from partita.runtime.kernels.optimizers import adamw, sgd
+from partita.runtime.kernels.pointwise import (
+    gelu,
+    gelu_gradient,
+    relu_gradient,
+    sigmoid_gradient,
+    silu_gradient,
+    tanh_gradient,
+)
+from partita.runtime.kernels.positions import random, rope
+from partita.runtime.kernels.rows import add_rows, lookup, nll, nll_gradient, normalize, normalize_gradient
+
+__all__ = [
+    "adamw",
+    "add_rows",
+    "attend",
+    "attend_gradient",
+    "gelu",
+    "gelu_gradient",
+    "lookup",
+    "nll",
+    "nll_gradient",
+    "normalize",
+    "normalize_gradient",
+    "random",
+    "relu_gradient",
+    "rope",
+    "sgd",
+    "sigmoid_gradient",
+    "silu_gradient",
+    "tanh_gradient",
+]

@@ -1,0 +1,183 @@
+"""Softmax attention and its gradient.
+
+q is [shared…, own…, position?, along]; k and v are [shared… (1 where lacking), over, along]; mask and bias broadcast to
+the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from partita.runtime.kernels.dtypes import widened
+
+aten = torch.ops.aten
+
+
+def _heads(x: Tensor, shared: int, own: Sequence[int], batch: Sequence[int]) -> Tensor:
+    """Keys or values as [B, H, over, along]: repeated along the own axes."""
+    tail = x.shape[-2:]
+    x = x.reshape(*x.shape[:shared], *[1] * len(own), *tail).expand(*batch, *own, *tail)
+    return _four(x, len(batch) + len(own))
+
+
+def _four(x: Tensor, lead: int) -> Tensor:
+    """[lead…, T, K] as [B, H, T, K]; a view where it can be."""
+    if lead == 2:
+        return x
+    if lead < 2:
+        return x.reshape(1, *[1] * (1 - lead), *x.shape)
+    return x.reshape(x.shape[0], prod(x.shape[1:lead]), *x.shape[lead:])
+
+
+def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    shared, own, position = groups
+    if not position:
+        q = q.unsqueeze(-2)
+    batch, mine = q.shape[:shared], q.shape[shared : shared + own]
+    q4 = _four(q, shared + own)
+    return _rows(q4), _rows(_heads(k, shared, mine, batch)), _rows(_heads(v, shared, mine, batch))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The tensor with its last axis dense in memory, which torch's kernel takes for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _scores_shape(q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> tuple[int, ...]:
+    shared, own, position = groups
+    places = q.shape[shared + own : shared + own + position] or (1,)
+    return (*q.shape[: shared + own], *places, k.shape[-2])
+
+
+def _extra(x: Tensor, q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> Tensor:
+    """A mask or bias as [B, H, position, over]."""
+    if not groups[2] and x.dim() > 1:
+        x = x.unsqueeze(-2)
+    return _four(x.expand(_scores_shape(q, k, groups)), groups[0] + groups[1])
+
+
+def _allowed(q4: Tensor, k4: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
+    """Where attention may go: a boolean tensor that broadcasts to the scores, or None for everywhere."""
+    if causal:
+        below = torch.ones(q4.shape[-2], k4.shape[-2], dtype=torch.bool, device=q4.device).tril()
+        mask = below if mask is None else mask & below
+    return mask
+
+
+def _fused(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether torch's own kernel with its own gradient serves: no mask or bias, on a CPU."""
+    return mask is None and bias is None and q.device.type == "cpu"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    groups: tuple[int, int, int],
+    causal: bool,
+    scale: float,
+    orders: tuple[Sequence[int], Sequence[int]],
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention, and the logarithm of the softmax's denominator. `orders` permute both results."""
+    q4, k4, v4 = _prepared(q, k, v, groups)
+    if _fused(q, mask, bias):
+        o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
+            q4, k4, v4, 0.0, causal, attn_mask=None, scale=scale
+        )
+    else:
+        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, scale)
+        denominator = torch.logsumexp(scores, -1)
+        # A query that may attend to nothing gets zero, and passes no gradient on.
+        denominator = denominator.masked_fill(denominator == float("-inf"), 0.0)
+        o = torch.exp(scores - denominator.unsqueeze(-1)).to(v4.dtype) @ v4
+    o = o.reshape(q.shape).permute(*orders[0])
+    return o, denominator.reshape(q.shape[:-1]).permute(*orders[1])
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    q4: Tensor,
+    k4: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    groups: tuple[int, int, int],
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    scores = widened(q4 @ k4.transpose(-1, -2)) * scale
+    if bias is not None:
+        scores = scores + _extra(bias, q, k, groups)
+    allowed = _allowed(q4, k4, causal, None if mask is None else _extra(mask, q, k, groups))
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    return scores
+
+
+def attend_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    groups: tuple[int, int, int],
+    causal: bool,
+    scale: float,
+    result: tuple[Tensor, Tensor, Tensor],
+    shapes: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and the bias. `result` is the output, the denominator and the output's cotangent;
+    `shapes` give the shape of each gradient as computed and the permutation to its operand's own order."""
+    q4, k4, v4 = _prepared(q, k, v, groups)
+    o, denominator, d = result
+    lead = groups[0] + groups[1]
+    if not groups[2]:
+        o, d, denominator = o.unsqueeze(-2), d.unsqueeze(-2), denominator.unsqueeze(-1)
+    o4, d4 = _rows(_four(o, lead)), _rows(_four(d, lead))
+    l4 = denominator.reshape(o4.shape[:-1])
+    bias_gradient = None
+    if _fused(q, mask, bias):
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            d4, q4, k4, v4, o4, l4, 0.0, causal, attn_mask=None, scale=scale
+        )
+    else:
+        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, scale)
+        p = torch.exp(scores - l4.unsqueeze(-1))
+        dv = p.to(d4.dtype).transpose(-1, -2) @ d4
+        dp = widened(d4 @ v4.transpose(-1, -2))
+        ds = p * (dp - (widened(o4) * widened(d4)).sum(-1, keepdim=True))
+        if bias is not None:
+            whole = ds.reshape(_scores_shape(q, k, groups))
+            like = bias if groups[2] or bias.dim() < 2 else bias.unsqueeze(-2)
+            bias_gradient = whole.sum_to_size(like.shape).to(bias.dtype)
+        ds = (ds * scale).to(q4.dtype)
+        dq = ds @ k4
+        dk = ds.transpose(-1, -2) @ q4
+    batch, own = q.shape[: groups[0]], q.shape[groups[0] : lead]
+    found = [
+        dq.reshape(q.shape),
+        _summed(dk, k, batch, own),
+        _summed(dv, v, batch, own),
+        *([] if bias_gradient is None else [bias_gradient]),
+    ]
+    return tuple(
+        tensor.reshape(tuple(shape)).permute(*order) if len(order) else tensor.reshape(())
+        for tensor, (shape, order) in zip(found, shapes, strict=True)
+    )
+
+
+def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:
+    """The gradient of keys or values, summed over the axes along which they were repeated."""
+    tail = like.shape[-2:]
+    gradient = gradient.reshape(*batch, *own, *tail)
+    if own:
+        gradient = gradient.sum(tuple(range(len(batch), len(batch) + len(own))))
+    return gradient.sum_to_size(like.shape)

@@ -1,0 +1,49 @@
+"""The updates of optimizers, in place."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def adamw(
+    parameter: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rate: float,
+    step: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of AdamW in place, as torch.optim.AdamW; steps count from 1."""
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    correction = (1 - beta2**step) ** 0.5
+    denominator = square.sqrt().div_(correction).add_(eps)
+    parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**step))
+    return parameter, mean, square
+
+
+def sgd(
+    parameter: Tensor,
+    gradient: Tensor,
+    buffer: Tensor | None,
+    rate: float,
+    momentum: float,
+    nesterov: bool,
+    decay: float,
+) -> tuple[Tensor, ...]:
+    """One step of SGD in place, as torch.optim.SGD. A buffer of zeros makes the first step's buffer the gradient."""
+    if decay:
+        gradient = gradient.add(parameter, alpha=decay)
+    if buffer is None:
+        parameter.add_(gradient, alpha=-rate)
+        return (parameter,)
+    buffer.mul_(momentum).add_(gradient)
+    direction = gradient.add(buffer, alpha=momentum) if nesterov else buffer
+    parameter.add_(direction, alpha=-rate)
+    return parameter, buffer
