@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from partita.dsl import tree
 from partita.dsl.report import Report, listed, suggestion
+
+REQUIRED: Final = object()  # the default of a parameter that has none
 
 
 def bind(

@@ -7,14 +7,12 @@ name needs. Defaults here are the language's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
+from partita.dsl.arguments import REQUIRED
 from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
-
-REQUIRED: Final = object()
-
 
 # ---------------------------------------------------------------- kinds of values
 

@@ -5,7 +5,7 @@ Every method returns None after it has reported what is wrong, or where somethin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,11 @@ class Expressions:
 
     def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
         """As many results as there are names for them."""
-        found = self._guarded(lambda: self._results(written, name))
+        try:
+            found = self._results(written, name)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
         if found is not None and len(found) != count:
             message = f"this gives {_results(len(found))}, and {count} {'is' if count == 1 else 'are'} taken"
             self.report.error("E0219", message, written.span)
@@ -89,13 +93,6 @@ class Expressions:
     def mark_read(self, binding: Binding) -> None:
         """Remember that a name is read."""
         self.models.read.add((id(binding.span.source), binding.span.start))
-
-    def _guarded(self, check: Callable[[], list[Result] | None]) -> list[Result] | None:
-        try:
-            return check()
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
 
     # ------------------------------------------------------------ kinds of expressions
 
@@ -160,7 +157,9 @@ class Expressions:
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
     ) -> list[Result] | None:
-        found = [self.one(operand) for operand in operands]
+        found: list[Result | None] = []
+        for operand in operands:
+            found.append(self.one(operand))
         numbers = [f.value for f in found if isinstance(f, Constant) and not isinstance(f.value, bool)]
         if len(numbers) == len(found):
             if function == "negate":

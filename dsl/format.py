@@ -18,7 +18,8 @@ from attrs import frozen
 from partita.dsl import tree
 from partita.dsl.declarations import source_of
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.parser import Token, parse_file, tokenize
+from partita.dsl.lexer import Token, tokenize
+from partita.dsl.parser import parse_file
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 

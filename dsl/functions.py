@@ -8,17 +8,16 @@ and `partita.dsl.reshaping` (what renames axes or changes sizes).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
 from partita.dsl import spec
+from partita.dsl.arguments import REQUIRED
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.dsl.units import Quantity
-
-REQUIRED: Final = object()
 
 # What a slot takes. TENSORS takes all positional arguments; OPERAND a tensor or a number.
 TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"

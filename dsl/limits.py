@@ -7,7 +7,8 @@ FILE_BYTES = 1 << 20  # of a file and all that it imports
 TOKENS = 30_000  # likewise; a 96-layer model with every layout of this project has about a thousand
 IMPORTS = 100
 BRACKETS = 64  # brackets within brackets
-EXPRESSION_DEPTH = 200
+# Checking recurses over expressions and brackets only: by at most 650 Python frames, and Python stops at 1,000.
+EXPRESSION_DEPTH = 150
 SCOPES = 64  # blocks called by blocks, and repeats within repeats
 NAME_CHARACTERS = 200
 DIGITS = 40

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.dsl import constants, reshaping, tree
-from partita.dsl.arguments import bind
+from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.functions import REQUIRED, Function, Slot, Turn
+from partita.dsl.functions import Function, Slot, Turn
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO
@@ -48,6 +48,7 @@ class Operands:
         return found if complete else None
 
     def argument(self, written: tree.Expression, slot: Slot) -> Any:
+        """One argument as what its slot takes."""
         match slot.kind:
             case "tensor":
                 return self.expressions.tensor(written)
@@ -74,6 +75,7 @@ class Operands:
                 return quantity.value
 
     def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
+        """The single name that stands for an axis."""
         name = tree.single(written)
         if name is None:
             raise refuse("E0212", f"`{what}` is the name of an axis", written.span)

@@ -7,145 +7,17 @@ no input is too deep for it; how deep brackets and expressions go is limited her
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-from attrs import frozen
-
 from partita.dsl import limits, tree
+from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source, Span
-from partita.dsl.tables import TABLE
 from partita.dsl.units import shortened
 
-END, BROKEN = "$END", "$BROKEN"
-OPENING = {"(": ")", "[": "]", "{": "}"}
-CLOSING = {close: open for open, close in OPENING.items()}
 DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "train", "expect")
-RESERVED = (
-    "param",
-    "state",
-    "grad",
-    "all",
-    "auto",
-)  # not to be declared; all but `param` are plain names elsewhere
-
-# How the terminals that have no fixed text are called in messages.
-SPOKEN = {
-    "NAME": "a name",
-    "NUMBER": "a number",
-    "STRING": "a string",
-    "COMPARE": "a comparison",
-    END: "the end of the text",
-}
-
-
-@frozen(eq=False)
-class Language:
-    """The table, as the parser wants it."""
-
-    words: dict[str, str]
-    spoken: dict[str, str]
-    pattern: re.Pattern[str]
-    ignored: frozenset[str]
-    rules: list[tuple[str, int, tuple[int, ...], str]]
-    states: list[dict[str, int]]
-    starts: dict[str, tuple[int, int]]
-
-
-@cache
-def language() -> Language:
-    """The language of .par files."""
-    data: dict[str, Any] = json.loads(TABLE.read_bytes())
-    words: dict[str, str] = data["words"]
-    marks = sorted((word for word in words if not word.isalpha()), key=len, reverse=True)
-    parts = [f"(?P<{name}>{pattern})" for name, pattern in data["patterns"]]
-    parts.append(f"(?P<MARK>{'|'.join(map(re.escape, marks))})")
-    return Language(
-        words,
-        {name: f"`{word}`" for word, name in words.items()} | SPOKEN,
-        re.compile("|".join(parts)),
-        frozenset(data["ignored"]),
-        [
-            (builder, length, tuple(kept), origin)
-            for (builder, length, kept), origin in zip(data["rules"], data["origins"], strict=True)
-        ],
-        data["states"],
-        {start: (first, last) for start, (first, last) in data["starts"].items()},
-    )
-
-
-@frozen(eq=False)
-class Token:
-    """A terminal of the grammar with its text; `depth` counts the brackets around it."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
-    depth: int
-
-
-# ---------------------------------------------------------------- lexer
-
-
-def tokenize(source: Source, report: Report, comments: list[Token] | None = None, start: int = 0) -> list[Token]:
-    """The tokens of a source from `start`, the last of kind END; comments go to `comments`. Full at a limit."""
-    table = language()
-    match, words, ignored = table.pattern.match, table.words, table.ignored
-    text, tokens, position, depth = source.text, list[Token](), start, 0
-    while position < len(text):
-        found = match(text, position)
-        if found is None:
-            position = _broken(source, position, report)
-            tokens.append(Token(BROKEN, "", position - 1, position, depth))
-            continue
-        kind, start, position = str(found.lastgroup), position, found.end()
-        if kind in ignored:
-            if kind == "COMMENT" and comments is not None:
-                comments.append(Token(kind, found.group().rstrip(), start, position, depth))
-            continue
-        word = found.group()
-        if kind == "NAME" and len(word) > limits.NAME_CHARACTERS:
-            message = f"name `{shortened(word)}` has {len(word)} characters"
-            report.error("E0006", message, Span(source, start, position), help=f"at most {limits.NAME_CHARACTERS}")
-            kind = BROKEN
-        if word in CLOSING:
-            depth = max(0, depth - 1)
-        tokens.append(Token(words.get(word, kind), word, start, position, depth))
-        if word in OPENING:
-            depth += 1
-            if depth > limits.BRACKETS:
-                report.error("E0005", "brackets are nested too deeply", Span(source, start, position))
-                raise Full
-        report.tokens += 1
-        if report.tokens > limits.TOKENS:
-            report.error("E0004", f"more than {limits.TOKENS} words and signs", Span(source, start, position))
-            raise Full
-    tokens.append(Token(END, "", len(text), len(text), 0))
-    return tokens
-
-
-def _broken(source: Source, position: int, report: Report) -> int:
-    """Report what is no token; returns where to go on."""
-    text, character = source.text, source.text[position]
-    if character == '"':
-        end = text.find("\n", position)
-        end = len(text) if end < 0 else end
-        report.error("E0102", "this string does not end on its line", Span(source, position, end))
-        return end
-    end = position + 1
-    while end < len(text) and text[end] == character:
-        end += 1
-    shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
-    report.error("E0101", f"unexpected character {shown}", Span(source, position, end))
-    return end
-
-
-# ---------------------------------------------------------------- parser
+RESERVED = ("param", "state", "grad", "all", "auto")  # not to be declared; all but `param` are plain names elsewhere
 
 
 def parse_file(source: Source, report: Report) -> tree.File:

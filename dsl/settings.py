@@ -11,9 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from partita.dsl import constants, tree
-from partita.dsl.arguments import bind
+from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.builtins import (
-    REQUIRED,
     AxisName,
     Calls,
     Flag,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 from hypothesis import strategies as st
 
-AXES = "axis batch = {batch}, seq = 4\naxis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5\n"
+AXES = "axis batch = {batch}, seq = 4, place = 4, left = 1, right = 3\naxis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5\n"
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
@@ -46,6 +46,15 @@ LINES = (
     "let x = x + embedding(tokens, wte, over = vocab)",
     "let m = cast(tokens > 1, f32)  let x = x * (expand(m, embed) + 0.5)",
     "let aux = aux + mean(x * x)",
+    "sample eps: [batch, embed] ~ normal(0.5)  let x = x + eps",
+    "let x = x * (cast(iota(batch), f32) * 0.01 + 1.0)",
+    "let x = rope(x, over = seq, pairs = embed, base = 100)",
+    "let x = merge(split(x, embed -> [heads, key]) * 0.9, [heads, key] -> embed)",
+    "let x = concat(slice(x, seq -> left, start = 0) * 0.5, slice(x, seq -> right, start = 1), [left, right] -> seq)",
+    "let x = x + stop_gradient(layer_norm(x, over = [seq, embed]))",
+    "let s = softmax(dot(x, rename(x, seq -> place), over = embed), over = place)  "
+    "let x = x + dot(s, rename(x, seq -> place), over = place)",
+    "let x = x - max(x, over = embed) * 0.1 + min(x, over = seq) * 0.1",
 )
 
 CHUNKED = ("interleaved_1f1b", "looped_bfs")

@@ -1,0 +1,125 @@
+"""Layouts → their rules, with every name in them found: axes, mesh axes, and what the model calls its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from partita.dsl import constants, limits, spec, tree
+from partita.dsl.axes import Axes, positive_integer
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.paths import Known
+from partita.dsl.report import Report, suggestion
+from partita.dsl.units import PLAIN
+
+CLASSES = ("param", "grad", "state")
+
+
+class Layouts:
+    """Checks layouts against the meshes and axes of a file."""
+
+    def __init__(self, meshes: Mapping[str, tree.Mesh], axes: Axes, report: Report) -> None:
+        self.meshes, self.axes, self.report = meshes, axes, report
+
+    def layout(self, layout: tree.Layout, known: Known | None) -> spec.Layout | None:
+        """A layout's rules, with every name in them found; paths are held against a model where one is given."""
+        errors = self.report.errors
+        mesh = self.meshes.get(layout.mesh.text)
+        if mesh is None:
+            help = suggestion(layout.mesh.text, self.meshes, "there are")
+            self.report.error("E0302", f"unknown mesh `{layout.mesh.text}`", layout.mesh.span, help=help)
+        mesh_axes = [entry.key.text for entry in mesh.axes] if mesh else None
+        rules = [self.rule(rule, mesh_axes, known) for rule in layout.rules]
+        if self.report.errors > errors:
+            return None
+        found = tuple(rule for rule in rules if rule is not None)
+        return spec.Layout(layout.name.text, layout.mesh.text, found, layout.span)
+
+    def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: Known | None) -> spec.Rule | None:
+        """One rule; None after reporting what is wrong."""
+        try:
+            match rule:
+                case tree.Shard():
+                    for target in rule.targets:
+                        self.target(target, known)
+                    axes = tuple(self.mesh_axis(name, mesh_axes) for name in rule.mesh_axes)
+                    return spec.ShardRule(tuple(map(_target, rule.targets)), axes, rule.span)
+                case tree.Stage():
+                    self.repeats(rule.repeats, known)
+                    names = tuple(name.text for name in rule.repeats)
+                    axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
+                    return spec.StageRule(names, axis, self.turns(rule.counts), rule.span)
+                case tree.Place():
+                    self.paths(rule.paths, known)
+                    axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
+                    first, last = self.stages(rule)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.PlaceRule(_parts(rule.paths), axis, first, last, rule.span, spans)
+                case tree.Recompute():
+                    self.paths([p for p in rule.paths if str(p) not in ("all", "auto")], known)
+                    spans = tuple(path.span for path in rule.paths)
+                    return spec.RecomputeRule(_parts(rule.paths), rule.span, spans)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
+        """A mesh axis that the layout's mesh has."""
+        if mesh_axes is not None and name.text not in mesh_axes:
+            help = suggestion(name.text, mesh_axes, "its axes:")
+            raise refuse("E0313", f"the mesh has no axis `{name.text}`", name.span, help=help)
+        return name.text
+
+    def target(self, target: tree.Target, known: Known | None) -> None:
+        """What is sharded: a class, or an axis; of a path, if one is given."""
+        if target.path is not None:
+            self.paths([target.path], known)
+        if target.name.text not in CLASSES:
+            self.axes.find(target.name)
+
+    def paths(self, paths: Iterable[tree.Path], known: Known | None) -> None:
+        """Every part of a path is a name that the model has."""
+        for path in paths:
+            for part in path.parts:
+                if known is not None and part.text not in known.names:
+                    message = f"model `{known.model}` has nothing called `{part.text}`"
+                    raise refuse("E0317", message, part.span, help=suggestion(part.text, known.names))
+
+    def repeats(self, names: Iterable[tree.Name], known: Known | None) -> None:
+        """`stage` cuts repeats."""
+        for name in names:
+            if known is not None and name.text not in known.repeats:
+                message = f"model `{known.model}` has no repeat called `{name.text}`"
+                help = suggestion(name.text, known.repeats, "its repeats:")
+                raise refuse("E0317", message, name.span, help=help)
+
+    def turns(self, counts: tree.List | None) -> tuple[int, ...] | None:
+        """How many turns each stage has."""
+        if counts is None:
+            return None
+        if not counts.items:
+            raise refuse("E0314", "this list of turns per stage is empty", counts.span)
+        return tuple(
+            positive_integer(constants.evaluate(item, constants.no_names), item, "the turns of a stage")
+            for item in counts.items
+        )
+
+    def stages(self, rule: tree.Place) -> tuple[int, int]:
+        """First and last stage of a place rule."""
+        numbers = []
+        for written in (rule.first, rule.last or rule.first):
+            value = constants.evaluate(written, constants.no_names)
+            if value.dimension != PLAIN or value.value != int(value.value) or value.value > limits.RANKS:
+                raise refuse("E0314", f"`{written.text}` is no stage: stages count from 0", written.span)
+            numbers.append(int(value.value))
+        if numbers[0] > numbers[1]:
+            raise refuse("E0314", f"stages {numbers[0]} to {numbers[1]} are none", rule.first.span)
+        return numbers[0], numbers[1]
+
+
+def _target(target: tree.Target) -> spec.Target:
+    path = tuple(part.text for part in target.path.parts) if target.path else None
+    return spec.Target(path, target.name.text, target.name.text in CLASSES, target.span)
+
+
+def _parts(paths: Iterable[tree.Path]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(part.text for part in path.parts) for path in paths)
