@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 from hypothesis import strategies as st
 
-AXES = "axis batch = {batch}, seq = 4, place = 4, left = 1, right = 3\naxis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5\n"
+AXES = "axis batch = {batch}, seq = 4, spot = 4, left = 1, right = 3\naxis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5\n"
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
@@ -52,8 +52,8 @@ LINES = (
     "let x = merge(split(x, embed -> [heads, key]) * 0.9, [heads, key] -> embed)",
     "let x = concat(slice(x, seq -> left, start = 0) * 0.5, slice(x, seq -> right, start = 1), [left, right] -> seq)",
     "let x = x + stop_gradient(layer_norm(x, over = [seq, embed]))",
-    "let s = softmax(dot(x, rename(x, seq -> place), over = embed), over = place)  "
-    "let x = x + dot(s, rename(x, seq -> place), over = place)",
+    "let s = softmax(dot(x, rename(x, seq -> spot), over = embed), over = spot)  "
+    "let x = x + dot(s, rename(x, seq -> spot), over = spot)",
     "let x = x - max(x, over = embed) * 0.1 + min(x, over = seq) * 0.1",
 )
 
