@@ -35,7 +35,7 @@ docs: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
 clean:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from attrs import frozen
 from hypothesis import strategies as st
 
-AXES = "axis batch = {batch}, seq = 4, spot = 4, left = 1, right = 3\naxis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5\n"
+AXES = """axis batch = {batch}, seq = 4, spot = 4, left = 1, right = 3
+axis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5
+"""
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
