@@ -175,9 +175,24 @@ def test_errors_are_recovered_from_at_declarations():
 
 
 @pytest.mark.soak
-@settings(
-    max_examples=100_000, deadline=2000, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink]
-)
-@given(anything)
-def test_any_text_for_long(text):
-    only_diagnostics(text)
+def test_any_text_for_ten_minutes():
+    """Random text, mutated examples, deep nesting, huge numbers: nothing but diagnostics, each within two seconds."""
+    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "600"))
+    count = 0
+
+    @settings(
+        max_examples=2000,
+        deadline=2000,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        database=None,
+    )
+    @given(anything)
+    def one_round(text):
+        nonlocal count
+        count += 1
+        only_diagnostics(text)
+
+    while time.monotonic() < end:
+        one_round()
+    print(f"{count} inputs")
