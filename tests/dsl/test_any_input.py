@@ -1,7 +1,9 @@
 """Whatever the input, checking it gives diagnostics: no exception, no hang."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
