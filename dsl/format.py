@@ -26,6 +26,9 @@ from partita.dsl.source import Source
 WIDTH = 110
 DEEPEST = 60  # columns to which what goes on after a line break is indented at most, to stand under its bracket
 INDENT, CONTINUATION = 2, 4
+# A line that was broken within a bracket keeps that break, after which a break before the bracket may no longer be
+# needed: such a file is formatted again, until nothing changes.
+PASSES = 8
 
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
@@ -37,11 +40,16 @@ def format_text(text: str, name: str = "<text>") -> str:
     """The canonical form of a file's text. Raises Refused where it does not parse."""
     source = source_of(text, name)
     before, comments, tokens = _parsed(source)
-    result = "".join(_Formatter(source, tokens, comments, before).lines())
-    after, kept, _ = _parsed(Source(name, result))
-    if after != before or [comment.text for comment in kept] != [comment.text for comment in comments]:
-        raise refuse("E0108", f"`{name}` would not mean the same in canonical form; it is left as it is")
-    return result
+    file, own = before, list(comments)
+    for _ in range(PASSES):
+        result = "".join(_Formatter(source, tokens, comments, file).lines())
+        if result == source.text:
+            return result
+        source = Source(name, result)
+        file, comments, tokens = _parsed(source)
+        if file != before or [comment.text for comment in comments] != [comment.text for comment in own]:
+            raise refuse("E0108", f"`{name}` would not mean the same in canonical form; it is left as it is")
+    raise refuse("E0108", f"`{name}` has no canonical form that stays as it is; it is left as it is")
 
 
 def _parsed(source: Source) -> tuple[tree.File, list[Token], list[Token]]:

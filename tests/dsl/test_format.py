@@ -138,3 +138,10 @@ def test_spans_of_every_node_hold_what_it_says():
     visit(file)
     assert len(names) > 100
     assert all(said == name for said, name in names)
+
+
+def test_a_break_that_another_one_makes_needless_does_not_come_and_go():
+    """Found by fuzzing: the outer comma was broken first, and joined again once the inner break was kept."""
+    text = "axis A=0,A" + "0" * 77 + "=(0/0<[0,0<0/0]),A=0"
+    once = format_text(text)
+    assert format_text(once) == once
