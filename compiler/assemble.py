@@ -12,7 +12,7 @@ from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Me
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.memory import held, working_set
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import TORCH_DTYPES, Argument
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, as_tensor
 from partita.compiler.program import (
     AccumulatorRecord,
     HandOver,
@@ -267,8 +267,7 @@ def _emit_finish(
     writer.block(nodes, set(wanted), {})
     texts = []
     for value in wanted:
-        argument = writer.argument(value)
-        texts.append(f"torch.tensor({argument.text})" if argument.literal else argument.text)
+        texts.append(as_tensor(writer.argument(value)).text)
     body = [*writer.lines, f"return ({', '.join(texts)}{',' if texts else ''})"]
     name = f"rank{rank}_finish"
     module.add(name, FINISH, body, f"Statistics that rank {rank} makes.")

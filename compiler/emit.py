@@ -191,10 +191,11 @@ class StageEmitter:
                 writer.block(run, keep, accumulators)
             else:
                 self._call(writer, turn, run, keep, accumulators)
-            ended = [v for v in _ordered_reads(run) if v in passing and v not in keep]
+            reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
+            ended = [v for v in reads if not writer.argument(v).literal]
             if ended:
                 writer.lines.append(f"del {', '.join(writer.argument(v).text for v in ended)}")
-            passing.difference_update(ended)
+            passing.difference_update(reads)
             passing |= made & keep - wanted
 
     def _call(

@@ -22,7 +22,7 @@ from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
-from partita.compiler.ops.shape import Concat, Expand, Merge, Rename, Slice, Split
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
 from partita.dsl.types import Type
 
 
@@ -233,7 +233,8 @@ def _dropout(site: Site) -> Value:
     (x,) = site.operands
     rate = site.options["rate"]
     if not site.training or not rate:
-        return x
+        # The identity, under the name that layouts may speak of.
+        return site.build.apply(Arrange(x.type.names), x, name=site.name)
     # The mask's key is unique in the program and does not depend on how it is laid out.
     key = site.build.unique(f"{site.name}.keep")
     whole = tuple((axis.name, axis.size) for axis in x.type.axes)

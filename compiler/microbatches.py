@@ -47,6 +47,7 @@ class _Splitter:
         self.local: dict[Value, Value] = {}
         self.whole: dict[Value, Value] = {}
         self.portions: dict[Value, Value] = {}
+        self.totals: dict[tuple[Value, int | None], Value] = {}
         self.prologue: list[Node] = []
         self.deferred: list[Node] = []
         self.finish: list[Node] = []
@@ -280,10 +281,12 @@ class _Splitter:
             )
         self.build.phase = Phase.FORWARD
         local = self.local[value]
-        if state is None and self.count > 1:
+        if state is None and self.count > 1 and name == LOSS:
             local = self._portion(value)
+        # A whole value is the same in every microbatch: its maximum over them is itself, to the bit.
+        maximum = state == MAX or (state is None and name != LOSS)
         type = local.type.with_dtype(accumulation(local.type.dtype))
-        return self._accumulate(name, local, type, maximum=state == MAX)
+        return self._accumulate(name, local, type, maximum)
 
     def _accumulate(
         self, name: str, local: Value, type: object, maximum: bool = False, parameter: str | None = None
@@ -353,7 +356,10 @@ class _Splitter:
             return constant
         if self.state[value] not in (None, SUM, MAX):
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
-        return self._accumulated(f"sum {value.name}", value, node)
+        if (value, node.stage) not in self.totals:
+            name = f"sum {value.name} on {node.stage}"
+            self.totals[value, node.stage] = self._accumulated(name, value, node)
+        return self.totals[value, node.stage]
 
 
 def _described(state: State, batch: str) -> str:

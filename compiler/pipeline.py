@@ -28,6 +28,9 @@ from partita.compiler.update import UpdateGraph, update_graph
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
+# About as many as a transformer of ten thousand layers has; a larger file is a slip.
+MOST_NODES = 100_000
+
 NO_PIPELINE = Pipeline(None, 1, 1)
 DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
 
@@ -75,6 +78,13 @@ def _settle(state: Compilation) -> Compilation:
         missing = "train block" if given.train is None else "model"
         raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
     schedule = given.schedule or DEFAULT_SCHEDULE
+    if given.model.nodes > MOST_NODES:
+        raise refuse(
+            "E0008",
+            f"model `{given.model.name}` expands to {given.model.nodes:,} steps; at most {MOST_NODES:,} are compiled",
+            given.model.span,
+            help="lower the count of a `repeat`",
+        )
     problems = list(_not_yet(given, schedule))
     if problems:
         raise Refused(problems)

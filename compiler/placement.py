@@ -26,7 +26,6 @@ class Pipeline:
     axis: str | None
     ranks: int
     chunks: int
-    counts: tuple[int, ...] | None = None
     span: Span | None = field(default=None, eq=False)
 
     @property
@@ -35,8 +34,8 @@ class Pipeline:
         return self.ranks * self.chunks
 
 
-def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int, span: Span | None = None) -> Pipeline:
-    """The pipeline of a layout. Raises Refused (E0403) where rules name two mesh axes, or chunks have no pipeline."""
+def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int) -> Pipeline:
+    """The pipeline of a layout. Raises Refused (E0404) where rules name two mesh axes."""
     if layout is None or mesh is None:
         return Pipeline(None, 1, 1)
     axes = {rule.mesh_axis: rule for rule in layout.rules if isinstance(rule, (StageRule, PlaceRule))}
@@ -52,12 +51,6 @@ def pipeline_of(layout: Layout | None, mesh: Mesh | None, chunks: int, span: Spa
         return Pipeline(None, 1, 1)
     ((axis, rule),) = axes.items()
     return Pipeline(axis, mesh.size(axis), chunks, span=rule.span)
-
-
-@frozen
-class _Turn:
-    path: str  # gpt.layer.3
-    cost: float = 0.0
 
 
 def place(
@@ -81,6 +74,14 @@ def place(
     nodes = tuple(evolve(node, stage=stage) for node, stage in zip(graph.nodes, stages, strict=True))
     placed = evolve(graph, nodes=nodes)
     _check_parameters(placed, place_rules)
+    idle = sorted(set(range(pipeline.stages)) - set(stages))
+    if idle and not stage_rules:
+        raise refuse(
+            "E0404",
+            f"stage {idle[0]} of {pipeline.stages} holds nothing",
+            pipeline.span,
+            help="place work on it, or use fewer ranks or chunks",
+        )
     return placed
 
 
@@ -194,13 +195,15 @@ def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     for part in range(parts):
         following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (n + 1)
         for end in range(part + 1, n - (parts - part - 1) + 1):
-            for start in range(part, end):
+            for start in range(end - 1, part - 1, -1):
+                own = total[end] - total[start]
+                known = following[end]
+                if known is not None and own > known[0] * (1 + 1e-9):
+                    break  # longer parts cost more still
                 before = best[start]
                 if before is None:
                     continue
-                own = total[end] - total[start]
                 candidate = (max(before[0], own), before[1] + own * own)
-                known = following[end]
                 # Costs are sums of floats: differences within rounding are no reason for an uneven cut.
                 if known is None or _less(candidate, known[:2]):
                     following[end] = (*candidate, (*before[2], end - start))

@@ -17,13 +17,15 @@ from partita.compiler.placement import named_scopes
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
 
+Home = tuple[str, int | None]
+
 
 def recompute(graph: Graph, rules: Sequence[RecomputeRule]) -> Graph:
     """Apply the rules. Raises Refused: E0401 (`auto`), E0409 (a name that matches nothing)."""
     scopes = _scopes(graph, rules)
     if not scopes:
         return graph
-    home = {value: _instance(node.scope, scopes) for node in graph.nodes for value in node.outputs}
+    home = {value: _home(node, scopes) for node in graph.nodes for value in node.outputs}
     producers = graph.producers()
     leaving = _leaving(graph, home)
     copies: dict[Value, Value] = {}
@@ -110,15 +112,17 @@ def _instance(scope: str, scopes: Sequence[tuple[str, bool]]) -> str | None:
     return None
 
 
-def _leaving(graph: Graph, home: dict[Value, str | None]) -> set[Value]:
+def _home(node: Node, scopes: Sequence[tuple[str, bool]]) -> Home | None:
+    """The instance that a node belongs to, and its stage: a cut through a scope makes two instances of it."""
+    instance = _instance(node.scope, scopes)
+    return None if instance is None else (instance, node.stage)
+
+
+def _leaving(graph: Graph, home: dict[Value, Home | None]) -> set[Value]:
     """Forward values that a forward node outside their instance reads, or that are results."""
     leaving = set(graph.outputs())
-    cache: dict[str, str | None] = {}
     for node in graph.nodes:
         if node.phase is Phase.FORWARD:
-            if node.outputs:
-                own = home[node.outputs[0]]
-            else:
-                own = cache.get(node.scope)
+            own = home[node.outputs[0]]
             leaving.update(value for value in node.inputs if home.get(value) not in (None, own))
     return leaving

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import Argument
+from partita.compiler.ops.op import Argument, as_tensor
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
 from partita.dsl.source import Span
@@ -99,7 +99,7 @@ class Writer:
             if isinstance(node.op, Accumulate) and not node.op.maximum:
                 (value,) = node.inputs
                 producer = made.get(value)
-                if producer is not None and uses[value] == 1 and value not in keep:
+                if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
                     fused[producer] = node
         written: set[Node] = set()
         local: set[Value] = set()
@@ -111,6 +111,8 @@ class Writer:
                 self.texts[node.output] = Argument(text, node.output.type, literal=True)
                 continue
             arguments = [self.argument(value) for value in node.inputs]
+            if not node.op.takes_numbers:
+                arguments = [as_tensor(argument) for argument in arguments]
             if isinstance(node.op, Accumulate):
                 target = accumulators[node.op.target][0]
                 self._line(node.op.statement(target, arguments[0]), node)

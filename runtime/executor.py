@@ -90,7 +90,8 @@ class _Stage:
         """Accumulators as a step begins."""
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
-                tensor.fill_(float("-inf"))
+                floats = tensor.is_floating_point()
+                tensor.fill_(float("-inf") if floats else torch.iinfo(tensor.dtype).min)
             else:
                 tensor.zero_()
 

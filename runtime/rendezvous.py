@@ -85,6 +85,8 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     _number(variables, "MASTER_PORT")
     local = address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks)
     rank = _number(variables, "RANK")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
     local_rank = int(variables.get("LOCAL_RANK", rank))
     return Identity(rank, ranks, local_rank, "torchrun", "env://", local)
 

@@ -177,7 +177,8 @@ def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer 
     loss, metrics = 0.0, dict[str, float]()
     for index in range(batches):
         batch = rank.tensors(dataset.holdout_batch(index)) if dataset else {}
-        yield from rank.evaluation.step(step, batch)
+        # Random numbers of an evaluation are those of its batch, the same every time and no training step's.
+        yield from rank.evaluation.step(-1 - index, batch)
         one, named, _ = rank.results(rank.evaluation)
         loss += one / batches
         for name, value in named.items():

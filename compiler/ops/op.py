@@ -47,6 +47,8 @@ class Op:
 
     name: ClassVar[str]
     results: ClassVar[tuple[str, ...]] = ("",)
+    # Writes literal operands as numbers; other operations get them as tensors of their dtype.
+    takes_numbers: ClassVar[bool] = False
     # Costs next to nothing and depends on no activation: copied to each stage that uses it rather than sent.
     free: ClassVar[bool] = False
 
@@ -180,6 +182,14 @@ TORCH_DTYPES = {
     "i32": "torch.int32",
     "bool": "torch.bool",
 }
+
+
+def as_tensor(argument: Argument) -> Argument:
+    """A literal as a scalar tensor of its dtype; anything else as it is."""
+    if not argument.literal:
+        return argument
+    dtype = TORCH_DTYPES[argument.type.dtype]
+    return Argument(f"torch.tensor({argument.text}, dtype={dtype}, device=c.device)", argument.type)
 
 
 def accumulation(dtype: str) -> str:

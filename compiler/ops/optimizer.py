@@ -45,8 +45,6 @@ class Accumulate(Op):
 
     def statement(self, target: str, value: Argument) -> str:
         """`target.add_(value)`; also where the value is of a narrower dtype."""
-        if value.literal:
-            return f"{target}.add_({value.text})"
         view = permuted(value.text, value.type.names, self.type.names)
         if self.maximum:
             return f"torch.maximum({target}, {view}, out={target})"

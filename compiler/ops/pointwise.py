@@ -19,6 +19,7 @@ from partita.compiler.ops.op import (
     State,
     Way,
     aligned_ways,
+    as_tensor,
     broadcast,
     op,
 )
@@ -94,8 +95,6 @@ class Cast(Op):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`x.to(dtype)`."""
-        if arguments[0].literal:
-            return f"torch.tensor({arguments[0].text}, dtype={TORCH_DTYPES[self.dtype]}, device=c.device)"
         return f"{arguments[0].text}.to({TORCH_DTYPES[self.dtype]})"
 
 
@@ -125,6 +124,7 @@ class Pointwise(Op):
     """A function of the table applied element by element."""
 
     function: str
+    takes_numbers = True
 
     @property
     def label(self) -> str:
@@ -168,6 +168,9 @@ class Pointwise(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
+        # `where` would give literals torch's default dtype.
+        if self.function == "where" or all(argument.literal for argument in arguments):
+            arguments = [as_tensor(argument) for argument in arguments]
         texts = [broadcast(argument, names) for argument in arguments]
         if self.function in ("maximum", "minimum"):
             literals = [argument.literal for argument in arguments]
@@ -175,13 +178,7 @@ class Pointwise(Op):
                 return f"{texts[0]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[1]})"
             if literals[0] and not literals[1]:
                 return f"{texts[1]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[0]})"
-        if all(argument.literal for argument in arguments):
-            dtypes = [TORCH_DTYPES[argument.type.dtype] for argument in arguments]
-            texts = [
-                f"torch.tensor({text}, dtype={dtype}, device=c.device)"
-                for text, dtype in zip(texts, dtypes, strict=True)
-            ]
-        elif arguments[0].literal and self.function in ("equal", "not_equal"):
+        if arguments[0].literal and self.function in ("equal", "not_equal"):
             texts.reverse()
         return FUNCTIONS[self.function].text.format(*texts)
 

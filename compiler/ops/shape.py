@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Op, Way, op, permuted, shape_text
+from partita.compiler.ops.op import SUM, Argument, Op, Way, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -195,9 +195,8 @@ class Expand(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`expand` of a view with new axes."""
         (x,) = arguments
-        if x.literal:
-            dtype = TORCH_DTYPES[x.type.dtype]
-            return f"torch.full({shape_text(results[0].shape)}, {x.text}, dtype={dtype}, device=c.device)"
+        if not self.axes:
+            return x.text
         if not x.type.axes:
             return f"{x.text}.expand{shape_text(results[0].shape)}"
         index = ", ".join([*(":" for _ in x.type.axes), *("None" for _ in self.axes)])
