@@ -47,8 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         text = _summary(state, terminal=arguments.output is None)
     if arguments.output:
-        with open(arguments.output, "w", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            with open(arguments.output, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
+            return 2
     else:
         sys.stdout.write(text)
     return 0
@@ -145,7 +149,7 @@ def _summary(state, terminal: bool) -> str:  # type: ignore[no-untyped-def]
             )
         console.print(table)
     memory = ", ".join(bytes_text(value) for value in summary.peak_memory)
-    console.print(f"peak memory by rank: {memory} (static bound)")
+    console.print(f"peak memory by rank: {memory} (tensors of the program; kernels' workspace aside)")
     console.print(
         f"predicted on {state.device.name}: step {seconds_text(summary.timeline.makespan)}, "
         f"bubble {summary.timeline.bubble:.1%}"

@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from partita.cli.source import add_source_arguments, load_or_report, report
 
 if TYPE_CHECKING:
+    from partita.dsl.spec import Spec
+    from partita.runtime.data import Dataset
     from partita.runtime.rendezvous import Identity
     from partita.runtime.training import Plan, StepResult
 
@@ -39,14 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"partita: {error}", file=sys.stderr)
         return 2
-    # Warnings are the supervisor's to show; its ranks have the same file before them.
-    spec = load_or_report(arguments, quiet=identity is not None and identity.rank > 0)
+    if identity is not None and arguments.transport == "virtual":
+        print(
+            "partita: --transport virtual runs all ranks in one process; start it without a launcher", file=sys.stderr
+        )
+        return 2
+    # Warnings are said once: by the supervisor, which its ranks need not repeat, or by the first rank.
+    quiet = identity is not None and (identity.launcher == "partita" or identity.rank > 0)
+    spec = load_or_report(arguments, quiet)
     if spec is None:
         return 1
     try:
         if identity is None and arguments.transport != "virtual":
             return _supervise(arguments, spec)
-        return _train(arguments, spec, identity)
+        return _train(arguments, spec, identity, quiet)
     except Refused as refused:
         # A wrong file is wrong on every rank alike: the first one says so.
         if identity is None or identity.rank == 0:
@@ -54,16 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
-def _supervise(arguments: argparse.Namespace, spec) -> int:  # type: ignore[no-untyped-def]
+def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
-    from partita.compiler.pipeline import compile_spec
+    from partita.compiler.pipeline import compile_run
     from partita.runtime.data.binding import open_data
     from partita.runtime.launcher import launch
 
-    state = compile_spec(spec)
+    state, _ = compile_run(spec)
     report(state.warnings)
     program = state.program
     assert program is not None
+    if not _writable(_directory(arguments, spec)):
+        return 2
+    assert spec.train is not None
     open_data(program, spec.train, _folder(arguments))
     command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
     for name in ("root", "run_dir", "transport"):
@@ -78,21 +90,41 @@ def _folder(arguments: argparse.Namespace) -> Path:
     return Path(arguments.file).resolve().parent
 
 
-def _train(arguments: argparse.Namespace, spec, identity: Identity | None) -> int:  # type: ignore[no-untyped-def]
+def _directory(arguments: argparse.Namespace, spec: Spec) -> Path:
+    """Where metrics go."""
+    return Path(arguments.run_dir or f"runs/{spec.name}")
+
+
+def _writable(directory: Path) -> bool:
+    """Make the run's directory; says why where that cannot be."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            return True
+    except OSError as error:
+        print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+        return False
+
+
+def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import check_ranks, prepare
 
     plan = prepare(spec)
     if identity is not None:
         check_ranks(plan, identity.ranks)
-    directory = Path(arguments.run_dir or f"runs/{spec.name}")
+    if not quiet:
+        report(plan.training.warnings)
+    directory = _directory(arguments, spec)
+    if identity is None and not _writable(directory):
+        return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
         return _train_virtual(plan, dataset, directory)
     return _train_rank(plan, dataset, directory, identity, arguments.transport)
 
 
-def _train_virtual(plan: Plan, dataset, directory: Path) -> int:  # type: ignore[no-untyped-def]
+def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path) -> int:
     import os
 
     import torch
@@ -110,7 +142,7 @@ def _train_virtual(plan: Plan, dataset, directory: Path) -> int:  # type: ignore
     return 0
 
 
-def _train_rank(plan: Plan, dataset, directory: Path, identity: Identity, transport: str | None) -> int:  # type: ignore[no-untyped-def]
+def _train_rank(plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, transport: str | None) -> int:
     import torch
 
     from partita.runtime.launcher import PEER_LOST

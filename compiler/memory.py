@@ -1,7 +1,7 @@
 """Bytes: what a stage keeps for each microbatch in flight, and the most that one of its functions holds.
 
-Views cost nothing. The bound is static: it counts every tensor from where it is made to its last use, as the emitted
-functions do.
+Views cost nothing. The count is static, from where a tensor is made to its last use, as in the emitted functions. What
+a kernel needs for itself while it runs is not counted.
 """
 
 from __future__ import annotations

@@ -236,6 +236,13 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 )
 
 
+def compile_run(given: language.Spec) -> tuple[Compilation, Compilation | None]:
+    """What a run needs: the training program, and that of evaluation where the file evaluates."""
+    training = compile_spec(given)
+    evaluates = given.train is not None and given.train.eval is not None
+    return training, compile_spec(given, training=False) if evaluates else None
+
+
 def compile_spec(given: language.Spec, training: bool = True) -> Compilation:
     """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages.
 

@@ -34,7 +34,7 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `peak_memory` is the static bound in bytes, one per rank."""
+    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank."""
 
     name: str
     ranks: int
@@ -161,7 +161,7 @@ def _turns(scopes: list[str]) -> tuple[str, ...]:
 
 
 def peak_memory(state: Compilation, rank: RankProgram) -> int:
-    """The static bound of one rank in bytes.
+    """What one rank's tensors need at most, in bytes; kernels' own workspace aside.
 
     Masters, optimizer states, gradient accumulators and received totals; whole batches of the inputs it reads; what
     microbatches in flight keep, at the moment of the schedule where that is most, with the working set of the

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from attrs import field, frozen
 
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
@@ -79,9 +79,7 @@ class Plan:
 
 def prepare(spec: Spec) -> Plan:
     """Compile what a run needs. Raises Refused with what is wrong with the file."""
-    training = compile_spec(spec)
-    evaluates = spec.train is not None and spec.train.eval is not None
-    return Plan(spec, training, compile_spec(spec, training=False) if evaluates else None)
+    return Plan(spec, *compile_run(spec))
 
 
 def tokens_per_step(program: Program) -> int:
