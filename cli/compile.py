@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from partita.cli.source import add_source_arguments, load_or_report, report
+
+if TYPE_CHECKING:
+    from partita.compiler.pipeline import Compilation
 
 SUMMARY = "compile a file: stages, parameters, transfers, memory, bubble; or print a form of the program"
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
@@ -58,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _form(state, form: str, stage: int | None) -> str:  # type: ignore[no-untyped-def]
+def _form(state: Compilation, form: str, stage: int | None) -> str:
     """The text of one form, of one stage where that is asked for."""
     from attrs import evolve
 
@@ -101,7 +105,7 @@ def _stage_source(source: str, wanted: set[str]) -> str:
     return functions[0] + "".join(text for name, text in bodies.items() if name in wanted or name in called)
 
 
-def _summary(state, terminal: bool) -> str:  # type: ignore[no-untyped-def]
+def _summary(state: Compilation, terminal: bool) -> str:
     """The summary as tables."""
     import io
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from partita.cli.source import add_source_arguments, load_or_report, report
 
 if TYPE_CHECKING:
+    import torch
+
     from partita.dsl.spec import Spec
     from partita.runtime.data import Dataset
     from partita.runtime.rendezvous import Identity
@@ -143,14 +145,12 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path) -> int:
 
 
 def _train_rank(plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, transport: str | None) -> int:
-    import torch
-
     from partita.runtime.launcher import PEER_LOST
     from partita.runtime.rendezvous import connect
     from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
-    backend, device = _backend(transport, identity, torch)
+    backend, device = _backend(transport, identity)
     communication = None
     watch = _Watch(plan, directory) if identity.rank == 0 else None
     if identity.rank != 0 and identity.local_rank == 0:
@@ -176,8 +176,10 @@ def _train_rank(plan: Plan, dataset: Dataset | None, directory: Path, identity: 
     return 0
 
 
-def _backend(transport: str | None, identity: Identity, torch):  # type: ignore[no-untyped-def]
+def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.device]:
     """The backend and this rank's device."""
+    import torch
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if transport is None:
         transport = "nccl" if gpus > identity.local_rank else "gloo"

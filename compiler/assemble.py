@@ -213,6 +213,7 @@ def _rank_program(
     receives = tuple(each for each in tied if each.transfer.channel.destination == rank)
     totals = [(stage.index, each.name) for stage in own for each in stage.accumulators]
     totals += [(each.stage, each.accumulator) for each in receives]
+    assert len(set(totals)) == len(totals), f"accumulators of one name: {totals}"
     finish = _emit_finish(rank, module, mine, update, totals)
     entries = tuple(i for i, (_, _, stage) in enumerate(update.statistics) if stage in mine)
     name = None

@@ -56,13 +56,13 @@ def cut(graph: Graph, stages: int) -> Partitioned:
     for node in graph.nodes:
         if node.phase is Phase.FINISH:
             continue  # the update graph's
-        targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.stage or 0,)
+        targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.home,)
         for stage in targets:
             mapping = locals_[stage]
             inputs = []
             for value in node.inputs:
                 if value not in mapping and value in home:
-                    source = home[value].stage or 0
+                    source = home[value].home
                     direction = ONWARD if home[value].phase is Phase.FORWARD else BACK
                     mapping[value] = Value(value.name, value.type)
                     op = Receive(value.name, source, direction, value.type)
@@ -138,7 +138,7 @@ def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple
             targets = set[int]().union(*(wanted.get(value, ()) for value in node.outputs))
             copies[node] = tuple(sorted(targets))
         else:
-            targets = {node.stage or 0}
+            targets = {node.home}
         for value in node.inputs:
             if value in portable:
                 wanted.setdefault(value, set()).update(targets)
@@ -155,7 +155,7 @@ def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, .
             producer = home.get(value)
             if producer is None or producer.stage == node.stage:
                 continue
-            source, destination = producer.stage or 0, node.stage or 0
+            source, destination = producer.home, node.home
             onward = producer.phase is Phase.FORWARD
             if onward and node.phase is Phase.FORWARD and destination < source:
                 raise refuse(
@@ -165,6 +165,7 @@ def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, .
                     notes=[f"made at {producer.span.place}" if producer.span else "made there"],
                     help="place its reader on the same stage or a later one",
                 )
+            assert onward or destination < source, f"{value.name} would cross from B of {source} to {destination}"
             crossing.setdefault(value, {})[destination] = None
     return {value: tuple(sorted(found)) for value, found in crossing.items()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from attrs import field, frozen
+from attrs import define, field
 
 from partita.compiler.cut import Partitioned, StageGraph
 from partita.compiler.graph import Input, Node, Phase, Value
@@ -27,9 +27,12 @@ PROLOGUE, FUNCTION = "m, x, c", "p, f, a, c"
 SEGMENT = 4
 
 
-@frozen
+@define
 class Slots:
-    """The frame of a stage: the slot of every value that crosses from one function or stage to another."""
+    """The frame of a stage: the slot of every value that crosses from one function or stage to another.
+
+    Slots are given in the order in which they are asked for, which is that of emission.
+    """
 
     of: dict[Value, int] = field(factory=dict)
 

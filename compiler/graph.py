@@ -64,6 +64,12 @@ class Node:
     stage: int | None = None
 
     @property
+    def home(self) -> int:
+        """The stage of a placed node."""
+        assert self.stage is not None, self
+        return self.stage
+
+    @property
     def output(self) -> Value:
         """The result of a node that has one."""
         (value,) = self.outputs

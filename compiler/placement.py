@@ -360,7 +360,7 @@ def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
     used: dict[Value, set[int]] = {}
     for node in graph.nodes:
         for value in node.inputs:
-            used.setdefault(value, set()).add(node.stage or 0)
+            used.setdefault(value, set()).add(node.home)
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             for parameter in graph.parameters:

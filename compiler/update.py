@@ -135,7 +135,7 @@ def update_graph(partitioned: Partitioned, call: Call | None, clip: float | None
         for accumulator in stage.accumulators
         if accumulator.parameter is None
     )
-    homes = {value: node.stage or 0 for node in metrics for value in node.outputs}
+    homes = {value: node.home for node in metrics for value in node.outputs}
     homes |= {accumulator.value: stage for accumulator, stage in sums}
     statistics = [("loss", graph.loss, homes[graph.loss])]
     statistics += [(name, value, homes[value]) for name, value in graph.metrics]
