@@ -57,6 +57,7 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
     used = {i.transfer.channel for list_ in instructions for i in list_ if isinstance(i, PostSend)}
     used |= {transfer.transfer.channel for transfer in tied}
     limits = {each.name: each for each in whole.inputs}
+    stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
     return Program(
         name=whole.name,
@@ -64,7 +65,7 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
         batch=batch,
         microbatches=schedule.microbatches,
         parameters=tuple(
-            _parameter_record(parameter, partitioned, updates.get(parameter.name))
+            _parameter_record(parameter, stage_sets[parameter.name], updates.get(parameter.name))
             for parameter in partitioned.graph.parameters
         ),
         stages=stages,
@@ -97,16 +98,14 @@ def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
     }
 
 
-def _parameter_record(
-    parameter: Parameter, partitioned: Partitioned, update: ParameterUpdate | None
-) -> ParameterRecord:
+def _parameter_record(parameter: Parameter, stages: tuple[int, ...], update: ParameterUpdate | None) -> ParameterRecord:
     states = tuple(value.name.split("(", 1)[0] for value in update.states) if update else ()
     return ParameterRecord(
         parameter.name,
         parameter.master,
         parameter.initial,
         parameter.fans,
-        partitioned.stages_of(parameter.name),
+        stages,
         states,
     )
 

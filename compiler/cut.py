@@ -38,9 +38,13 @@ class Partitioned:
     stages: tuple[StageGraph, ...]
     messages: tuple[Message, ...]
 
-    def stages_of(self, parameter: str) -> tuple[int, ...]:
-        """The stage set of a parameter: where it is read."""
-        return tuple(s.index for s in self.stages if any(p.name == parameter for p in s.parameters))
+    def stage_sets(self) -> dict[str, tuple[int, ...]]:
+        """The stage set of every parameter: where it is read."""
+        found: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages:
+            for parameter in stage.parameters:
+                found[parameter.name] = (*found.get(parameter.name, ()), stage.index)
+        return found
 
 
 def cut(graph: Graph, stages: int) -> Partitioned:

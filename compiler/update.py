@@ -84,8 +84,9 @@ def update_graph(partitioned: Partitioned, call: Call | None, clip: float | None
         for accumulator in stage.accumulators
         if accumulator.parameter
     }
+    stage_sets = partitioned.stage_sets()
     for parameter in graph.parameters if call else ():
-        stages = partitioned.stages_of(parameter.name)
+        stages = stage_sets[parameter.name]
         totals = tuple(
             (stage, Value(f"total(d({parameter.name}))@{stage}", parameter.master))
             for stage in stages

@@ -66,15 +66,17 @@ class Writer:
         self.lines: list[str] = []
         self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
         self._taken = set(arguments.split(", "))
+        self._counts: dict[str, int] = {}  # where to go on looking for a free name
 
     def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
         text = stem = stem or local_stem(value.name)
-        count = 1
+        count = self._counts.get(stem, 1)
         while text in self._taken:
             count += 1
             text = f"{stem}_{count}"
         self._taken.add(text)
+        self._counts[stem] = count
         self.texts[value] = Argument(text, value.type)
         return text
 
