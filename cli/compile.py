@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.cli.source import add_source_arguments, compile_or_report, report
 
 if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
@@ -27,16 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile and print. 0, or 1 with diagnostics."""
-    spec = load_or_report(arguments)
-    if spec is None:
-        return 1
-    from partita.compiler.pipeline import compile_spec
-    from partita.dsl.diagnostic import Refused
-
-    try:
-        state = compile_spec(spec)
-    except Refused as refused:
-        report(refused.diagnostics)
+    state = compile_or_report(arguments)
+    if state is None:
         return 1
     report(state.warnings)
     if arguments.stage is not None and not 0 <= arguments.stage < state.pipeline.stages:

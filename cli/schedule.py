@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.cli.source import add_source_arguments, compile_or_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,18 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile, simulate and print. 0, or 1 with diagnostics."""
-    spec = load_or_report(arguments)
-    if spec is None:
+    state = compile_or_report(arguments)
+    if state is None:
         return 1
-    from partita.compiler.pipeline import compile_spec
     from partita.compiler.summary import timeline
-    from partita.dsl.diagnostic import Refused
 
-    try:
-        state = compile_spec(spec)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return 1
     assert state.schedule is not None
     predicted = timeline(state)
     if arguments.json:

@@ -6,10 +6,14 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
+
+if TYPE_CHECKING:
+    from partita.compiler.pipeline import Compilation
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +35,21 @@ def load_or_report(arguments: argparse.Namespace, quiet: bool = False) -> Spec |
     if not quiet:
         report(diagnostics)
     return spec
+
+
+def compile_or_report(arguments: argparse.Namespace) -> Compilation | None:
+    """The file compiled for training; None, with diagnostics on stderr, where it or its layout is wrong."""
+    spec = load_or_report(arguments)
+    if spec is None:
+        return None
+    # Imported here: checking a file needs no compiler.
+    from partita.compiler.pipeline import compile_spec
+
+    try:
+        return compile_spec(spec)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return None
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.compiler.communication import communicate
-from partita.compiler.cut import Partitioned
+from partita.compiler.cut import Partitioned, message_of
 from partita.compiler.emit import StageEmitter
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
@@ -56,12 +56,11 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
     )
     used = {i.transfer.channel for list_ in instructions for i in list_ if isinstance(i, PostSend)}
     used |= {transfer.transfer.channel for transfer in tied}
-    limits = {each.name: each for each in whole.inputs}
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
     return Program(
         name=whole.name,
-        inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in limits.values()),
+        inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in whole.inputs),
         batch=batch,
         microbatches=schedule.microbatches,
         parameters=tuple(
@@ -83,11 +82,9 @@ def _check_ends(partitioned: Partitioned) -> None:
     for stage in partitioned.stages:
         for node in stage.nodes:
             if isinstance(node.op, Send):
-                message = Message(node.op.value, stage.index, node.op.destination, node.op.direction)
-                ends["send"][message] = node.inputs[0].type
+                ends["send"][message_of(node)] = node.inputs[0].type
             elif isinstance(node.op, Receive):
-                message = Message(node.op.value, node.op.source, stage.index, node.op.direction)
-                ends["receive"][message] = node.op.type
+                ends["receive"][message_of(node)] = node.op.type
     assert ends["send"] == ends["receive"], "the ends of a message differ"
 
 
@@ -120,22 +117,19 @@ def _stage_program(
     hand_overs: list[HandOver] = []
     for node in stage.nodes:
         if isinstance(node.op, Send):
-            value = node.inputs[0]
+            message = message_of(node)
             other = emitters[node.op.destination]
-            slot = emitter.slots.slot(value)
+            slot = emitter.slots.slot(node.inputs[0])
             if schedule.home(node.op.destination)[0] == rank:
                 target = next(
-                    n.output
-                    for n in other.stage.nodes
-                    if isinstance(n.op, Receive) and n.op.value == node.op.value and n.op.source == stage.index
+                    n.output for n in other.stage.nodes if isinstance(n.op, Receive) and message_of(n) == message
                 )
                 kind = "F" if node.op.direction == ONWARD else "B"
                 hand_overs.append(HandOver(kind, slot, node.op.destination, other.slots.slot(target)))
             else:
-                sends[Message(node.op.value, stage.index, node.op.destination, node.op.direction)] = slot
+                sends[message] = slot
         elif isinstance(node.op, Receive) and schedule.home(node.op.source)[0] != rank:
-            message = Message(node.op.value, node.op.source, stage.index, node.op.direction)
-            receives[message] = (emitter.slots.slot(node.output), node.output.type)
+            receives[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
     forward, backward = emitter.groups["F"], emitter.groups["B"]
     read_later = {v for node in emitter.groups["BW"] for v in node.inputs}
     read_by_weight = {v for node in emitter.groups["W"] for v in node.inputs}
@@ -283,11 +277,9 @@ def _emit_update(
 ) -> str:
     writer = Writer(UPDATE)
     _totals(writer, update, totals)
-    names = [name for name, _, _ in update.statistics]
-    for value, (name, _, _) in zip(
-        update.norms, [s for s in update.statistics if s[0].startswith("square ")], strict=True
-    ):
-        writer.texts[value] = Argument(f"s[{names.index(name)}]", value.type)
+    entries = {value: i for i, (_, value, _) in enumerate(update.statistics)}
+    for value in update.norms:
+        writer.texts[value] = Argument(f"s[{entries[value]}]", value.type)
     writer.block(update.clip, {node.output for node in update.clip}, {})
     states = 0
     held_ = set(parameters)

@@ -81,13 +81,22 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                     direction = ONWARD if node.phase is Phase.FORWARD else BACK
                     send = Send(value.name, destination, direction)
                     nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
-                    messages.append(Message(value.name, stage, destination, direction, value.type.bytes))
+                    messages.append(message_of(nodes[stage][-1]))
     accumulators = {each.name: each for each in graph.accumulators}
     return Partitioned(
         graph,
         tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
         tuple(messages),
     )
+
+
+def message_of(node: Node) -> Message:
+    """The message that a send or a receive is one end of."""
+    if isinstance(node.op, Send):
+        (value,) = node.inputs
+        return Message(node.op.value, node.home, node.op.destination, node.op.direction, value.type.bytes)
+    assert isinstance(node.op, Receive), node
+    return Message(node.op.value, node.op.source, node.home, node.op.direction, node.op.type.bytes)
 
 
 def _stage(graph: Graph, index: int, nodes: Sequence[Node], known: dict[str, Accumulator]) -> StageGraph:

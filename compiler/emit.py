@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from attrs import define, field
 
 from partita.compiler.cut import Partitioned, StageGraph
-from partita.compiler.graph import Input, Node, Phase, Value
+from partita.compiler.graph import Input, Node, Phase, Value, without_turns
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
@@ -60,10 +60,6 @@ class StageEmitter:
         self.masters = masters
         self.functions: dict[str, str] = {}
         self.prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
-        made = {value: node.phase for node in stage.nodes for value in node.outputs}
-        for each in stage.inputs:
-            made[each.value] = Phase.PROLOGUE
-        self.made = made
         self.groups = {
             kind: [node for node in stage.nodes if node.phase in phases]
             for kind, phases in (
@@ -81,7 +77,7 @@ class StageEmitter:
         read = {v for node in self.stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
         values = [parameter.value for parameter in self.stage.parameters]
         values += [v for node in self.prologue for v in node.outputs if v in read and not _literal(node)]
-        values += [each.value for each in self.whole_inputs() if each.value in read and each.batch is None]
+        values += [each.value for each in self.whole_inputs() if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
 
     def whole_inputs(self) -> list[Input]:
@@ -91,7 +87,6 @@ class StageEmitter:
     def emit(self) -> None:
         """Write all functions of the stage."""
         self._emit_prologue()
-        backward = [*self.groups["BW"]]
         crossing = _read(self.groups["BW"]) & _made(self.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
@@ -102,7 +97,7 @@ class StageEmitter:
         keeps = {"F": crossing, "B": between, "W": set[Value](), "BW": set[Value]()}
         # What a function reads last is taken out of the frame, so that it ends with its last use.
         later = {
-            "F": _read(backward) | inputs,
+            "F": _read(self.groups["BW"]) | inputs,
             "B": _read(self.groups["W"]),
             "W": set[Value](),
             "BW": set[Value](),
@@ -251,8 +246,7 @@ class StageEmitter:
         if results:
             left = ", ".join(writer.name(v) for v in results)
             call = f"{left} = {call}"
-        path = ".".join(part for part in turn.split(".") if not part.isdigit())
-        writer.lines.append(f"{call}  # a turn of {path}")
+        writer.lines.append(f"{call}  # a turn of {without_turns(turn)}")
 
 
 def _within(value: Value, scope: str) -> bool:

@@ -181,6 +181,11 @@ class Graph:
         )
 
 
+def without_turns(path: str) -> str:
+    """A path with its turn numbers left out: `gpt.layer.3.mlp` is `gpt.layer.mlp`."""
+    return ".".join(part for part in path.split(".") if not part.isdigit())
+
+
 class Builder:
     """Appends nodes, names values uniquely, and holds the scope, span and phase that new nodes get."""
 

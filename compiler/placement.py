@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.graph import Graph, Node, Value, without_turns
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
@@ -95,11 +95,6 @@ def turn_of(scope: str, names: Mapping[str, str]) -> str | None:
         if parts[i].isdigit() and ".".join(parts[:i]) in names:
             return ".".join(parts[: i + 1])
     return None
-
-
-def _template(scope: str) -> str:
-    """A scope's path with turn numbers left out."""
-    return ".".join(part for part in scope.split(".") if not part.isdigit())
 
 
 def _repeats(graph: Graph, names: Sequence[str]) -> dict[str, str]:
@@ -225,14 +220,14 @@ def _less(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 def matches(path: Sequence[str], name: str) -> bool:
     """Whether a path of a rule names a scope or value: it is the tail of its path, turn numbers left out."""
-    parts = [part for part in name.split(".") if not part.isdigit()]
+    parts = without_turns(name).split(".")
     return parts[-len(path) :] == list(path)
 
 
 def named_scopes(graph: Graph, path: Sequence[str]) -> list[str]:
     """Paths (without turns) of the blocks and repeats that a path of a rule names, by segment or declared name."""
     found = []
-    declared = {_template(scope.path): scope.name for scope in graph.scopes}
+    declared = {without_turns(scope.path): scope.name for scope in graph.scopes}
     for scope in declared:
         parts = scope.split(".")
         names = [declared.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts)]
@@ -292,8 +287,8 @@ def _wishes(
             prefix = ".".join(parts[:i])
             if prefix in by_turn:
                 return by_turn[prefix]
-            if _template(prefix) in by_scope:
-                return by_scope[_template(prefix)]
+            if without_turns(prefix) in by_scope:
+                return by_scope[without_turns(prefix)]
         return None
 
     return wish
@@ -301,7 +296,7 @@ def _wishes(
 
 def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Callable[[Node], float]) -> dict[str, int]:
     """Turns of the first repeat within a scope, balanced over a range of stages; the rest of the scope follows."""
-    names = {s.path: s.name for s in graph.scopes if s.repeat and (_template(s.path) + ".").startswith(scope + ".")}
+    names = {s.path: s.name for s in graph.scopes if s.repeat and (without_turns(s.path) + ".").startswith(scope + ".")}
     costs = dict.fromkeys(_turns(graph, names), 0.0)
     for node in graph.nodes:
         turn = turn_of(node.scope, names)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from partita.compiler.graph import Graph, Node, Phase, Value
+from partita.compiler.graph import Graph, Node, Phase, Value, without_turns
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.placement import named_scopes
 from partita.dsl.diagnostic import refuse
@@ -72,7 +72,7 @@ def recompute(graph: Graph, rules: Sequence[RecomputeRule]) -> Graph:
 
 def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, bool]]:
     """Paths without turns of what is recomputed, and whether each is a repeat (whose turns are the instances)."""
-    declared = {_plain(scope.path): scope.repeat for scope in graph.scopes}
+    declared = {without_turns(scope.path): scope.repeat for scope in graph.scopes}
     found: list[tuple[str, bool]] = []
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
@@ -92,10 +92,6 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
                 )
             found.extend((scope, declared[scope]) for scope in paths)
     return found
-
-
-def _plain(path: str) -> str:
-    return ".".join(part for part in path.split(".") if not part.isdigit())
 
 
 def _instance(scope: str, scopes: Sequence[tuple[str, bool]]) -> str | None:

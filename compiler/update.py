@@ -21,6 +21,7 @@ from partita.dsl.types import Type
 # As torch.nn.utils.clip_grad_norm_ has it.
 CLIP_EPSILON = 1e-6
 STATISTIC = "f64"
+SQUARE = "square "  # entries of that name are stages' shares of the squared gradient norm
 
 
 @frozen(eq=False)
@@ -141,7 +142,7 @@ def update_graph(partitioned: Partitioned, call: Call | None, clip: float | None
     statistics = [("loss", graph.loss, homes[graph.loss])]
     statistics += [(name, value, homes[value]) for name, value in graph.metrics]
     ordered = sorted(norms)
-    statistics += [(f"square {stage}", norms[stage], stage) for stage in ordered]
+    statistics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
     build.nodes = []
     coefficient = _coefficient(build, [norms[stage] for stage in ordered], clip) if norms else None
     clip_nodes = tuple(build.nodes)

@@ -72,9 +72,16 @@ class _Cell:
 class _Stage:
     """A stage under way: its constants of the step, accumulators, and a frame for each microbatch in flight."""
 
-    def __init__(self, record: StageProgram, functions: Mapping[str, Callable[..., Any]], device: torch.device) -> None:
+    def __init__(
+        self,
+        record: StageProgram,
+        functions: Mapping[str, Callable[..., Any]],
+        memory: Memory,
+        device: torch.device,
+    ) -> None:
         self.record = record
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
+        self.masters = tuple(memory.masters[name] for name in record.parameters)
         self.accumulators = tuple(empty(each.type, device) for each in record.accumulators)
         self.constants: tuple[torch.Tensor, ...] = ()
         self.frames: dict[int, list[torch.Tensor | None]] = {}
@@ -111,11 +118,10 @@ class Executor:
         self.program = program
         self.record = program.ranks[rank]
         self.transport = transport
-        self.memory = memory
         self.context = Context(seed, device)
         self.device = device
         functions = load(program)
-        self.stages = {i: _Stage(program.stages[i], functions, device) for i in self.record.stages}
+        self.stages = {i: _Stage(program.stages[i], functions, memory, device) for i in self.record.stages}
         self._finish = functions[self.record.finish]
         self._update = functions[self.record.update] if self.record.update else None
         self._tied = tuple(empty(each.type, device) for each in self.record.receives)
@@ -123,6 +129,9 @@ class Executor:
         self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         self._batch: dict[str, torch.Tensor] = {}
         self._instructions = self._bind()
+        names = self.record.parameters
+        self._masters = tuple(memory.masters[name] for name in names)
+        self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
 
     def _all_totals(self) -> tuple[torch.Tensor, ...]:
         totals: list[torch.Tensor] = []
@@ -140,9 +149,8 @@ class Executor:
         for stage in self.stages.values():
             stage.clear()
             record = stage.record
-            masters = tuple(self.memory.masters[name] for name in record.parameters)
             whole = tuple(batch[name] for name in record.whole_inputs)
-            stage.constants = stage.functions["P"](masters, whole, context)
+            stage.constants = stage.functions["P"](stage.masters, whole, context)
         for run in self._instructions:
             handle = run()
             if handle is not None:
@@ -157,12 +165,7 @@ class Executor:
             yield
         self.statistics = vector
         if self._update is not None:
-            names = self.record.parameters
-            masters = tuple(self.memory.masters[name] for name in names)
-            states = tuple(
-                self.memory.states[state, name] for name in names for state in self.program.parameter(name).states
-            )
-            self._update(masters, self._totals, states, vector, context)
+            self._update(self._masters, self._totals, self._states, vector, context)
 
     def _exchange_tied(self) -> Iterator[None]:
         """Totals of tied parameters go to every rank that holds the parameter. All are posted, then waited for."""

@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
+from partita.compiler.update import SQUARE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
@@ -25,8 +26,6 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
-
-SQUARE = "square "  # statistics of that name are shares of the squared gradient norm
 
 
 @frozen
