@@ -10,12 +10,15 @@ from partita.compiler.emit import StageEmitter
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
+from partita.compiler.layout import WHOLE
 from partita.compiler.memory import held, working_set
+from partita.compiler.mesh import Mesh
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, as_tensor
 from partita.compiler.program import (
     AccumulatorRecord,
     HandOver,
+    InputPart,
     InputRecord,
     ParameterRecord,
     Program,
@@ -32,7 +35,9 @@ from partita.dsl.types import Type
 FINISH, UPDATE = "t, c", "m, t, v, s, c"
 
 
-def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str) -> Program:
+def assemble(
+    whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str, mesh: Mesh
+) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
@@ -63,6 +68,7 @@ def assemble(whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedu
         inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in whole.inputs),
         batch=batch,
         microbatches=schedule.microbatches,
+        mesh=mesh,
         parameters=tuple(
             _parameter_record(parameter, stage_sets[parameter.name], updates.get(parameter.name))
             for parameter in partitioned.graph.parameters
@@ -100,6 +106,8 @@ def _parameter_record(parameter: Parameter, stages: tuple[int, ...], update: Par
     return ParameterRecord(
         parameter.name,
         parameter.master,
+        WHOLE,
+        WHOLE,
         parameter.initial,
         parameter.fans,
         stages,
@@ -150,9 +158,11 @@ def _stage_program(
         rank=rank,
         chunk=chunk,
         parameters=tuple(p.name for p in stage.parameters),
-        whole_inputs=tuple(each.name for each in emitter.whole_inputs()),
+        whole_inputs=tuple(InputPart(each.name, None, None, each.value.layout) for each in emitter.whole_inputs()),
         inputs=tuple(
-            (each.name, emitter.slots.slot(each.value), each.batch) for each in stage.inputs if each.batch is not None
+            InputPart(each.name, emitter.slots.slot(each.value), each.batch, each.value.layout)
+            for each in stage.inputs
+            if each.batch is not None
         ),
         frame=len(emitter.slots.of),
         sends=sends,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from partita.compiler.layout import WHOLE, Layout
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -28,27 +29,32 @@ class Phase(StrEnum):
     """When a node runs.
 
     PROLOGUE once a step, before its first microbatch; FORWARD, BACKWARD (what a gradient of an activation needs)
-    and WEIGHT (the rest of the gradients) once for each microbatch; FINISH once a step, after the last one, on
-    sums over all microbatches; UPDATE after the sums over all ranks.
+    and WEIGHT (the rest of the gradients) once for each microbatch; REDUCE once a step for each stage, after its
+    last microbatch; FINISH once a step, on the sums over all microbatches; UPDATE after the sums over all ranks.
     """
 
     PROLOGUE = "P"
     FORWARD = "F"
     BACKWARD = "B"
     WEIGHT = "W"
+    REDUCE = "R"
     FINISH = "E"
     UPDATE = "U"
 
 
 @frozen(eq=False, repr=False)
 class Value:
-    """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`)."""
+    """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`).
+
+    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what.
+    """
 
     name: str
     type: Type
+    layout: Layout = WHOLE
 
     def __repr__(self) -> str:
-        return f"%{self.name}: {self.type}"
+        return f"%{self.name}: {self.type}" + (f" {{{self.layout}}}" if self.layout.states else "")
 
 
 @frozen(eq=False)

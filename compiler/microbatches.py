@@ -217,7 +217,7 @@ class _Splitter:
                 assert axis is not None
                 op = op.resized(axis, self._part(node, axis))
                 if isinstance(op, Positioned):
-                    op = op.sharded(axis, TIME)
+                    op = op.sharded(axis, TIME, self.count)
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state

@@ -18,6 +18,7 @@ from partita.compiler.costs import Device, device_of, seconds
 from partita.compiler.cut import Partitioned, cut
 from partita.compiler.gradients import differentiate
 from partita.compiler.graph import Graph, Node
+from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
 from partita.compiler.microbatches import split_batch
 from partita.compiler.ops.position import Dropout, Random
 from partita.compiler.placement import Pipeline, pipeline_of, place
@@ -45,6 +46,7 @@ class Compilation:
     train: language.Train | None = None
     schedule_call: language.Schedule = DEFAULT_SCHEDULE
     pipeline: Pipeline = NO_PIPELINE
+    mesh: Mesh = ONE_RANK
     device: Device = field(factory=lambda: device_of(None))
     forward: Graph | None = None
     placed: Graph | None = None
@@ -97,6 +99,7 @@ def _settle(state: Compilation) -> Compilation:
         train=given.train,
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks),
+        mesh=mesh_of(given.mesh, pipeline.axis),
         device=device_of(given.mesh),
         warnings=tuple(_without_effect(given)),
     )
@@ -218,7 +221,7 @@ def _assemble(state: Compilation) -> Compilation:
     assert state.partitioned is not None
     assert state.update is not None
     assert state.schedule is not None
-    program = assemble(state.forward, state.partitioned, state.update, state.schedule, state.batch)
+    program = assemble(state.forward, state.partitioned, state.update, state.schedule, state.batch, state.mesh)
     return evolve(state, program=program)
 
 

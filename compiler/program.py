@@ -7,14 +7,20 @@ Functions of a stage, in the emitted module (all are plain Python over torch):
     stage{s}_backward(p, f, a, c)       B: cotangents of activations
     stage{s}_weight(p, f, a, c)         W: the rest of the gradients
     stage{s}_whole_backward(p, f, a, c) B and W together
+    stage{s}_reduce(a, c) -> totals     once a step, after the stage's last microbatch: the accumulators in the
+                                        layout in which the update wants them
     rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
     rank{r}_update(m, t, v, s, c)       after their sum over ranks: the optimizer, in place
 
+A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` and the
+like, and yields what it gets where it needs the result, which is sent back in. `stage{s}_reduce` is run up to its
+first such wait as soon as its stage is done, and to its end after the last microbatch of all stages.
+
 `m` are master parameters, `x` whole inputs, `p` what the prologue returned, `f` the frame of this stage and
 microbatch (a list whose slots hold what crosses from one function or stage to another), `a` the stage's
-accumulators, `t` the totals that the rank holds (its own accumulators, and those of tied parameters that it was
-sent), `v` optimizer states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rate`,
-`device`.
+accumulators, `t` the totals that the rank holds (what its stages' `reduce` returned, and the totals of tied
+parameters that it was sent), `v` optimizer states, `s` the statistics vector, `c` the context: `seed`, `step`,
+`microbatch`, `rate`, `device`, `coordinates` by mesh axis, and the collectives.
 """
 
 from __future__ import annotations
@@ -23,7 +29,9 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from partita.compiler.instructions import Channel, Instruction, Message, Transfer
+from partita.compiler.instructions import Channel, Instruction, Message, Reduce, Transfer
+from partita.compiler.layout import Layout
+from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
@@ -41,11 +49,28 @@ class InputRecord:
 
 
 @frozen
+class InputPart:
+    """What a stage gets of an input: in frame slot `slot` for each microbatch, cut along `batch`; or, where `batch`
+    is None, whole and once a step. `layout` says which part of that."""
+
+    name: str
+    slot: int | None
+    batch: str | None
+    layout: Layout
+
+
+@frozen
 class ParameterRecord:
-    """A parameter: its master type, how it begins, its stage set, and the names of the optimizer's tensors."""
+    """A parameter: its master type, how it begins, its stage set, and the names of the optimizer's tensors.
+
+    `type` is the whole tensor's. Each rank keeps the part of the master that `layout` says, and of each of the
+    optimizer's tensors the part that `state_layout` says.
+    """
 
     name: str
     type: Type
+    layout: Layout
+    state_layout: Layout
     initial: Call
     fans: tuple[int, int]
     stages: tuple[int, ...]
@@ -77,7 +102,7 @@ class StageProgram:
     """One stage. `parameters` and `whole_inputs` are the operands of its prologue, `inputs` the frame slots of the
     microbatch's part of each input; `sends` and `receives` the slots of messages, `released` those of sent values
     that no later function of this stage reads. `functions` names those that are
-    not empty, by kind (P, F, B, W, BW). `saved` is what one microbatch keeps from F for the backward pass, in bytes;
+    not empty, by kind (P, F, B, W, BW, R). `saved` is what one microbatch keeps from F for the backward pass, in bytes;
     `kept` what it keeps from B for W; `peak` the most bytes that any of its functions holds beside that.
     """
 
@@ -85,8 +110,8 @@ class StageProgram:
     rank: int
     chunk: int
     parameters: tuple[str, ...]
-    whole_inputs: tuple[str, ...]
-    inputs: tuple[tuple[str, int, str], ...]  # input, slot, the axis that microbatches cut
+    whole_inputs: tuple[InputPart, ...]
+    inputs: tuple[InputPart, ...]
     frame: int
     sends: Mapping[Message, int]
     receives: Mapping[Message, tuple[int, Type]]
@@ -116,7 +141,7 @@ class RankProgram:
 
     rank: int
     stages: tuple[int, ...]
-    instructions: tuple[Instruction, ...] = field(repr=False)
+    instructions: tuple[Instruction | Reduce, ...] = field(repr=False)
     parameters: tuple[str, ...]
     sends: tuple[TiedTransfer, ...]
     receives: tuple[TiedTransfer, ...]
@@ -134,6 +159,7 @@ class Program:
     inputs: tuple[InputRecord, ...]
     batch: str
     microbatches: int
+    mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
     stages: tuple[StageProgram, ...]
     ranks: tuple[RankProgram, ...]

@@ -177,7 +177,7 @@ def peak_memory(state: Compilation, rank: RankProgram) -> int:
     for index in rank.stages:
         stage = program.stages[index]
         fixed += sum(each.type.bytes for each in stage.accumulators)
-        read = {name for name, _, _ in stage.inputs} | set(stage.whole_inputs)
+        read = {each.name for each in (*stage.inputs, *stage.whole_inputs)}
         fixed += sum(e.type.bytes for e in program.inputs if e.name in read - computed)
         computed |= read
     fixed += sum(each.type.bytes for each in rank.receives)

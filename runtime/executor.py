@@ -149,7 +149,7 @@ class Executor:
         for stage in self.stages.values():
             stage.clear()
             record = stage.record
-            whole = tuple(batch[name] for name in record.whole_inputs)
+            whole = tuple(batch[each.name] for each in record.whole_inputs)
             stage.constants = stage.functions["P"](stage.masters, whole, context)
         for run in self._instructions:
             handle = run()
@@ -229,7 +229,10 @@ class Executor:
         whole = {each.name: each.type for each in self.program.inputs}
         parts = []
         if kind == "F":
-            for name, slot, axis in record.inputs:
+            for each in record.inputs:
+                name, slot, axis = each.name, each.slot, each.batch
+                assert slot is not None
+                assert axis is not None
                 size = whole[name].axis(axis).size // self.program.microbatches
                 parts.append((name, slot, whole[name].position(axis), microbatch * size, size))
         direction = "F" if kind == "F" else "B"

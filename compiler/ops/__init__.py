@@ -2,6 +2,7 @@
 
 from partita.compiler.ops import (
     attend,
+    collective,
     communication,
     dot,
     lookup,
@@ -19,6 +20,7 @@ __all__ = [
     "OPS",
     "Op",
     "attend",
+    "collective",
     "communication",
     "dot",
     "lookup",

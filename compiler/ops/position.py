@@ -1,7 +1,7 @@
 """Operations that know where in the whole tensor their shard lies: positions, rotary embedding, random numbers.
 
-`shards` names, for each axis that is cut, the mesh axis it is cut over, outermost first: the shard of a rank begins
-at its coordinate times the size of the part. Microbatches are the mesh axis `time`.
+`shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first: so a rank's shard begins at
+the size of the part times the number that its coordinates spell. Microbatches are the mesh axis `time`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from partita.dsl.types import Axis, Type
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
 
-Shards = tuple[tuple[str, str], ...]
+Shards = tuple[tuple[str, str, int], ...]
 TIME = "time"
 
 
 def offset_text(axis: Axis, shards: Shards) -> str:
     """Source text of the global index at which this shard of `axis` begins."""
-    over = [mesh_axis for name, mesh_axis in shards if name == axis.name]
+    over = [(mesh_axis, parts) for name, mesh_axis, parts in shards if name == axis.name]
     if not over:
         return "0"
-    assert over == [TIME], "only microbatches cut such an axis"
-    return f"c.microbatch * {axis.size}"
+    text = ""
+    for mesh_axis, parts in over:
+        coordinate = "c.microbatch" if mesh_axis == TIME else f"c.coordinates[{mesh_axis!r}]"
+        text = f"({text} * {parts} + {coordinate})" if text else coordinate
+    return f"{text} * {axis.size}"
 
 
 class Positioned(Op):
@@ -36,9 +39,9 @@ class Positioned(Op):
 
     shards: Shards
 
-    def sharded(self, axis: str, mesh_axis: str) -> Op:
-        """The same operation on a shard of `axis`."""
-        return evolve(self, shards=(*self.shards, (axis, mesh_axis)))  # type: ignore[misc]
+    def sharded(self, axis: str, mesh_axis: str, parts: int) -> Op:
+        """The same operation on a shard of `axis`, the innermost cut so far."""
+        return evolve(self, shards=(*self.shards, (axis, mesh_axis, parts)))  # type: ignore[misc]
 
 
 @op("iota")

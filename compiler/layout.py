@@ -1,0 +1,75 @@
+"""How a tensor lies on the mesh: for each mesh axis, a state.
+
+A state is the name of the tensor's axis that is split along the mesh axis, `SUM` or `MAX` (each rank holds a part of
+the sum, or of the maximum), or None (every rank holds the whole). Where several mesh axes split one tensor axis, the
+mesh axis that the mesh declares first is the outermost: its ranks hold the largest contiguous parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import field, frozen
+
+from partita.compiler.ops.op import MAX, SUM, State
+from partita.dsl.types import Type
+
+
+@frozen(cache_hash=True)
+class Layout:
+    """States by mesh axis, in mesh order; mesh axes along which the tensor is whole are left out."""
+
+    states: tuple[tuple[str, str], ...] = field(default=())
+
+    def state(self, mesh_axis: str) -> State:
+        """The state along a mesh axis."""
+        for name, state in self.states:
+            if name == mesh_axis:
+                return state
+        return None
+
+    def over(self, axis: str) -> tuple[str, ...]:
+        """The mesh axes that split a tensor axis, outermost first."""
+        return tuple(name for name, state in self.states if state == axis)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some mesh axis holds parts of a sum or maximum."""
+        return any(state in (SUM, MAX) for _, state in self.states)
+
+    def __str__(self) -> str:
+        """`batch/data seq/tensor`, `sum/tensor`; `whole`."""
+        words = {SUM: "sum", MAX: "max"}
+        return " ".join(f"{words.get(state, state)}/{name}" for name, state in self.states) or "whole"
+
+
+WHOLE = Layout()
+
+
+def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
+    """A layout from states by mesh axis, in mesh order."""
+    found = tuple((name, state) for name, state in states if state is not None)
+    return Layout(found) if found else WHOLE
+
+
+def is_split(state: State) -> bool:
+    """Whether a state splits an axis (rather than being whole or partial)."""
+    return state is not None and state not in (SUM, MAX)
+
+
+def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
+    """What one rank holds of a tensor of the whole type. `sizes` are the mesh axes'; all splits divide."""
+    for name, state in layout.states:
+        if is_split(state):
+            size, parts = type.axis(state).size, sizes[name]
+            assert size % parts == 0, (type, layout)
+            type = type.resized(state, size // parts)
+    return type
+
+
+def whole_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
+    """The whole tensor's type, from what one rank holds."""
+    for name, state in layout.states:
+        if is_split(state):
+            type = type.resized(state, type.axis(state).size * sizes[name])
+    return type

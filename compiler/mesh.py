@@ -1,0 +1,84 @@
+"""The device mesh as the compiler sees it: one axis for the pipeline, the others for layouts.
+
+Every pipeline rank stands for a *column* of ranks, one for each coordinate along the other axes; all ranks of a
+column run one program, and the ranks of one pipeline on equal coordinates exchange its messages. So nothing that is
+compiled grows with the number of ranks in a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from attrs import frozen
+
+from partita.compiler.costs import Link, link_of
+from partita.dsl import spec
+
+
+@frozen
+class Mesh:
+    """`axes` in declared order, the last varying fastest over ranks; `pipe` names the pipeline's, if there is one."""
+
+    axes: tuple[tuple[str, int], ...] = ()
+    pipe: str | None = None
+    links: tuple[tuple[str, Link], ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return prod(size for _, size in self.axes)
+
+    @property
+    def sharding(self) -> tuple[str, ...]:
+        """The mesh axes that tensors are laid out on: all that are larger than 1, but the pipeline's."""
+        return tuple(name for name, size in self.axes if size > 1 and name != self.pipe)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes by mesh axis."""
+        return dict(self.axes)
+
+    def link(self, axis: str) -> Link:
+        """The link along a mesh axis."""
+        return dict(self.links)[axis]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """A rank's coordinate along every mesh axis."""
+        found: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name, _ in self.axes}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at coordinates."""
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + coordinates[name]
+        return rank
+
+    def pipe_rank(self, rank: int) -> int:
+        """The pipeline rank whose program a rank runs."""
+        return self.coordinates(rank)[self.pipe] if self.pipe else 0
+
+    def peer(self, rank: int, pipe_rank: int) -> int:
+        """The rank of another pipeline rank on the same coordinates."""
+        if self.pipe is None:
+            assert pipe_rank == 0
+            return rank
+        return self.rank({**self.coordinates(rank), self.pipe: pipe_rank})
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along one mesh axis alone, in order of their coordinate there."""
+        own = self.coordinates(rank)
+        return tuple(self.rank({**own, axis: i}) for i in range(self.sizes[axis]))
+
+
+ONE_RANK = Mesh()
+
+
+def mesh_of(given: spec.Mesh | None, pipe: str | None) -> Mesh:
+    """The mesh of a layout; one rank where there is none."""
+    if given is None:
+        return ONE_RANK
+    return Mesh(given.axes, pipe, tuple((name, link_of(given, name)) for name, _ in given.axes))
