@@ -8,7 +8,7 @@ from partita.compiler.communication import communicate
 from partita.compiler.cut import Partitioned, message_of
 from partita.compiler.emit import StageEmitter
 from partita.compiler.graph import Graph, Node, Parameter
-from partita.compiler.instructions import ONWARD, TIED, Channel, Instruction, Message, PostSend, Transfer
+from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.layout import WHOLE
 from partita.compiler.memory import held, working_set
@@ -226,6 +226,7 @@ def _rank_program(
         rank,
         tuple(schedule.placement[rank]),
         instructions,
+        _reductions(instructions, stages),
         parameters,
         tuple(each for each in tied if each.transfer.channel.source == rank),
         receives,
@@ -234,6 +235,18 @@ def _rank_program(
         finish,
         name,
     )
+
+
+def _reductions(instructions: Sequence[Instruction], stages: Sequence[StageProgram]) -> dict[int, tuple[int, ...]]:
+    """Where each stage that has something to reduce has run for the last time."""
+    last: dict[int, int] = {}
+    for i, instruction in enumerate(instructions):
+        if isinstance(instruction, Compute) and "R" in stages[instruction.stage].functions:
+            last[instruction.stage] = i
+    found: dict[int, tuple[int, ...]] = {}
+    for stage, i in last.items():
+        found[i] = (*found.get(i, ()), stage)
+    return found
 
 
 def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str]]) -> None:

@@ -108,14 +108,4 @@ class WaitReceive:
         return f"wait-receive {self.transfer}"
 
 
-@frozen
-class Reduce:
-    """The stage has accumulated its last microbatch: start reducing its gradients over the mesh."""
-
-    stage: int
-
-    def __str__(self) -> str:
-        return f"reduce stage {self.stage}"
-
-
 Instruction: TypeAlias = Compute | PostSend | WaitSend | PostReceive | WaitReceive

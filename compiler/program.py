@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from partita.compiler.instructions import Channel, Instruction, Message, Reduce, Transfer
+from partita.compiler.instructions import Channel, Instruction, Message, Transfer
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
@@ -137,11 +137,16 @@ class TiedTransfer:
 @frozen
 class RankProgram:
     """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals it sends and is
-    sent afterwards, the order of its totals, and the names of its functions for the end of the step."""
+    sent afterwards, the order of its totals, and the names of its functions for the end of the step.
+
+    `reductions` gives, by the index of an instruction, the stages that have accumulated all they will once it has
+    run, and whose `reduce` can begin.
+    """
 
     rank: int
     stages: tuple[int, ...]
-    instructions: tuple[Instruction | Reduce, ...] = field(repr=False)
+    instructions: tuple[Instruction, ...] = field(repr=False)
+    reductions: Mapping[int, tuple[int, ...]] = field(repr=False)
     parameters: tuple[str, ...]
     sends: tuple[TiedTransfer, ...]
     receives: tuple[TiedTransfer, ...]
