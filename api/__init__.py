@@ -4,10 +4,11 @@
 
     state = partita.compile("specs/tiny.par", "laptop.pipe=4", "schedule=one_f_one_b")
     print(partita.summary(state).timeline.bubble)
+    assert partita.verify("specs/tiny.par").passed
     losses = partita.train("specs/tiny.par", "train.steps=20")
 
 Everything raises `partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a
-program is trained.
+program is run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
     from partita.compiler.summary import Summary
     from partita.dsl.spec import Spec
+    from partita.runtime.verification import Verification
 
 __version__ = "0.1.0"
-__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "summary", "train"]
+__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "summary", "train", "verify"]
 
 
 def check(path: str | Path, *overrides: str) -> tuple[Diagnostic, ...]:
@@ -55,6 +57,13 @@ def summary(state: Compilation) -> Summary:
     from partita.compiler.summary import summarize
 
     return summarize(state)
+
+
+def verify(path: str | Path, *overrides: str) -> Verification:
+    """Laws, memory bound, and a shrunken copy of the file run against the single-device program, in float64."""
+    from partita.runtime.verification import verify as verify_spec
+
+    return verify_spec(load(path, *overrides))
 
 
 def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:

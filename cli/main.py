@@ -19,6 +19,7 @@ COMMANDS = {
     "fmt": "bring files into canonical form, comments kept",
     "compile": "compile a file: stages, parameters, transfers, memory, bubble; or print a form of the program",
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
+    "verify": "prove a file: laws, memory, and a shrunken copy run against one device, in float64",
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
 }
 INTERRUPTED = 130

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.communication import communicate
 from partita.compiler.cut import Partitioned, message_of
 from partita.compiler.emit import StageEmitter
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.layout import WHOLE
 from partita.compiler.memory import held, working_set
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.communication import Receive, Send
@@ -27,6 +27,7 @@ from partita.compiler.program import (
     TiedTransfer,
 )
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.shard import ParameterLayouts
 from partita.compiler.update import ParameterUpdate, UpdateGraph
 from partita.compiler.writer import Module, Writer
 from partita.dsl.types import Type
@@ -36,9 +37,18 @@ FINISH, UPDATE = "t, c", "m, t, v, s, c"
 
 
 def assemble(
-    whole: Graph, partitioned: Partitioned, update: UpdateGraph, schedule: Schedule, batch: str, mesh: Mesh
+    whole: Graph,
+    partitioned: Partitioned,
+    layouts: Mapping[str, ParameterLayouts],
+    update: UpdateGraph,
+    schedule: Schedule,
+    batch: str,
+    mesh: Mesh,
+    trace: bool = False,
 ) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
+
+    With `trace`, its functions hand every value of a microbatch that they make to `c.record`, by its name.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
     """
@@ -46,13 +56,15 @@ def assemble(
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
-    module = Module(partitioned.graph.name)
+    module = Module(partitioned.graph.name, trace)
     emitters = []
     kinds = {action.kind for actions in schedule.actions for action in actions}
     for stage in partitioned.stages:
         emitter = StageEmitter(module, partitioned, stage, _casts(stage.parameters), kinds)
         emitter.emit()
         emitters.append(emitter)
+    for index, nodes in update.reduce:
+        emitters[index].emit_reductions(nodes, update.totals[index])
     stages = tuple(_stage_program(emitter, emitters, schedule, partitioned) for emitter in emitters)
     tied = _tied(update, schedule)
     ranks = tuple(
@@ -70,7 +82,9 @@ def assemble(
         microbatches=schedule.microbatches,
         mesh=mesh,
         parameters=tuple(
-            _parameter_record(parameter, stage_sets[parameter.name], updates.get(parameter.name))
+            _parameter_record(
+                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name)
+            )
             for parameter in partitioned.graph.parameters
         ),
         stages=stages,
@@ -101,13 +115,15 @@ def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
     }
 
 
-def _parameter_record(parameter: Parameter, stages: tuple[int, ...], update: ParameterUpdate | None) -> ParameterRecord:
+def _parameter_record(
+    parameter: Parameter, layouts: ParameterLayouts, stages: tuple[int, ...], update: ParameterUpdate | None
+) -> ParameterRecord:
     states = tuple(value.name.split("(", 1)[0] for value in update.states) if update else ()
     return ParameterRecord(
         parameter.name,
         parameter.master,
-        WHOLE,
-        WHOLE,
+        layouts.param,
+        layouts.state,
         parameter.initial,
         parameter.fans,
         stages,
@@ -300,19 +316,21 @@ def _emit_update(
 ) -> str:
     writer = Writer(UPDATE)
     _totals(writer, update, totals)
-    entries = {value: i for i, (_, value, _) in enumerate(update.statistics)}
-    for value in update.norms:
-        writer.texts[value] = Argument(f"s[{entries[value]}]", value.type)
+    first = len(update.statistics) - len(update.norms)
+    for i, value in enumerate(update.norms):
+        writer.texts[value] = Argument(f"s[{first + i}]", value.type)
     writer.block(update.clip, {node.output for node in update.clip}, {})
     states = 0
     held_ = set(parameters)
+    nodes: list[Node] = []
     order = {name: i for i, name in enumerate(parameters)}
     for each in sorted((u for u in update.parameters if u.name in held_), key=lambda u: order[u.name]):
         writer.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
         for value in each.states:
             writer.texts[value] = Argument(f"v[{states}]", value.type)
             states += 1
-        writer.block([*each.finish, *each.update], {v for node in each.update for v in node.outputs}, {})
+        nodes += [*each.finish, *each.update]
+    writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set(), {})
     name = f"rank{rank}_update"
     module.add(name, UPDATE, writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
     return name

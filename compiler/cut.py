@@ -50,7 +50,7 @@ class Partitioned:
 def cut(graph: Graph, stages: int) -> Partitioned:
     """Cut a staged graph. Raises Refused (E0405) where a value would have to flow backwards."""
     graph = _whole_messages(graph)
-    portable = _portable(graph)
+    portable = portable_values(graph)
     home: dict[Value, Node] = {v: node for node in graph.nodes for v in node.outputs if v not in portable}
     wanted = _copies(graph, portable, stages)
     crossing = _crossing(graph, home)
@@ -68,7 +68,7 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                 if value not in mapping and value in home:
                     source = home[value].home
                     direction = ONWARD if home[value].phase is Phase.FORWARD else BACK
-                    mapping[value] = Value(value.name, value.type)
+                    mapping[value] = Value(value.name, value.type, value.layout)
                     op = Receive(value.name, source, direction, value.type)
                     phase = Phase.FORWARD if direction == ONWARD else Phase.BACKWARD
                     nodes[stage].append(Node(op, (), (mapping[value],), node.scope, node.span, phase, stage))
@@ -82,7 +82,7 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                     send = Send(value.name, destination, direction)
                     nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
                     messages.append(message_of(nodes[stage][-1]))
-    accumulators = {each.name: each for each in graph.accumulators}
+    accumulators = {(each.name, each.stage): each for each in graph.accumulators}
     return Partitioned(
         graph,
         tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
@@ -99,7 +99,9 @@ def message_of(node: Node) -> Message:
     return Message(node.op.value, node.op.source, node.home, node.op.direction, node.op.type.bytes)
 
 
-def _stage(graph: Graph, index: int, nodes: Sequence[Node], known: dict[str, Accumulator]) -> StageGraph:
+def _stage(
+    graph: Graph, index: int, nodes: Sequence[Node], known: dict[tuple[str, int | None], Accumulator]
+) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
     targets = [node.op.target for node in nodes if isinstance(node.op, Accumulate)]
     return StageGraph(
@@ -107,7 +109,7 @@ def _stage(graph: Graph, index: int, nodes: Sequence[Node], known: dict[str, Acc
         tuple(each for each in graph.inputs if each.value in read),
         tuple(p for p in graph.parameters if p.value in read),
         tuple(nodes),
-        tuple(evolve(known[name], stage=index) for name in dict.fromkeys(targets)),
+        tuple(known[name, index] for name in dict.fromkeys(targets)),
     )
 
 
@@ -127,7 +129,7 @@ def _whole_messages(graph: Graph) -> Graph:
     return evolve(graph, nodes=tuple(reversed(nodes)))
 
 
-def _portable(graph: Graph) -> set[Value]:
+def portable_values(graph: Graph) -> set[Value]:
     """Values made from inputs, constants and random numbers alone, before the backward pass."""
     portable = {each.value for each in graph.inputs}
     for node in graph.nodes:

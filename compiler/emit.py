@@ -7,10 +7,11 @@ kept by their text. Emitted source contains only names that this module makes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
+from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.cut import Partitioned, StageGraph
 from partita.compiler.graph import Input, Node, Phase, Value, without_turns
 from partita.compiler.ops.communication import Receive, Send
@@ -21,7 +22,7 @@ from partita.compiler.placement import turn_of
 from partita.compiler.writer import Module, Writer
 
 # Arguments of a stage's functions.
-PROLOGUE, FUNCTION = "m, x, c", "p, f, a, c"
+PROLOGUE, FUNCTION, REDUCE = "m, x, c", "p, f, a, c", "a, c"
 
 # Shorter runs of a turn stand where they are.
 SEGMENT = 4
@@ -75,7 +76,7 @@ class StageEmitter:
     def _constants(self) -> dict[Value, str]:
         """Values that hold for the whole step, with their place in `p`: parameters, then the prologue's results."""
         read = {v for node in self.stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
-        values = [parameter.value for parameter in self.stage.parameters]
+        values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
         values += [v for node in self.prologue for v in node.outputs if v in read and not _literal(node)]
         values += [each.value for each in self.whole_inputs() if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
@@ -107,26 +108,34 @@ class StageEmitter:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
 
     def _emit_prologue(self) -> None:
-        writer = Writer(PROLOGUE)
+        writer = Writer(PROLOGUE, trace=self.module.trace)
         for i, parameter in enumerate(self.stage.parameters):
-            writer.texts[parameter.value] = Argument(f"m[{i}]", parameter.value.type)
+            text = f"m[{i}]{self.masters.get(parameter.name, '')}"
+            writer.texts[parameter.value] = Argument(text, parameter.value.type)
         for i, each in enumerate(self.whole_inputs()):
             writer.texts[each.value] = Argument(f"x[{i}]", each.value.type)
-        writer.block(self.prologue, set(self.constants), {})
-        results = []
-        for value in self.constants:
-            text = writer.argument(value).text
-            if text.startswith("m["):
-                text += self.masters.get(value.name, "")
-            results.append(text)
+        prologue = bucketed(by_depth(self.prologue), BUCKET_BYTES)
+        writer.block(prologue, set(self.constants), {})
+        results = [writer.argument(value).text for value in self.constants]
         body = [*writer.lines, f"return ({', '.join(results)}{',' if results else ''})"]
         name = f"stage{self.stage.index}_prologue"
         self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
 
+    def emit_reductions(self, nodes: Iterable[Node], totals: Sequence[Value]) -> None:
+        """Write what reduces the stage's accumulators to its totals."""
+        writer = Writer(REDUCE, trace=self.module.trace)
+        for i, each in enumerate(self.stage.accumulators):
+            writer.texts[each.value] = Argument(f"a[{i}]", each.value.type)
+        writer.block(list(nodes), set(totals), {})
+        texts = [writer.argument(value).text for value in totals]
+        body = [*writer.lines, f"return ({', '.join(texts)},)"]
+        name = f"stage{self.stage.index}_reduce"
+        self.functions["R"] = self.module.add(name, REDUCE, body, "Once a step: accumulators as the update wants them.")
+
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = _made(nodes)
         literal = {v for node in self.stage.nodes if _literal(node) for v in node.outputs}
-        writer = Writer(FUNCTION, self.constants)
+        writer = Writer(FUNCTION, self.constants, self.module.trace)
         for node in self.stage.nodes:
             if _literal(node):
                 text = node.op.emit((), (node.output.type,))
@@ -204,7 +213,7 @@ class StageEmitter:
         keep: set[Value],
         accumulators: Mapping[str, tuple[str, Value]],
     ) -> None:
-        inner = Writer("c")
+        inner = Writer("c", trace=self.module.trace)
         made = _made(run)
         given: list[str] = []
         names: list[str] = []
@@ -243,6 +252,9 @@ class StageEmitter:
             if _literal(node):
                 writer.texts[node.output] = inner.argument(node.output)
         call = f"{function}({', '.join(['c', *given])})"
+        if inner.waits:
+            call = f"yield from {call}"
+            writer.waits = True
         if results:
             left = ", ".join(writer.name(v) for v in results)
             call = f"{left} = {call}"

@@ -19,7 +19,7 @@ from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
@@ -51,13 +51,6 @@ def lowering(*names: str) -> Callable[[Lowering], Lowering]:
         return function
 
     return register
-
-
-def cast(build: Builder, value: Value, dtype: str, name: str | None = None) -> Value:
-    """The value as `dtype`: itself where it is so already."""
-    if value.type.dtype == dtype:
-        return value
-    return build.apply(Cast(dtype), value, name=name)
 
 
 def unified(build: Builder, values: Sequence[Value]) -> list[Value]:

@@ -204,6 +204,12 @@ class Builder:
         self.constants: dict[Value, Op] = {}  # values that are literals
         self._taken: dict[str, int] = dict.fromkeys(taken, 1)
 
+    def fresh(self) -> Builder:
+        """A builder of other nodes that shares this one's names."""
+        other = Builder()
+        other._taken = self._taken
+        return other
+
     def unique(self, name: str) -> str:
         """`name`, or with a number after `~` where it is taken already."""
         count = self._taken.get(name, 0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Part
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach
 from partita.compiler.ops.shape import Arrange, Expand, Rename, Slice, Split
 
-VIEWS = (Arrange, Constant, Detach, Expand, Rename, Slice, Split)
+VIEWS = (Arrange, Constant, Detach, Expand, Part, Rename, Slice, Split)
 
 
 def roots(nodes: Iterable[Node]) -> dict[Value, Value]:

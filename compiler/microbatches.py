@@ -26,6 +26,7 @@ from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Pointwise
 from partita.compiler.ops.position import TIME, Positioned, Random
 from partita.dsl.diagnostic import refuse
+from partita.dsl.types import Type
 
 LOSS = "loss"
 
@@ -283,17 +284,13 @@ class _Splitter:
         local = self.local[value]
         if state is None and self.count > 1 and name == LOSS:
             local = self._portion(value)
-        # A whole value is the same in every microbatch: its maximum over them is itself, to the bit.
-        maximum = state == MAX or (state is None and name != LOSS)
         type = local.type.with_dtype(accumulation(local.type.dtype))
-        return self._accumulate(name, local, type, maximum)
+        return self._accumulate(name, local, type, state == MAX, state is None and name != LOSS)
 
-    def _accumulate(
-        self, name: str, local: Value, type: object, maximum: bool = False, parameter: str | None = None
-    ) -> Value:
-        total = self.build.value(f"total({name})", type)  # type: ignore[arg-type]
-        self.accumulators.append(Accumulator(name, total, parameter, maximum))
-        self.build.apply_all(Accumulate(name, total.type, maximum), local)
+    def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
+        total = self.build.value(f"total({name})", type)
+        self.accumulators.append(Accumulator(name, total, None, maximum))
+        self.build.apply_all(Accumulate(name, total.type, maximum, keep), local)
         return total
 
     def _gradients(self) -> None:

@@ -15,16 +15,19 @@ from partita.compiler import schedules
 from partita.compiler.assemble import assemble
 from partita.compiler.build import build
 from partita.compiler.costs import Device, device_of, seconds
-from partita.compiler.cut import Partitioned, cut
+from partita.compiler.cut import Partitioned, cut, portable_values
 from partita.compiler.gradients import differentiate
 from partita.compiler.graph import Graph, Node
+from partita.compiler.homes import homes_of
 from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
 from partita.compiler.microbatches import split_batch
+from partita.compiler.moves import Moves
 from partita.compiler.ops.position import Dropout, Random
 from partita.compiler.placement import Pipeline, pipeline_of, place
 from partita.compiler.program import Program
 from partita.compiler.recompute import recompute
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.shard import Sharded, shard
 from partita.compiler.update import UpdateGraph, update_graph
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -52,6 +55,7 @@ class Compilation:
     placed: Graph | None = None
     joint: Graph | None = None
     step: Graph | None = None
+    sharded: Sharded | None = None
     partitioned: Partitioned | None = None
     update: UpdateGraph | None = None
     schedule: Schedule | None = None
@@ -107,16 +111,6 @@ def _settle(state: Compilation) -> Compilation:
 
 def _not_yet(given: language.Spec, schedule: language.Schedule) -> list[Diagnostic]:
     problems = []
-    for rule in given.layout.rules if given.layout else ():
-        if isinstance(rule, language.ShardRule):
-            problems.append(
-                Diagnostic(
-                    "E0401",
-                    "`shard` rules are not supported yet",
-                    rule.span,
-                    help="remove the rule, and set the size of its mesh axis to 1",
-                )
-            )
     if schedule.call.name not in schedules.SCHEDULES:
         problems.append(
             Diagnostic(
@@ -143,7 +137,11 @@ def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
     mesh = given.mesh
     if mesh is None:
         return
-    unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name != pipeline.axis]
+    rules = given.layout.rules if given.layout else ()
+    sharding = {axis for rule in rules if isinstance(rule, language.ShardRule) for axis in rule.mesh_axes}
+    unused = [
+        f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name != pipeline.axis and name not in sharding
+    ]
     if unused:
         raise refuse(
             "E0402",
@@ -188,16 +186,25 @@ def _split(state: Compilation) -> Compilation:
     return evolve(state, step=split_batch(state.joint, state.batch, state.microbatches))
 
 
-def _cut(state: Compilation) -> Compilation:
+def _shard(state: Compilation) -> Compilation:
     assert state.step is not None
-    return evolve(state, partitioned=cut(state.step, state.pipeline.stages))
+    homes = homes_of(state.spec.layout, state.mesh)
+    sharded = shard(state.step, homes, Moves(state.mesh), portable_values(state.step))
+    return evolve(state, sharded=sharded, warnings=(*state.warnings, *homes.warnings()))
+
+
+def _cut(state: Compilation) -> Compilation:
+    assert state.sharded is not None
+    return evolve(state, partitioned=cut(state.sharded.graph, state.pipeline.stages))
 
 
 def _update(state: Compilation) -> Compilation:
     assert state.partitioned is not None
+    assert state.sharded is not None
     assert state.train is not None
     call = state.train.optimizer if state.training else None
-    return evolve(state, update=update_graph(state.partitioned, call, state.train.clip))
+    update = update_graph(state.partitioned, state.sharded.parameters, Moves(state.mesh), call, state.train.clip)
+    return evolve(state, update=update)
 
 
 def _schedule(state: Compilation) -> Compilation:
@@ -218,10 +225,12 @@ def _schedule(state: Compilation) -> Compilation:
 
 def _assemble(state: Compilation) -> Compilation:
     assert state.forward is not None
+    assert state.sharded is not None
     assert state.partitioned is not None
     assert state.update is not None
     assert state.schedule is not None
-    program = assemble(state.forward, state.partitioned, state.update, state.schedule, state.batch, state.mesh)
+    layouts = state.sharded.parameters
+    program = assemble(state.forward, state.partitioned, layouts, state.update, state.schedule, state.batch, state.mesh)
     return evolve(state, program=program)
 
 
@@ -232,6 +241,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("differentiate", _differentiate),
     ("recompute", _recompute),
     ("microbatches", _split),
+    ("shard", _shard),
     ("cut", _cut),
     ("update", _update),
     ("schedule", _schedule),

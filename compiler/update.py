@@ -1,22 +1,30 @@
 """The update graph: what happens once a step, after the last microbatch.
 
-FINISH nodes run on what a stage accumulated: the sum of a tied parameter's accumulators in stage order, and each
-stage's share of the squared norm. What they make for everyone (loss, metrics, squares) is summed over all ranks: one
-small vector, of which each entry is made on one rank, so that the sum is exact in any order. UPDATE nodes then run
-on every rank for the parameters that it holds: a tied parameter is updated alike wherever it stands.
+REDUCE nodes bring what a stage accumulated into the layout in which the update wants it: one reduction of gradients a
+step. FINISH nodes run on these totals: the sum of a tied parameter's in stage order, each stage's share of the squared
+norm, metrics that are functions of sums. What they make for everyone (loss, metrics, squares) is one small vector of
+parts of sums: a whole value counts on the first rank of each mesh axis alone, and every gradient's square once. It is
+added over all ranks. UPDATE nodes then run on every rank for the part of each parameter whose state it stores (a tied
+parameter is updated alike wherever it stands), and gather the parameter where it is kept whole.
 """
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from collections.abc import Sequence
 
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.cut import Partitioned
-from partita.compiler.graph import Accumulator, Builder, Node, Phase, Value
+from partita.compiler.graph import Accumulator, Builder, Node, Parameter, Phase, Value
+from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
+from partita.compiler.moves import Moves
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.optimizer import AdamW, Sgd, Update
-from partita.compiler.ops.pointwise import Cast, constant, pointwise
+from partita.compiler.ops.op import SUM, Op
+from partita.compiler.ops.optimizer import AdamW, Sgd, Store, Update
+from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
+from partita.compiler.shard import ParameterLayouts
 from partita.dsl.spec import Call
-from partita.dsl.types import Type
 
 # As torch.nn.utils.clip_grad_norm_ has it.
 CLIP_EPSILON = 1e-6
@@ -28,12 +36,13 @@ SQUARE = "square "  # entries of that name are stages' shares of the squared gra
 class ParameterUpdate:
     """How one parameter is updated.
 
-    `stages` is its stage set; `totals` the accumulator values it sums, one for each stage that makes any, with that
+    `stages` is its stage set; `totals` the reduced totals it sums, one for each stage that makes any, with that
     stage; `states` are the optimizer's tensors. `finish` and `update` are the nodes of both phases.
     """
 
     name: str
     stages: tuple[int, ...]
+    layouts: ParameterLayouts
     totals: tuple[tuple[int, Value], ...]
     master: Value
     gradient: Value
@@ -47,12 +56,16 @@ class ParameterUpdate:
 class UpdateGraph:
     """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
 
-    `sums` are the accumulators that are no gradients, each with its stage, and `metrics` the nodes that make metrics
-    from them; `finish` the nodes by stage that make its share of the squared norm; `clip` the nodes that make the
-    coefficient from `norms`, the entries of the squared norm (empty without clipping).
+    `reduce` has the nodes that reduce a stage's accumulators, by stage, and `totals` what they become, for each
+    accumulator in order. `sums` are the accumulators that are no gradients, each with its stage, and `metrics` the
+    nodes that make statistics from them; `finish` the nodes by stage that make its share of the squared norm; `clip`
+    the nodes that make the coefficient from `norms`, the squares after their sum over all ranks: the last entries of the
+    vector (empty without clipping).
     """
 
     parameters: tuple[ParameterUpdate, ...]
+    reduce: tuple[tuple[int, tuple[Node, ...]], ...]
+    totals: tuple[tuple[Value, ...], ...]
     statistics: tuple[tuple[str, Value, int], ...]
     sums: tuple[tuple[Accumulator, int], ...]
     metrics: tuple[Node, ...]
@@ -72,122 +85,215 @@ def optimizer(call: Call, decays: bool) -> Update:
     return Sgd(float(arguments["momentum"]), bool(arguments["nesterov"]), decay)
 
 
-def update_graph(partitioned: Partitioned, call: Call | None, clip: float | None) -> UpdateGraph:
+def update_graph(
+    partitioned: Partitioned,
+    layouts: dict[str, ParameterLayouts],
+    moves: Moves,
+    call: Call | None,
+    clip: float | None,
+) -> UpdateGraph:
     """The end of a step for a partitioned graph. Without an optimizer (evaluation) only loss and metrics."""
-    graph = partitioned.graph
-    build = Builder(p.name for p in graph.parameters)
-    squares: dict[int, list[Value]] = {}
-    parameters: list[ParameterUpdate] = []
-    by_stage: dict[int, list[Node]] = {}
-    accumulated = {
-        (accumulator.parameter, stage.index)
-        for stage in partitioned.stages
-        for accumulator in stage.accumulators
-        if accumulator.parameter
-    }
-    stage_sets = partitioned.stage_sets()
-    for parameter in graph.parameters if call else ():
-        stages = stage_sets[parameter.name]
-        totals = tuple(
-            (stage, Value(f"total(d({parameter.name}))@{stage}", parameter.master))
-            for stage in stages
-            if (parameter.name, stage) in accumulated
+    return _Ending(partitioned, layouts, moves, call, clip).graph()
+
+
+@define(eq=False)
+class _Ending:
+    partitioned: Partitioned
+    layouts: dict[str, ParameterLayouts]
+    moves: Moves
+    call: Call | None
+    clip: float | None
+    build: Builder = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.build = Builder(p.name for p in self.partitioned.graph.parameters)
+
+    def graph(self) -> UpdateGraph:
+        """Reductions, then statistics, then updates."""
+        reduce, totals = self._reductions()
+        graph = self.partitioned.graph
+        by_stage: dict[int, list[Node]] = {}
+        squares: dict[int, list[Value]] = {}
+        parameters = []
+        stage_sets = self.partitioned.stage_sets()
+        reduced = {
+            (accumulator.parameter, stage.index): value
+            for stage, values in zip(self.partitioned.stages, totals, strict=True)
+            for accumulator, value in zip(stage.accumulators, values, strict=True)
+            if accumulator.parameter
+        }
+        for parameter in graph.parameters if self.call else ():
+            stages = stage_sets[parameter.name]
+            own = tuple((s, reduced[parameter.name, s]) for s in stages if (parameter.name, s) in reduced)
+            each = self._gradient(parameter, stages, own)
+            self.build.nodes = []
+            squares.setdefault(stages[0], []).append(self._square(each.gradient))
+            by_stage.setdefault(stages[0], []).extend(self.build.nodes)
+            parameters.append(each)
+        norms: dict[int, Value] = {}
+        for stage, values in squares.items():
+            self._stand(f"stage {stage}", Phase.FINISH, stage)
+            norms[stage] = self._added(values)
+            by_stage[stage].extend(self.build.nodes)
+        metrics, statistics, sums = self._metrics()
+        ordered = sorted(norms)
+        statistics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
+        self._stand("clip", Phase.UPDATE, None)
+        # After their sum over all ranks they are whole on each.
+        whole = [Value(f"norm of stage {stage}", norms[stage].type) for stage in ordered]
+        coefficient = self._coefficient(whole) if norms else None
+        clip_nodes = tuple(self.build.nodes)
+        return UpdateGraph(
+            tuple(self._updated(each, coefficient) for each in parameters),
+            reduce,
+            totals,
+            tuple(statistics),
+            sums,
+            metrics,
+            tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
+            tuple(whole),
+            clip_nodes,
         )
-        build.scope, build.span, build.phase, build.stage = (
-            parameter.name,
-            parameter.span,
-            Phase.FINISH,
-            stages[0],
-        )
-        build.nodes = []
+
+    def _stand(self, scope: str, phase: Phase, stage: int | None) -> None:
+        self.build.scope, self.build.span, self.build.phase, self.build.stage = scope, None, phase, stage
+        self.build.nodes = []
+
+    def _moved(self, value: Value, target: Layout) -> Value:
+        """The value in another layout."""
+        for step in self.moves.path(value.type, value.layout, target):
+            moved = Value(self.build.unique(value.name), step.type, step.layout)
+            node = Node(step.op, (value,), (moved,), self.build.scope, self.build.span, self.build.phase)
+            self.build.nodes.append(evolve(node, stage=self.build.stage))
+            value = moved
+        return value
+
+    # ------------------------------------------------------------ reductions
+
+    def _reductions(self) -> tuple[tuple[tuple[int, tuple[Node, ...]], ...], tuple[tuple[Value, ...], ...]]:
+        reduce: list[tuple[int, tuple[Node, ...]]] = []
+        totals: list[tuple[Value, ...]] = []
+        for stage in self.partitioned.stages:
+            self._stand(f"stage {stage.index}", Phase.REDUCE, stage.index)
+            values = []
+            for each in stage.accumulators:
+                value = each.value
+                if each.parameter:
+                    value = self._moved(value, self.layouts[each.parameter].state)
+                values.append(value)
+            if self.build.nodes:
+                reduce.append((stage.index, tuple(bucketed(by_depth(self.build.nodes), BUCKET_BYTES))))
+            totals.append(tuple(values))
+        return tuple(reduce), tuple(totals)
+
+    def _gradient(
+        self, parameter: Parameter, stages: tuple[int, ...], totals: tuple[tuple[int, Value], ...]
+    ) -> ParameterUpdate:
+        """A parameter's gradient: the sum of its totals in stage order."""
+        self._stand(parameter.name, Phase.FINISH, stages[0])
+        self.build.span = parameter.span
+        layouts = self.layouts[parameter.name]
         gradient = totals[0][1]
         for _, value in totals[1:]:
-            gradient = pointwise(build, "add", gradient, value, name=f"gradient({parameter.name})")
-        finish = build.nodes
-        build.nodes = []
-        square = _square(build, gradient)
-        squares.setdefault(stages[0], []).append(square)
-        by_stage.setdefault(stages[0], []).extend(build.nodes)
-        parameters.append(
-            ParameterUpdate(
-                parameter.name,
-                stages,
-                totals,
-                Value(f"master({parameter.name})", parameter.master),
-                gradient,
-                (),
-                tuple(finish),
-                (),
-                parameter.decays,
-            )
+            name = f"gradient({parameter.name})"
+            gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
+        type = local_type(parameter.master, layouts.param, self.moves.mesh.sizes)
+        master = Value(f"master({parameter.name})", type, layouts.param)
+        finish = tuple(self.build.nodes)
+        return ParameterUpdate(
+            parameter.name, stages, layouts, totals, master, gradient, (), finish, (), parameter.decays
         )
-    norms: dict[int, Value] = {}
-    for stage, values in squares.items():
-        build.scope, build.span, build.phase, build.stage = f"stage {stage}", None, Phase.FINISH, stage
-        build.nodes = []
-        total = build.apply(Cast(STATISTIC), values[0])
-        for value in values[1:]:
-            total = pointwise(build, "add", total, build.apply(Cast(STATISTIC), value))
-        norms[stage] = total
-        by_stage[stage].extend(build.nodes)
-    metrics = tuple(node for node in graph.nodes if node.phase is Phase.FINISH)
-    sums = tuple(
-        (accumulator, stage.index)
-        for stage in partitioned.stages
-        for accumulator in stage.accumulators
-        if accumulator.parameter is None
-    )
-    homes = {value: node.home for node in metrics for value in node.outputs}
-    homes |= {accumulator.value: stage for accumulator, stage in sums}
-    statistics = [("loss", graph.loss, homes[graph.loss])]
-    statistics += [(name, value, homes[value]) for name, value in graph.metrics]
-    ordered = sorted(norms)
-    statistics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
-    build.nodes = []
-    coefficient = _coefficient(build, [norms[stage] for stage in ordered], clip) if norms else None
-    clip_nodes = tuple(build.nodes)
-    updated = tuple(_updated(build, each, call, coefficient) for each in parameters) if call else ()
-    return UpdateGraph(
-        updated,
-        tuple(statistics),
-        sums,
-        metrics,
-        tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
-        tuple(norms[stage] for stage in ordered),
-        clip_nodes,
-    )
 
+    # ------------------------------------------------------------ statistics
 
-def _square(build: Builder, gradient: Value) -> Value:
-    """The sum of squares of a gradient."""
-    if not gradient.type.axes:
-        return pointwise(build, "multiply", gradient, gradient)
-    return build.apply(Dot(gradient.type.names), gradient, gradient)
+    @property
+    def _everywhere(self) -> Layout:
+        """Parts of a sum along every mesh axis: how statistics are made."""
+        return layout_of((over, SUM) for over in self.moves.mesh.sharding)
 
+    def _square(self, gradient: Value) -> Value:
+        """The sum of squares of a gradient: partial wherever the gradient is split."""
+        layout = layout_of((over, SUM if is_split(state) else None) for over, state in gradient.layout.states)
+        op = Dot(gradient.type.names) if gradient.type.axes else Pointwise("multiply")
+        return self._apply(op, gradient, gradient, layout=layout)
 
-def _coefficient(build: Builder, squares: list[Value], clip: float | None) -> Value | None:
-    """min(1, clip / (norm + ε)), with the squared norm added in stage order."""
-    if clip is None:
-        return None
-    build.scope, build.span, build.phase, build.stage = "clip", None, Phase.UPDATE, None
-    total = squares[0]
-    for square in squares[1:]:
-        total = pointwise(build, "add", total, square)
-    norm = pointwise(build, "sqrt", total, name="norm")
-    safe = pointwise(build, "add", norm, constant(build, CLIP_EPSILON, norm))
-    ratio = pointwise(build, "divide", constant(build, float(clip), norm), safe)
-    return pointwise(build, "minimum", ratio, constant(build, 1.0, norm), name="clip")
+    def _added(self, squares: Sequence[Value]) -> Value:
+        """All squares of a stage, as parts along every mesh axis. Those that lie alike are added first."""
+        alike: dict[Layout, Value] = {}
+        for value in squares:
+            value = self._apply(Cast(STATISTIC), value, layout=value.layout)
+            if value.layout in alike:
+                value = self._apply(Pointwise("add"), alike[value.layout], value, layout=value.layout)
+            alike[value.layout] = value
+        parts = [self._moved(value, self._everywhere) for value in alike.values()]
+        total = parts[0]
+        for value in parts[1:]:
+            total = self._apply(Pointwise("add"), total, value, layout=self._everywhere)
+        return total
 
+    def _metrics(
+        self,
+    ) -> tuple[tuple[Node, ...], list[tuple[str, Value, int]], tuple[tuple[Accumulator, int], ...]]:
+        """The nodes that make loss and metrics, and the entries that they become."""
+        graph = self.partitioned.graph
+        nodes = [node for node in graph.nodes if node.phase is Phase.FINISH]
+        sums = tuple(
+            (accumulator, stage.index)
+            for stage in self.partitioned.stages
+            for accumulator in stage.accumulators
+            if accumulator.parameter is None
+        )
+        homes = {value: node.home for node in nodes for value in node.outputs}
+        homes |= {accumulator.value: stage for accumulator, stage in sums}
+        statistics = []
+        for name, value in (("loss", graph.loss), *graph.metrics):
+            self._stand(name, Phase.FINISH, homes[value])
+            statistics.append((name, self._moved(value, self._everywhere), homes[value]))
+            nodes.extend(self.build.nodes)
+        return tuple(nodes), statistics, sums
 
-def _updated(build: Builder, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
-    op = optimizer(call, each.decays)
-    type: Type = each.master.type
-    states = tuple(Value(f"{state}({each.name})", type) for state in op.states)
-    build.scope, build.phase, build.stage = each.name, Phase.UPDATE, None
-    build.nodes = []
-    gradient = each.gradient
-    if coefficient is not None:
-        factor = build.apply(Cast(type.dtype), coefficient) if type.dtype != STATISTIC else coefficient
-        gradient = pointwise(build, "multiply", gradient, factor)
-    build.apply_all(op, each.master, gradient, *states, name=f"new({each.name})")
-    return evolve(each, states=states, update=tuple(build.nodes))
+    def _coefficient(self, squares: Sequence[Value]) -> Value | None:
+        """min(1, clip / (norm + ε)), with the squared norm added in stage order."""
+        if self.clip is None:
+            return None
+        build = self.build
+        total = squares[0]
+        for square in squares[1:]:
+            total = pointwise(build, "add", total, square)
+        norm = pointwise(build, "sqrt", total, name="norm")
+        safe = pointwise(build, "add", norm, constant(build, CLIP_EPSILON, norm))
+        ratio = pointwise(build, "divide", constant(build, float(self.clip), norm), safe)
+        return pointwise(build, "minimum", ratio, constant(build, 1.0, norm), name="clip")
+
+    # ------------------------------------------------------------ updates
+
+    def _updated(self, each: ParameterUpdate, coefficient: Value | None) -> ParameterUpdate:
+        assert self.call is not None
+        op = optimizer(self.call, each.decays)
+        type, layout = each.gradient.type, each.layouts.state
+        states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
+        self._stand(each.name, Phase.UPDATE, None)
+        gradient = each.gradient
+        if coefficient is not None:
+            factor = coefficient
+            if type.dtype != STATISTIC:
+                factor = self._apply(Cast(type.dtype), coefficient, layout=WHOLE)
+            gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
+        part = self._moved(each.master, layout)
+        self._apply(op, part, gradient, *states, layout=layout, name=f"new({each.name})")
+        new = self.build.nodes[-1].outputs[0]
+        if part is not each.master:
+            # The update wrote into this rank's part of the parameter; now the parts come together.
+            whole = self._moved(new, each.layouts.param)
+            self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))
+        return evolve(each, states=states, update=tuple(self.build.nodes))
+
+    def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
+        """Append a node whose results have a layout; returns the first."""
+        build = self.build
+        stem = name or f"{build.scope}.{op.label}"
+        outputs = []
+        for i, type in enumerate(op.infer(*(value.type for value in inputs))):
+            outputs.append(Value(build.unique(stem if not i else f"{stem}.{op.results[i]}"), type, layout))
+        build.nodes.append(Node(op, inputs, tuple(outputs), build.scope, build.span, build.phase, build.stage))
+        return outputs[0]

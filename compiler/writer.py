@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument, as_tensor
 from partita.compiler.ops.optimizer import Accumulate
@@ -25,9 +26,13 @@ from partita.runtime import kernels
 
 
 class Module:
-    """Source of a whole program under way: the functions so far, shared ones by their text."""
+    """Source of a whole program under way: the functions so far, shared ones by their text.
 
-    def __init__(self, name: str) -> None:
+    With `trace`, functions hand every value that they make to `c.record`, by its name.
+    """
+
+    def __init__(self, name: str, trace: bool = False) -> None:
+        self.trace = trace
         self.parts = [HEADER.format(name=name)]
         self._shared: dict[tuple[str, str, str], str] = {}
         self._names: dict[str, int] = {}
@@ -62,27 +67,61 @@ class Module:
 class Writer:
     """Lines of one function, with a local name for every value."""
 
-    def __init__(self, arguments: str, known: Mapping[Value, str] | None = None) -> None:
+    def __init__(self, arguments: str, known: Mapping[Value, str] | None = None, trace: bool = False) -> None:
+        self.trace = trace
         self.lines: list[str] = []
+        self.waits = False  # whether it waits for collectives: then the function is a generator
+        self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives under way
         self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
         self._taken = set(arguments.split(", "))
         self._counts: dict[str, int] = {}  # where to go on looking for a free name
 
     def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
-        text = stem = stem or local_stem(value.name)
+        text = self.free_name(stem or local_stem(value.name))
+        self.texts[value] = Argument(text, value.type)
+        return text
+
+    def free_name(self, stem: str) -> str:
+        """A local name that is not taken."""
+        text = stem
         count = self._counts.get(stem, 1)
         while text in self._taken:
             count += 1
             text = f"{stem}_{count}"
         self._taken.add(text)
         self._counts[stem] = count
-        self.texts[value] = Argument(text, value.type)
         return text
 
     def argument(self, value: Value) -> Argument:
         """How a value is written."""
         return self.texts[value]
+
+    def _start(self, node: Node, op: Collective, arguments: Sequence[Argument]) -> None:
+        """Start a collective; its results are waited for where the first is read."""
+        stem = local_stem(node.outputs[0].name)
+        handle = self.free_name(stem if len(node.outputs) == 1 else f"{stem}_bucket")
+        self._line(f"{handle} = {op.start(arguments)}", node)
+        self._started.update(dict.fromkeys(node.outputs, (handle, node)))
+        self.waits = True
+
+    def _arrived(self, value: Value) -> tuple[Value, ...]:
+        """Wait for the collective that makes a value, if that is under way; returns all that it makes."""
+        if value not in self._started:
+            return ()
+        handle, node = self._started[value]
+        for other in node.outputs:
+            del self._started[other]
+        if len(node.outputs) == 1:
+            # The handle's name becomes the tensor's.
+            self.texts[value] = Argument(handle, value.type)
+            self.lines.append(f"({handle},) = yield {handle}")
+        else:
+            names = ", ".join(self.name(other) for other in node.outputs)
+            self.lines.append(f"{names} = yield {handle}; del {handle}")
+        if self.trace:
+            self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
+        return node.outputs
 
     def block(self, nodes: Sequence[Node], keep: set[Value], accumulators: Mapping[str, tuple[str, Value]]) -> None:
         """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
@@ -98,7 +137,7 @@ class Writer:
         made = {value: node for node in nodes for value in node.outputs}
         fused: dict[Node, Node] = {}
         for node in nodes:
-            if isinstance(node.op, Accumulate) and not node.op.maximum:
+            if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
                 (value,) = node.inputs
                 producer = made.get(value)
                 if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
@@ -112,10 +151,13 @@ class Writer:
                 text = node.op.emit((), (node.output.type,))
                 self.texts[node.output] = Argument(text, node.output.type, literal=True)
                 continue
+            local.update(value for read in node.inputs for value in self._arrived(read))
             arguments = [self.argument(value) for value in node.inputs]
             if not node.op.takes_numbers:
                 arguments = [as_tensor(argument) for argument in arguments]
-            if isinstance(node.op, Accumulate):
+            if isinstance(node.op, Collective):
+                self._start(node, node.op, arguments)
+            elif isinstance(node.op, Accumulate):
                 target = accumulators[node.op.target][0]
                 self._line(node.op.statement(target, arguments[0]), node)
             elif node in fused and self._fused(node, fused[node], arguments, accumulators):
@@ -124,7 +166,9 @@ class Writer:
                 text = node.op.emit(arguments, [value.type for value in node.outputs])
                 names = ", ".join(self.name(value) for value in node.outputs)
                 local.update(node.outputs)
-                self._line(f"{names} = {text}", node)
+                self._line(f"{names} = {text}" if names else text, node)
+                if self.trace:
+                    self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
             ended = [
                 v
                 for v in dict.fromkeys((*node.inputs, *node.outputs))
@@ -133,6 +177,8 @@ class Writer:
             if ended and i + 1 < len(nodes):
                 self.lines.append(f"del {', '.join(self.argument(v).text for v in ended)}")
             local.difference_update(ended)
+        for value in list(self._started):
+            self._arrived(value)
 
     def _fused(
         self,
@@ -169,12 +215,14 @@ def local_stem(name: str) -> str:
         name = match[2] + match[3]
     parts = [part for part in re.split(r"[.@]", name.split("~")[0]) if part and not part.isdigit()]
     stem = parts[-1] if parts else "value"
-    if stem in ("again", "portion", "rate", "denominator", "keep", "total", "whole") and len(parts) > 1:
+    if stem in ENDINGS and len(parts) > 1:
         stem = f"{parts[-2]}_{stem}"
     stem = prefix + re.sub(r"\W", "_", stem)
     # A trailing underscore keeps names of the file apart from Python's, and from those of emitted functions.
     return f"{stem}_" if stem in RESERVED or FUNCTION_NAME.fullmatch(stem) else stem
 
 
+# What the compiler puts behind the name of the value that something is made from.
+ENDINGS = ("again", "portion", "rate", "denominator", "keep", "total", "whole", "part", "gathered", "reduced", "moved")
 RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
-FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|finish|update)(_\d+)?")
+FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|reduce|finish|update)(_\d+)?")

@@ -1,7 +1,7 @@
 """The error index: what each diagnostic code means and how to fix it. The documentation's index is made from it.
 
-E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs;
-W is a warning. A test holds that every code that is reported stands here.
+E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
+E07 verification; W is a warning. A test holds that every code that is reported stands here.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ CODES: dict[str, Code] = {
     "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and is likely forgotten.", "Use it, or remove it."),
     "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule is no part of the model.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
+    "E0411": Code("size does not divide", "What a rule splits must divide into the parts of its mesh axes; microbatches cut the batch first.", "Choose sizes of the axis and of the mesh that divide."),
+    "E0412": Code("mesh axis used twice", "A mesh axis is the pipeline's, or splits tensors; not both.", "Use another mesh axis for one of the two."),
     # ------------------------------------------------------------ schedules
     "E0501": Code("schedule is incomplete", "Every forward and backward action of every chunk and microbatch stands once, in the order in which they need each other.", "See the laws of schedules."),
     "E0502": Code("schedule deadlocks", "Ranks would wait for each other forever; the message shows the cycle.", "Reorder the actions in the cycle."),
@@ -116,6 +118,10 @@ CODES: dict[str, Code] = {
     "E0609": Code("range of random integers unknown", "`random()` draws integers within the axis that they index, and this input indexes none.", "Use the input in an `embedding` or a loss."),
     "E0610": Code("ranks and mesh differ", "A launcher has started another number of processes than the mesh has ranks.", "`torchrun --nproc-per-node 4` for a mesh of four."),
     "E0611": Code("no GPU for a rank", "With `--transport nccl` each rank uses one GPU of its machine, by its local number.", "As many ranks on a machine as it has GPUs, or `--transport gloo`."),
+    # ------------------------------------------------------------ verification
+    "E0701": Code("program is not certified", "An operation or a collective does not lead to the layout that its value is said to have. The file is right; the compiler is not.", "Please report it with the file."),
+    "E0702": Code("execution differs", "On a shrunken copy of the file, the partitioned program does not compute what the single-device program computes. The file is right; the compiler is not.", "Please report it with the file."),
+    "E0703": Code("cannot be verified by execution", "No small copy of the file was found that compiles and runs: its sizes do not go together when they are small, or random data leads to numbers that are not finite.", "`log(exp(x) + 1.0)` instead of a logarithm of what may be negative."),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),

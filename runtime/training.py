@@ -20,10 +20,12 @@ from partita.compiler.update import SQUARE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
-from partita.runtime.executor import Executor, Memory
+from partita.runtime.executor import Executor
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
+from partita.runtime.regions import assemble, region_of, shape_of
+from partita.runtime.stages import Memory
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
 
@@ -72,8 +74,8 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.program.ranks)
+        """The number of ranks, those of the whole mesh."""
+        return self.program.mesh.ranks
 
 
 def prepare(spec: Spec) -> Plan:
@@ -91,9 +93,14 @@ def tokens_per_step(program: Program) -> int:
 
 
 class Rank:
-    """One rank of a run: its executors for training and evaluation over the same parameters."""
+    """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
 
-    def __init__(self, plan: Plan, rank: int, transport: Transport, device: torch.device) -> None:
+    With `keep_totals`, gradients outlive their step.
+    """
+
+    def __init__(
+        self, plan: Plan, rank: int, transport: Transport, device: torch.device, keep_totals: bool = False
+    ) -> None:
         self.plan = plan
         self.rank = rank
         self.device = device
@@ -101,30 +108,32 @@ class Rank:
         self.memory = Memory()
         evaluation = plan.evaluation.program if plan.evaluation else None
         channels = set(plan.program.channels) | set(evaluation.channels if evaluation else ())
-        transport.open(sorted(channels))
+        transport.open(plan.program.mesh, sorted(channels))
         self._initialise()
         seed = plan.train.seed
-        self.training = Executor(plan.program, rank, transport, self.memory, seed, device)
+        self.training = Executor(plan.program, rank, transport, self.memory, seed, device, keep_totals)
         self.evaluation = Executor(evaluation, rank, transport, self.memory, seed, device) if evaluation else None
 
     def _initialise(self) -> None:
-        """Parameters by (seed, name, coordinates); optimizer states at zero."""
+        """The rank's parts of parameters, by (seed, name, coordinates), and of optimizer states, at zero."""
         program = self.plan.program
-        for name in program.ranks[self.rank].parameters:
+        mesh = program.mesh
+        coordinates = mesh.coordinates(self.rank)
+        for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans)
-            tensor = torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
-            self.memory.masters[name] = tensor.contiguous()
+            dtype = DTYPES[record.type.dtype]
+            region = region_of(record.type, record.layout, mesh.sizes, coordinates)
+            array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans, region)
+            self.memory.masters[name] = torch.from_numpy(array).to(device=self.device, dtype=dtype).contiguous()
+            shape = shape_of(region_of(record.type, record.state_layout, mesh.sizes, coordinates))
             for state in record.states:
-                self.memory.states[state, name] = torch.zeros_like(self.memory.masters[name])
+                self.memory.states[state, name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
-        """A batch of the dataset on this rank's device, floats in the dtype of the computation."""
+        """A whole batch of the dataset, still on the host, floats in the dtype of the computation."""
         types = {each.name: each.type for each in self.plan.program.inputs}
         return {
-            name: torch.as_tensor(array).to(device=self.device, dtype=DTYPES[types[name].dtype])
-            for name, array in batch.items()
-            if name in types
+            name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
         }
 
     def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float) -> Iterator[None]:
@@ -194,7 +203,7 @@ class VirtualRun:
         self.plan = plan
         self.cluster = VirtualCluster(plan.ranks, strict, seed)
         device = torch.device("cpu")
-        self.ranks = [Rank(plan, r, self.cluster.transport(r), device) for r in range(plan.ranks)]
+        self.ranks = [Rank(plan, r, self.cluster.transport(r), device, keep_totals=True) for r in range(plan.ranks)]
 
     def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> tuple[float, float]:
         """One step on every rank; returns loss and gradient norm."""
@@ -215,24 +224,45 @@ class VirtualRun:
         return self.ranks[0].results(self.ranks[0].training)[1]
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter by name. Copies of a tied one are compared: they must be equal bit for bit."""
-        found: dict[str, torch.Tensor] = {}
-        for rank in self.ranks:
-            for name, tensor in rank.memory.masters.items():
-                if name in found and not torch.equal(found[name], tensor):
-                    raise AssertionError(f"copies of {name} differ")
-                found[name] = tensor
-        return found
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """The last step's gradients: each parameter's totals added in stage order."""
+        """Every parameter by name, whole. AssertionError where copies of any part differ in any bit."""
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank in self.ranks:
+            for name, tensor in rank.memory.masters.items():
+                parts.setdefault(name, {})[rank.rank] = tensor
+        return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
+
+    def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give parameters other values: each rank takes its parts of the whole tensors."""
+        mesh = self.plan.program.mesh
+        for rank in self.ranks:
+            for name in values.keys() & rank.memory.masters.keys():
+                record = self.plan.program.parameter(name)
+                region = region_of(record.type, record.layout, mesh.sizes, mesh.coordinates(rank.rank))
+                rank.memory.masters[name].copy_(values[name][region])
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The last step's gradients, whole: each parameter's totals added in stage order.
+
+        AssertionError where copies of any part of a total differ in any bit.
+        """
+        parts: dict[str, dict[int, dict[int, torch.Tensor]]] = {}
+        for rank in self.ranks:
             for i, stage in rank.training.stages.items():
-                for record, tensor in zip(stage.record.accumulators, stage.accumulators, strict=True):
+                for record in stage.record.accumulators:
                     if record.parameter:
-                        parts.setdefault(record.parameter, {})[i] = tensor
-        return {name: torch.stack([by_stage[i] for i in sorted(by_stage)]).sum(0) for name, by_stage in parts.items()}
+                        by_stage = parts.setdefault(record.parameter, {})
+                        by_stage.setdefault(i, {})[rank.rank] = rank.training.totals[i, record.name]
+        return {
+            name: torch.stack([self._whole(name, by_stage[i], total=True) for i in sorted(by_stage)]).sum(0)
+            for name, by_stage in parts.items()
+        }
+
+    def _whole(self, name: str, parts: Mapping[int, torch.Tensor], total: bool = False) -> torch.Tensor:
+        """A parameter (or the total of its gradient) from ranks' parts."""
+        record = self.plan.program.parameter(name)
+        layout = record.state_layout if total else record.layout
+        what = f"the gradient of {name}" if total else name
+        return assemble(what, record.type, layout, self.plan.program.mesh, parts)
 
     def train(self, dataset: Dataset | None, observers: Sequence[Observer | None] = ()) -> None:
         """The whole run, all ranks interleaved."""

@@ -61,12 +61,22 @@ class Collective(Move):
         """The call of the context that starts it; waiting for it gives a tuple of the results."""
         raise NotImplementedError
 
+    def together(self, others: Sequence[Collective]) -> Collective:
+        """All tensors of collectives of this kind (this one among them) in one."""
+        raise NotImplementedError
+
     def _tensors(self, arguments: Sequence[Argument]) -> str:
         return f"({', '.join(argument.text for argument in arguments)},)"
 
 
 def _positions(arguments: Sequence[Argument], axes: Sequence[str]) -> str:
     return f"({', '.join(str(a.type.position(axis)) for a, axis in zip(arguments, axes, strict=True))},)"
+
+
+def _axes(collective: Collective) -> tuple[str, ...]:
+    """The axis of each tensor."""
+    assert isinstance(collective, (AllGather, ReduceScatter, AllToAll))
+    return collective.axes
 
 
 @op("all_gather")
@@ -95,6 +105,10 @@ class AllGather(Collective):
         """`c.all_gather(mesh axis, tensors, dimensions)`."""
         return f"c.all_gather({self.over!r}, {self._tensors(arguments)}, {_positions(arguments, self.axes)})"
 
+    def together(self, others: Sequence[Collective]) -> Collective:
+        """With the axes of all."""
+        return AllGather(self.over, self.parts, tuple(axis for other in others for axis in _axes(other)))
+
 
 @op("reduce_scatter")
 class ReduceScatter(Collective):
@@ -122,6 +136,10 @@ class ReduceScatter(Collective):
         """`c.reduce_scatter(mesh axis, tensors, dimensions)`."""
         return f"c.reduce_scatter({self.over!r}, {self._tensors(arguments)}, {_positions(arguments, self.axes)})"
 
+    def together(self, others: Sequence[Collective]) -> Collective:
+        """With the axes of all."""
+        return ReduceScatter(self.over, self.parts, tuple(axis for other in others for axis in _axes(other)))
+
 
 @op("all_reduce")
 class AllReduce(Collective):
@@ -148,6 +166,10 @@ class AllReduce(Collective):
     def start(self, arguments: Sequence[Argument]) -> str:
         """`c.all_reduce(mesh axis, tensors, maximum)`."""
         return f"c.all_reduce({self.over!r}, {self._tensors(arguments)}, {self.maximum})"
+
+    def together(self, others: Sequence[Collective]) -> Collective:
+        """With the tensors of all."""
+        return AllReduce(self.over, self.parts, sum(other.count for other in others), self.maximum)
 
 
 @op("all_to_all")
@@ -179,6 +201,11 @@ class AllToAll(Collective):
         """`c.all_to_all(mesh axis, tensors, gathered dimensions, cut dimensions)`."""
         gathered, cut = _positions(arguments, self.source), _positions(arguments, self.axes)
         return f"c.all_to_all({self.over!r}, {self._tensors(arguments)}, {gathered}, {cut})"
+
+    def together(self, others: Sequence[Collective]) -> Collective:
+        """With the axes of all."""
+        source = tuple(axis for other in others if isinstance(other, AllToAll) for axis in other.source)
+        return AllToAll(self.over, self.parts, source, tuple(axis for other in others for axis in _axes(other)))
 
 
 @op("part")

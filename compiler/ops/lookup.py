@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Op, Way, op, permuted
+from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Way, op, permuted
+from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ def _split(ids: Type, table: Type, over: str) -> tuple[list[str], list[str], lis
 
 
 @op("gather")
-class Gather(Op):
-    """`embedding`: for each index in `ids`, the row of `table` along `over`. Axes of both are batch axes."""
+class Gather(Positioned):
+    """`embedding`: for each index in `ids`, the row of `table` along `over`. Axes of both are batch axes.
+
+    Of a table split along `over` each rank looks up what lies in its part, and has zeros for the rest.
+    """
 
     over: str
+    shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""
@@ -34,13 +39,13 @@ class Gather(Op):
         return (Type(table.dtype, ids.axes + rest),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of the result; linear in the table."""
+        """Any axis of the result; parts of the table, which make the result partial; linear in the table."""
         ids, table = operands
         kept = tuple(
             Way((name if ids.has(name) else None, name if table.has(name) else None), (name,))
             for name in results[0].names
         )
-        return (*kept, Way((None, SUM), (SUM,)))
+        return (*kept, Way((None, self.over), (SUM,)), Way((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None: it copies."""
@@ -60,33 +65,42 @@ class Gather(Op):
         ids, table = arguments
         shared, own, rest = _split(ids.type, table.type, self.over)
         rows = permuted(table.text, table.type.names, [*shared, self.over, *rest])
-        if not shared:
+        start = start_argument(table.type.axis(self.over), self.shards)
+        if not shared and not start:
             if len(rest) == 1:
                 return f"torch.nn.functional.embedding({ids.text}, {rows})"
             return f"{rows}[{ids.text}]"
         index = permuted(ids.text, ids.type.names, [*shared, *own])
-        text = f"kernels.lookup({index}, {rows}, {len(shared)})"
+        text = f"kernels.lookup({index}, {rows}, {len(shared)}{start})"
         return permuted(text, [*shared, *own, *rest], results[0].names)
 
 
 @op("scatter_add")
-class ScatterAdd(Op):
-    """The gradient of `gather`: a table of zeros with each row of `d` added where its index says."""
+class ScatterAdd(Positioned):
+    """The gradient of `gather`: a table of zeros with each row of `d` added where its index says.
+
+    Into a part of the table along `over` each rank adds the rows that belong there.
+    """
 
     over: str
     table: tuple[Axis, ...]
+    shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The table's axes."""
         return (Type(types[1].dtype, self.table),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d."""
+        """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d.
+
+        Parts of the table need all ids and rows.
+        """
         ids = operands[0]
         table = results[0]
         kept = tuple(Way((name if ids.has(name) else None, name), (name,)) for name in table.names if name != self.over)
+        parts = Way((None, None), (self.over,))
         summed = tuple(Way((name, name), (SUM,)) for name in ids.names if not table.has(name))
-        return (*kept, *summed, Way((None, SUM), (SUM,)))
+        return (*kept, *summed, parts, Way((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An addition for each element of the rows."""
@@ -108,5 +122,6 @@ class ScatterAdd(Op):
         rows = permuted(target, table.names, [*shared, self.over, *rest])
         index = permuted(ids.text, ids.type.names, [*shared, *own])
         values = permuted(d.text, d.type.names, [*shared, *own, *rest])
-        text = f"kernels.add_rows({rows}, {index}, {values}, {len(shared)})"
+        start = start_argument(table.axis(self.over), self.shards)
+        text = f"kernels.add_rows({rows}, {index}, {values}, {len(shared)}{start})"
         return permuted(text, [*shared, self.over, *rest], table.names)

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of the right class: the heart of cross-entropy."""
+"""The negative log-likelihood of the right class, the heart of cross-entropy, and its parts over split classes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, op, permuted
+from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.position import Positioned, Shards, start_argument
+from partita.compiler.ops.reduce import Reduce
+from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -32,6 +36,21 @@ class NegativeLogLikelihood(Op):
         """Any axis but the classes."""
         return tuple(Way((name, name), (name, name)) for name in operands[1].names)
 
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Over split classes: their maximum, then two sums, which stand side by side so that they can travel together.
+
+        All are of the results' size: logits stay where they are (Megatron-LM, arXiv 1909.08053 §3).
+        """
+        if axis != self.over:
+            return None
+        logits, targets = node.inputs
+        peak = build.apply(Reduce("max", (self.over,), accumulation(logits.type.dtype)), logits)
+        exponentials = build.apply(ExpSum(self.over), logits, peak)
+        picked = build.apply(Pick(self.over), logits, targets)
+        denominator = pointwise(build, "add", pointwise(build, "log", exponentials), peak)
+        denominator = arranged(build, denominator, targets.type.names)
+        return pointwise(build, "subtract", denominator, picked), denominator
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
         return 10 * operands[0].elements
@@ -53,19 +72,20 @@ class NegativeLogLikelihood(Op):
 
 
 @op("nll_gradient")
-class NegativeLogLikelihoodGradient(Op):
+class NegativeLogLikelihoodGradient(Positioned):
     """`d * (softmax(logits) - one_hot(targets))`. Operands: d, logits, targets, denominator."""
 
     over: str
+    shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The logits'."""
         return (types[1],)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis but the classes; linear in d."""
+        """Any axis; linear in d."""
         kept = tuple(Way((name, name, name, name), (name,)) for name in operands[2].names)
-        return (*kept, Way((SUM, None, None, None), (SUM,)))
+        return (*kept, Way((None, self.over, None, None), (self.over,)), Way((SUM, None, None, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
@@ -81,4 +101,63 @@ class NegativeLogLikelihoodGradient(Op):
             targets.text,
             permuted(denominator.text, denominator.type.names, targets.type.names),
         ]
-        return permuted(f"kernels.nll_gradient({', '.join(views)})", order, results[0].names)
+        start = start_argument(logits.type.axis(self.over), self.shards)
+        return permuted(f"kernels.nll_gradient({', '.join(views)}{start})", order, results[0].names)
+
+
+@op("exp_sum")
+class ExpSum(Op):
+    """The sum of exp(x − peak) over `over`, in f32 at least. Operands: x, and peak with x's other axes."""
+
+    over: str
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The peak's."""
+        x, peak = types
+        assert peak.dtype == accumulation(x.dtype), types
+        return (peak,)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any remaining axis; parts of `over`, which make the result partial."""
+        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
+        return (*kept, Way((self.over, None), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """An exponential and a sum for each element."""
+        return 10 * operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime; `over` last."""
+        x, peak = arguments
+        return f"kernels.exp_sum({permuted(x.text, x.type.names, [*peak.type.names, self.over])}, {peak.text})"
+
+
+@op("pick")
+class Pick(Positioned):
+    """The element of x at an index along `over`, in f32 at least; zero where the index is not in this part of x.
+
+    Operands: x, and integer indices with x's other axes.
+    """
+
+    over: str
+    shards: Shards = ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The indices' axes."""
+        x, index = types
+        return (index.with_dtype(accumulation(x.dtype)),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any remaining axis; parts of `over`, which make the result partial; linear in x."""
+        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
+        return (*kept, Way((self.over, None), (SUM,)), Way((SUM, None), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None: it copies."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime; `over` last."""
+        x, index = arguments
+        view = permuted(x.text, x.type.names, [*index.type.names, self.over])
+        return f"kernels.pick({view}, {index.text}{start_argument(x.type.axis(self.over), self.shards)})"

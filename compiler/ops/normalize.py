@@ -6,10 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, aligned_ways, op, permuted
+from partita.compiler.ops.pointwise import cast, constant, pointwise
+from partita.compiler.ops.reduce import scaled, total
+from partita.compiler.ops.shape import arranged
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
+
+
+def _means(build: Builder, over: Sequence[str], *values: Value) -> list[Value]:
+    """Means of values of equal axes, whose sums stand side by side, so that they can be reduced together."""
+    sums = [total(build, value, over, value.type.dtype) for value in values]
+    count = values[0].type.elements // sums[0].type.elements
+    return [scaled(build, value, 1 / count) for value in sums]
 
 
 @op("normalize")
@@ -37,6 +47,19 @@ class Normalize(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis but those normalized over."""
         return aligned_ways(operands, results)
+
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Along an axis normalized over: means by partial sums."""
+        if axis not in self.over:
+            return None
+        (x,) = node.inputs
+        wide = cast(build, x, accumulation(x.type.dtype))
+        if self.center:
+            (mean,) = _means(build, self.over, wide)
+            wide = pointwise(build, "subtract", wide, mean)
+        (square,) = _means(build, self.over, pointwise(build, "multiply", wide, wide))
+        rate = pointwise(build, "rsqrt", pointwise(build, "add", square, constant(build, self.eps, square)))
+        return cast(build, pointwise(build, "multiply", wide, rate), x.type.dtype), rate
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""
@@ -70,6 +93,20 @@ class NormalizeGradient(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis but those normalized over; linear in d."""
         return (*aligned_ways(operands, results, whole=self.over), Way((SUM, None, None), (SUM,)))
+
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Along an axis normalized over: means by partial sums."""
+        if axis not in self.over:
+            return None
+        d, y, rate = node.inputs
+        wide_d = arranged(build, cast(build, d, rate.type.dtype), y.type.names)
+        wide_y = cast(build, y, rate.type.dtype)
+        product = pointwise(build, "multiply", wide_d, wide_y)
+        mean, *means = _means(build, self.over, product, *([wide_d] if self.center else []))
+        rest = pointwise(build, "subtract", wide_d, pointwise(build, "multiply", wide_y, mean))
+        for other in means:
+            rest = pointwise(build, "subtract", rest, other)
+        return (cast(build, pointwise(build, "multiply", rest, rate), y.type.dtype),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""

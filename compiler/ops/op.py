@@ -76,6 +76,14 @@ class Op:
         """
         return (None,) * len(node.inputs)
 
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """The node's results by primitives that can be split along `axis`, where no way of the operation does.
+
+        None where there are none. What they share with the node are its operands; what they add along the split axis
+        is small.
+        """
+        return None
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A Python expression over torch that computes the result (a tuple for several)."""
         raise NotImplementedError

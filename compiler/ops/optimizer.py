@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, aligned_ways, op, permuted
+from partita.compiler.ops.op import MAX, SUM, Argument, Op, Way, aligned_ways, op, permuted
 from partita.dsl.types import Type
 
 
@@ -17,13 +17,14 @@ from partita.dsl.types import Type
 class Accumulate(Op):
     """Add the operand to the accumulator `target` of the same axes, in ascending order of microbatches.
 
-    `maximum` takes the greater one instead. The accumulator has type `type`, and is zero (or −inf) when the step
-    begins.
+    `maximum` takes the greater one instead, `keep` the last: for what is the same in every microbatch. The
+    accumulator has type `type`, and is zero (or −inf) when the step begins.
     """
 
     target: str
     type: Type
     maximum: bool = False
+    keep: bool = False
     results = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -33,7 +34,8 @@ class Accumulate(Op):
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """The accumulator lies as the operand does."""
-        return (*(Way((name,), ()) for name in operands[0].names), Way((SUM,), ()))
+        kinds = (SUM, MAX) if self.keep else (MAX,) if self.maximum else (SUM,)
+        return tuple(Way((state,), ()) for state in (*operands[0].names, *kinds))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An addition for each element."""
@@ -46,9 +48,31 @@ class Accumulate(Op):
     def statement(self, target: str, value: Argument) -> str:
         """`target.add_(value)`; also where the value is of a narrower dtype."""
         view = permuted(value.text, value.type.names, self.type.names)
+        if self.keep:
+            return f"{target}.copy_({view})"
         if self.maximum:
             return f"torch.maximum({target}, {view}, out={target})"
         return f"{target}.add_({view})"
+
+
+@op("store")
+class Store(Op):
+    """Write the second operand over the first, of the same type: a parameter that has come together again."""
+
+    results = ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """No result."""
+        assert types[0] == types[1], types
+        return ()
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis, in both."""
+        return tuple(Way((name, name), ()) for name in operands[0].names)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`copy_`."""
+        return f"{arguments[0].text}.copy_({arguments[1].text})"
 
 
 class Update(Op):

@@ -23,7 +23,7 @@ from partita.compiler.ops.op import (
     broadcast,
     op,
 )
-from partita.dsl.types import FLOATS, Type
+from partita.dsl.types import FLOATS, INTEGERS, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -80,8 +80,10 @@ class Cast(Op):
         return (types[0].with_dtype(self.dtype),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis; sums only between floats (a rounding, as everywhere else)."""
-        linear = (Way((SUM,), (SUM,)),) if self.dtype in FLOATS and operands[0].is_float else ()
+        """Any axis; sums where numbers stay what they are, to rounding: not from floats to integers, nor with bool."""
+        source = operands[0]
+        keeps = self.dtype in FLOATS or (self.dtype in INTEGERS and not source.is_float)
+        linear = (Way((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
         return (*aligned_ways(operands, results), *linear)
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
@@ -193,6 +195,13 @@ def summed_to(build: Builder, value: Value, type: Type) -> Value:
     if value.type.dtype != type.dtype:
         value = build.apply(Cast(type.dtype), value)
     return value
+
+
+def cast(build: Builder, value: Value, dtype: str, name: str | None = None) -> Value:
+    """The value as `dtype`: itself where it is so already."""
+    if value.type.dtype == dtype:
+        return value
+    return build.apply(Cast(dtype), value, name=name)
 
 
 def constant(build: Builder, value: float, like: Value | Type) -> Value:

@@ -1,5 +1,7 @@
 """Operations that know where in the whole tensor their shard lies: positions, rotary embedding, random numbers.
 
+Those that look up or count along an axis (`gather`, `pick`, `first_index`, …) are such, too, where their subject is.
+
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first: so a rank's shard begins at
 the size of the part times the number that its coordinates spell. Microbatches are the mesh axis `time`.
 """
@@ -32,6 +34,12 @@ def offset_text(axis: Axis, shards: Shards) -> str:
         coordinate = "c.microbatch" if mesh_axis == TIME else f"c.coordinates[{mesh_axis!r}]"
         text = f"({text} * {parts} + {coordinate})" if text else coordinate
     return f"{text} * {axis.size}"
+
+
+def start_argument(axis: Axis, shards: Shards) -> str:
+    """Source text of a kernel's last argument, where this shard begins; nothing where `axis` is whole."""
+    start = offset_text(axis, shards)
+    return "" if start == "0" else f", {start}"
 
 
 class Positioned(Op):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, op
+from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
+from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ class ArgMax(Op):
         """Any remaining axis."""
         return tuple(Way((name,), (name,)) for name in results[0].names)
 
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Along `over`: the maximum, then the first of the parts that have it."""
+        if axis != self.over:
+            return None
+        (x,) = node.inputs
+        peak = build.apply(Reduce("max", (self.over,), x.type.dtype), x)
+        return (pointwise(build, "negate", build.apply(FirstIndex(self.over), x, peak)),)
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements
@@ -96,6 +105,38 @@ class ArgMax(Op):
         """`argmax`."""
         (x,) = arguments
         return f"{x.text}.argmax({x.type.position(self.over)})"
+
+
+@op("first_index")
+class FirstIndex(Positioned):
+    """Minus the first index along `over` at which x equals `peak`, its maximum; in a part without it, less than any.
+
+    Negated, so that the first of several parts is the maximum of them. Operands: x, and peak with x's other axes.
+    """
+
+    over: str
+    shards: Shards = ()
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The peak's axes, i64."""
+        x, peak = types
+        assert peak.dtype == x.dtype, types
+        return (peak.with_dtype("i64"),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any remaining axis; parts of `over`, of whose results the greatest counts."""
+        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
+        return (*kept, Way((self.over, None), (MAX,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """One for each element read."""
+        return operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime; `over` last."""
+        x, peak = arguments
+        view = permuted(x.text, x.type.names, [*peak.type.names, self.over])
+        return f"kernels.first_index({view}, {peak.text}, {offset_text(x.type.axis(self.over), self.shards)})"
 
 
 def total(build: Builder, value: Value, over: Sequence[str], dtype: str, name: str | None = None) -> Value:

@@ -14,13 +14,25 @@ from partita.runtime.kernels.pointwise import (
     tanh_gradient,
 )
 from partita.runtime.kernels.positions import random, rope
-from partita.runtime.kernels.rows import add_rows, lookup, nll, nll_gradient, normalize, normalize_gradient
+from partita.runtime.kernels.rows import (
+    add_rows,
+    exp_sum,
+    first_index,
+    lookup,
+    nll,
+    nll_gradient,
+    normalize,
+    normalize_gradient,
+    pick,
+)
 
 __all__ = [
     "adamw",
     "add_rows",
     "attend",
     "attend_gradient",
+    "exp_sum",
+    "first_index",
     "gelu",
     "gelu_gradient",
     "lookup",
@@ -28,6 +40,7 @@ __all__ = [
     "nll_gradient",
     "normalize",
     "normalize_gradient",
+    "pick",
     "random",
     "relu_gradient",
     "rope",

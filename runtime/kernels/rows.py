@@ -29,17 +29,44 @@ def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...]
     return result.mul_(rate).to(y.dtype)
 
 
-def lookup(ids: Tensor, table: Tensor, shared: int) -> Tensor:
-    """Rows of [shared…, rows, rest…] by [shared…, own…]: [shared…, own…, rest…]."""
-    return table[(*_batch_index(ids, shared), ids)]
+def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) -> Tensor:
+    """Rows of [shared…, rows, rest…] by [shared…, own…]: [shared…, own…, rest…].
+
+    `start` is given where `table` is a part, and its first row has that index; rows of other parts come as zeros.
+    """
+    if start is None:
+        return table[(*_batch_index(ids, shared), ids)]
+    index, outside = _local(ids, start, table.shape[shared])
+    rows = table[(*_batch_index(ids, shared), index)]
+    return rows.masked_fill_(_over_rows(outside, rows), 0)
 
 
-def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int) -> Tensor:
-    """Add [shared…, own…, rest…] into [shared…, rows, rest…] where [shared…, own…] says, in place, in order."""
+def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int | None = None) -> Tensor:
+    """Add [shared…, own…, rest…] into [shared…, rows, rest…] where [shared…, own…] says, in place, in order.
+
+    `start` as for `lookup`; what belongs into other parts is not added.
+    """
     values = values.to(table.dtype)
+    if start is not None:
+        ids, outside = _local(ids, start, table.shape[shared])
+        values = values.masked_fill(_over_rows(outside, values), 0)
     if shared or table.dim() != 2 or not table.is_contiguous():
         return table.index_put_((*_batch_index(ids, shared), ids), values, accumulate=True)
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
+
+
+def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
+    """Indices into the part of `count` rows from `start`, and which of them lie outside it.
+
+    Those outside are spread over the part: were they all one row, a GPU's atomic additions would queue there.
+    """
+    ids = ids.long() - start
+    return ids.remainder(count), (ids < 0) | (ids >= count)
+
+
+def _over_rows(outside: Tensor, rows: Tensor) -> Tensor:
+    """A mask of rows that broadcasts over their elements."""
+    return outside.view(*outside.shape, *[1] * (rows.dim() - outside.dim()))
 
 
 def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
@@ -59,10 +86,38 @@ def nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return denominator - chosen, denominator
 
 
-def nll_gradient(d: Tensor, logits: Tensor, targets: Tensor, denominator: Tensor) -> Tensor:
-    """d·(softmax(logits) − one_hot(targets))."""
+def nll_gradient(d: Tensor, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None) -> Tensor:
+    """d·(softmax(logits) − one_hot(targets)). `start` is given where logits are a part: its first class."""
     result = torch.exp(widened(logits) - denominator.unsqueeze(-1))
     d = d.unsqueeze(-1).to(result.dtype)
     result.mul_(d)
-    result.scatter_add_(-1, targets.long().unsqueeze(-1), -d.expand(*targets.shape, 1))
+    index, taken = targets.long(), d.expand(*targets.shape, 1)
+    if start is not None:
+        index, outside = _local(targets, start, logits.shape[-1])
+        taken = taken.masked_fill(outside.unsqueeze(-1), 0)
+    result.scatter_add_(-1, index.unsqueeze(-1), -taken)
     return result.to(logits.dtype)
+
+
+def exp_sum(x: Tensor, peak: Tensor) -> Tensor:
+    """The sum of exp(x − peak) over the last axis, in the peak's dtype, that of accumulation."""
+    return (x - peak.unsqueeze(-1)).exp_().sum(-1)
+
+
+def pick(x: Tensor, index: Tensor, start: int | None = None) -> Tensor:
+    """Elements of x along its last axis. `start` is given where x is a part: what lies in other parts is zero."""
+    if start is None:
+        return widened(x.gather(-1, index.long().unsqueeze(-1)).squeeze(-1))
+    index, outside = _local(index, start, x.shape[-1])
+    return widened(x.gather(-1, index.unsqueeze(-1)).squeeze(-1)).masked_fill_(outside, 0)
+
+
+# Less than minus any index, and its negation is an integer, too.
+_NOWHERE = -(2**62)
+
+
+def first_index(x: Tensor, peak: Tensor, start: int) -> Tensor:
+    """Minus the first index (counted from `start`) along the last axis where x attains `peak`, its maximum."""
+    best = x.argmax(-1, keepdim=True)
+    found = x.gather(-1, best).squeeze(-1) == peak
+    return torch.where(found, -(best.squeeze(-1) + start), _NOWHERE)

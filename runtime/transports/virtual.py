@@ -4,101 +4,31 @@ Each rank's step is a generator that yields while it waits; `VirtualCluster.run`
 until all are through. Strict mode behaves as NCCL may at its least helpful:
 
 - rendezvous: a transfer completes only when both ends have posted it and every earlier one of its channel is
-  through;
+  through, a collective only when all ranks of its group have, and every earlier one of the group is through;
 - nothing completes before nobody can go on without it, and then in an order that the seed chooses;
 - data is copied at completion, so a sender that writes to its buffer too early is caught (by comparing), and
   a receiver that reads too early sees garbage (NaN, or the smallest integer), with which a posted buffer is
-  filled;
-- at the end of a run nothing may be left that was posted at one end only.
+  filled; a collective has no result before it is complete;
+- at the end of a run nothing may be left that not all ends have posted.
 
-Otherwise (`strict=False`) operations complete as soon as both ends have posted them. Both modes refuse ends
-that differ in dtype or shape, and both find deadlock exactly: when no rank can go on, the error names for
-every rank what it waits for, and the cycle.
+Otherwise (`strict=False`) operations complete as soon as all ends have posted them. Both modes refuse ends
+that differ in kind, dtype, shape or dimensions, and both find deadlock exactly: when no rank can go on, the error
+names for every rank what it waits for, and the cycle.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from partita.compiler.instructions import Channel
-
-
-class CommunicationError(RuntimeError):
-    """The ranks' programs do not fit together."""
-
-
-class Deadlock(CommunicationError):
-    """No rank can go on.
-
-    In `cycle` each rank waits for the next, the last for the first; it is empty where a rank waits for one
-    that has finished.
-    """
-
-    def __init__(self, message: str, cycle: tuple[int, ...]) -> None:
-        super().__init__(message)
-        self.cycle = cycle
-
-
-class Mismatch(CommunicationError):
-    """The two ends of a transfer, or the ranks of a reduction, differ in dtype or shape."""
-
-
-class BufferReused(CommunicationError):
-    """A tensor was changed between the post of its send and its completion."""
-
-
-class Stray(CommunicationError):
-    """A run ended with operations that only one end has posted."""
-
-
-@define(eq=False, slots=True)
-class _Post:
-    """One end's operation: a `Handle`. `index` counts the rank's operations on this channel."""
-
-    transport: VirtualTransport
-    kind: str
-    line: _Line
-    index: int
-    tensor: torch.Tensor
-    sent: torch.Tensor | None  # what the tensor held when it was posted, in strict mode
-    complete: bool = False
-
-    def done(self) -> bool:
-        if not self.complete:
-            self.transport.waiting.append(self)
-        return self.complete
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.index} on {self.line.name}"
-
-
-@define(eq=False, slots=True)
-class _Line:
-    """What completes in order: a channel (its ends: source, destination), or the reductions of all ranks.
-
-    `posted[end]` holds the posted operations of each end that are not complete.
-    """
-
-    name: str
-    ends: tuple[int, ...]
-    posted: tuple[deque[_Post], ...]
-    counts: list[int]
-
-    def ready(self) -> bool:
-        return all(self.posted)
-
-    def missing(self) -> tuple[int, ...]:
-        """The ranks without which the next operation of this line cannot complete."""
-        return tuple(rank for rank, posts in zip(self.ends, self.posted, strict=True) if not posts)
-
-
-def _line(name: str, ends: tuple[int, ...]) -> _Line:
-    return _Line(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
+from partita.compiler.mesh import Mesh
+from partita.runtime.transports.lines import Deadlock, Line, Post, Stray, line
+from partita.runtime.transports.transport import Tensors
 
 
 @define(eq=False)
@@ -108,28 +38,72 @@ class VirtualTransport:
     rank: int
     ranks: int
     cluster: VirtualCluster = field(repr=False)
-    waiting: list[_Post] = field(factory=list, repr=False)
+    waiting: list[Post] = field(factory=list, repr=False)
+    channels: dict[Channel, Line] = field(factory=dict, repr=False)
+    groups: dict[str, Line] = field(factory=dict, repr=False)
 
-    def open(self, channels: Sequence[Channel]) -> None:
-        """Open the channels of the program; every rank must name the same ones."""
-        self.cluster.open(channels)
+    def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
+        """Open the groups along the mesh's axes, and the channels of the program that end here."""
+        assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
+        for axis in mesh.sharding:
+            ends = mesh.group(self.rank, axis)
+            self.groups[axis] = self.cluster.line(f"{axis} (ranks {', '.join(map(str, ends))})", ends)
+        own = mesh.pipe_rank(self.rank)
+        for channel in channels:
+            assert channel.source != channel.destination, f"{channel}: a rank needs no channel to itself"
+            if own in (channel.source, channel.destination):
+                ends = mesh.peer(self.rank, channel.source), mesh.peer(self.rank, channel.destination)
+                name = str(evolve(channel, source=ends[0], destination=ends[1]))
+                self.channels[channel] = self.cluster.line(name, ends)
 
-    def send(self, channel: Channel, tensor: torch.Tensor) -> _Post:
+    def send(self, channel: Channel, tensor: torch.Tensor) -> Post:
         """Post a send; the tensor must not change until it is done."""
-        assert channel.source == self.rank, f"rank {self.rank} cannot send on {channel}"
-        return self.cluster.post(self, "send", self.cluster.channels[channel], 0, tensor)
+        return self._transfer("send", channel, 0, tensor)
 
-    def receive(self, channel: Channel, buffer: torch.Tensor) -> _Post:
+    def receive(self, channel: Channel, buffer: torch.Tensor) -> Post:
         """Post a receive; in strict mode the buffer holds garbage until it is done."""
-        assert channel.destination == self.rank, f"rank {self.rank} cannot receive on {channel}"
-        return self.cluster.post(self, "receive", self.cluster.channels[channel], 1, buffer)
+        return self._transfer("receive", channel, 1, buffer)
 
-    def all_reduce(self, tensor: torch.Tensor) -> _Post:
+    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Post:
+        """Post a gather along a mesh axis."""
+        return self._post("all-gather", self.groups[axis], tensors, tuple(zip(dims)))
+
+    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Post:
+        """Post a sum along a mesh axis, of which each rank gets a part; added in order of the coordinate."""
+        return self._post("reduce-scatter", self.groups[axis], tensors, tuple(zip(dims)))
+
+    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Post:
+        """Post a sum or maximum along a mesh axis; added in order of the coordinate."""
+        return self._post("all-reduce", self.groups[axis], tensors, ((maximum,),) * len(tensors))
+
+    def all_to_all(self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> Post:
+        """Post an exchange along a mesh axis."""
+        arguments = tuple(zip(gathered_dims, cut_dims, strict=True))
+        return self._post("all-to-all", self.groups[axis], tensors, arguments)
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> Post:
         """Post a sum over all ranks, in place; added in the order of the ranks."""
-        return self.cluster.post(self, "all-reduce", self.cluster.reductions, self.rank, tensor)
+        assert tensor.is_contiguous(), "a sum over all ranks of a tensor that is not contiguous"
+        return self._post("sum", self.cluster.sums, (tensor,))
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _transfer(self, kind: str, channel: Channel, end: int, tensor: torch.Tensor) -> Post:
+        line = self.channels.get(channel)
+        assert line is not None, f"rank {self.rank} has no end of {channel}"
+        assert line.ends[end] == self.rank, f"rank {self.rank} cannot {kind} on {channel}"
+        assert tensor.is_contiguous(), f"rank {self.rank}: {kind} on {line.name} of a tensor that is not contiguous"
+        return self._post(kind, line, (tensor,))
+
+    def _post(self, kind: str, line: Line, tensors: Tensors, arguments: tuple[tuple[Any, ...], ...] = ()) -> Post:
+        assert not arguments or len(arguments) == len(tensors), f"{kind}: an entry for each tensor"
+        strict = self.cluster.strict
+        post = line.post(self.rank, kind, tensors, arguments, self.waiting, strict)
+        if not strict:
+            while line.ready():
+                line.complete()
+        return post
 
 
 class VirtualCluster:
@@ -138,8 +112,8 @@ class VirtualCluster:
     def __init__(self, ranks: int, strict: bool = True, seed: int = 0) -> None:
         self.ranks = ranks
         self.strict = strict
-        self.channels: dict[Channel, _Line] = {}
-        self.reductions = _line("the reductions", tuple(range(ranks)))
+        self.lines: dict[str, Line] = {}
+        self.sums = self.line("the sums over all ranks", tuple(range(ranks)))
         self._random = Random(seed)
         self._transports = tuple(VirtualTransport(rank, ranks, self) for rank in range(ranks))
 
@@ -147,33 +121,11 @@ class VirtualCluster:
         """The end of one rank."""
         return self._transports[rank]
 
-    def open(self, channels: Sequence[Channel]) -> None:
-        """Make the channels that are not there yet."""
-        for channel in channels:
-            assert min(channel.source, channel.destination) >= 0, channel
-            assert max(channel.source, channel.destination) < self.ranks, channel
-            assert channel.source != channel.destination, f"{channel}: a rank needs no channel to itself"
-            if channel not in self.channels:
-                self.channels[channel] = _line(str(channel), (channel.source, channel.destination))
-
-    def post(self, transport: VirtualTransport, kind: str, line: _Line, end: int, tensor: torch.Tensor) -> _Post:
-        """Post an operation at one end of a line."""
-        assert tensor.is_contiguous(), (
-            f"rank {transport.rank}: {kind} on {line.name} of a tensor that is not contiguous"
-        )
-        sent = None
-        if self.strict:
-            if kind == "receive":
-                _fill_with_garbage(tensor)
-            else:
-                sent = tensor.detach().clone()
-        post = _Post(transport, kind, line, line.counts[end], tensor, sent)
-        line.counts[end] += 1
-        line.posted[end].append(post)
-        if not self.strict:
-            while line.ready():
-                self._complete(line)
-        return post
+    def line(self, name: str, ends: tuple[int, ...]) -> Line:
+        """The line of this name, for all of its ends the same one; made where it is not there yet."""
+        found = self.lines.setdefault(name, line(name, ends))
+        assert found.ends == ends, f"{name} has ends {found.ends} and {ends}"
+        return found
 
     def run(self, steps: Sequence[Iterator[None]]) -> None:
         """Run one generator per rank until all are exhausted.
@@ -207,35 +159,13 @@ class VirtualCluster:
         }
         if not awaited:
             raise self._deadlock(running)
-        self._complete(self._random.choice(list(awaited.values())))
-
-    def _complete(self, line: _Line) -> None:
-        """Do the oldest operation of a line that all its ends have posted."""
-        posts = [queue.popleft() for queue in line.posted]
-        _hold_equal(line, posts)
-        for post in posts:
-            if post.sent is not None and not _same_bits(post.sent, post.tensor):
-                raise BufferReused(
-                    f"rank {post.transport.rank} changed the tensor of its {post} before that was complete"
-                )
-        if line is self.reductions:
-            total = posts[0].tensor.clone()
-            for post in posts[1:]:
-                total += post.tensor
-            for post in posts:
-                post.tensor.copy_(total)
-        else:
-            source, destination = posts
-            destination.tensor.copy_(source.tensor)
-        for post in posts:
-            post.complete = True
+        self._random.choice(list(awaited.values())).complete()
 
     def _finish(self) -> None:
-        lines = [*self.channels.values(), self.reductions]
-        for line in lines:
-            while line.ready():
-                self._complete(line)
-        left = [f"rank {post.transport.rank}: {post}" for line in lines for posts in line.posted for post in posts]
+        for each in self.lines.values():
+            while each.ready():
+                each.complete()
+        left = [f"rank {post.rank}: {post}" for each in self.lines.values() for posts in each.posted for post in posts]
         if left:
             raise Stray("operations that no other rank has matched:\n  " + "\n  ".join(left))
 
@@ -251,12 +181,8 @@ class VirtualCluster:
                 missing = post.line.missing()
                 next_rank.setdefault(rank, missing[0])
                 # An earlier operation of the same line may be what is in the way.
-                head = min(
-                    (line[0] for line in post.line.posted if line),
-                    key=lambda oldest: oldest.index,
-                    default=post,
-                )
-                behind = "" if head.index == post.index else f", which is behind operation {head.index} of it"
+                oldest = post.line.oldest(post)
+                behind = "" if oldest.index == post.index else f", which is behind operation {oldest.index} of it"
                 reasons.append(f"{post}{behind}, which {_ranks(missing)} not posted")
             lines.append(f"rank {rank} waits for " + " or ".join(reasons))
         cycle = _cycle(next_rank)
@@ -285,26 +211,3 @@ def _cycle(next_rank: dict[int, int]) -> tuple[int, ...]:
         if rank in path:
             return tuple(path[path.index(rank) :])
     return ()
-
-
-def _hold_equal(line: _Line, posts: Sequence[_Post]) -> None:
-    forms = [(post.tensor.dtype, tuple(post.tensor.shape)) for post in posts]
-    if any(form != forms[0] for form in forms):
-        ends = ", ".join(
-            f"{post.kind} of rank {post.transport.rank}: {str(dtype).removeprefix('torch.')}{list(shape)}"
-            for post, (dtype, shape) in zip(posts, forms, strict=True)
-        )
-        raise Mismatch(f"operation {posts[0].index} on {line.name} differs between its ends: {ends}")
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.detach().reshape(-1).view(torch.uint8))
-
-
-def _fill_with_garbage(tensor: torch.Tensor) -> None:
-    if tensor.dtype.is_floating_point:
-        tensor.fill_(float("nan"))
-    elif tensor.dtype == torch.bool:
-        tensor.logical_not_()
-    else:
-        tensor.fill_(torch.iinfo(tensor.dtype).min)

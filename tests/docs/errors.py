@@ -15,6 +15,7 @@ KINDS = {
     "E04": "Layouts, placement and microbatches",
     "E05": "Schedules",
     "E06": "Data and runs",
+    "E07": "Verification",
     "W": "Warnings",
 }
 

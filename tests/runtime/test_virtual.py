@@ -15,14 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partita.compiler.instructions import Channel
-from partita.runtime.transports.virtual import (
-    BufferReused,
-    CommunicationError,
-    Deadlock,
-    Mismatch,
-    Stray,
-    VirtualCluster,
-)
+from partita.compiler.mesh import Mesh
+from partita.runtime.transports.lines import BufferReused, CommunicationError, Deadlock, Mismatch, Stray
+from partita.runtime.transports.virtual import VirtualCluster
 
 LINE = "the sum"
 Operation = tuple[str, Channel | str, int]  # ("post" or "wait", what, index of the post on it)
@@ -40,7 +35,7 @@ def step(cluster: VirtualCluster, rank: int, program: list[Operation], seen: lis
         if kind == "post":
             if what == LINE:
                 tensor = torch.tensor([value(what, index, rank)])
-                posts[what, index] = transport.all_reduce(tensor), tensor
+                posts[what, index] = transport.sum_over_ranks(tensor), tensor
             elif what.source == rank:
                 tensor = torch.tensor([value(what, index, rank)])
                 posts[what, index] = transport.send(what, tensor), tensor
@@ -119,8 +114,14 @@ def deadlocks(ranks: int, program: Program) -> bool:
     return any(place < len(operations) for place, operations in zip(places, program, strict=True))
 
 
+def open_pipeline(cluster: VirtualCluster, channels: Sequence[Channel]) -> None:
+    """Every rank opens the channels of a mesh that is one pipeline."""
+    for rank in range(cluster.ranks):
+        cluster.transport(rank).open(Mesh((("pipe", cluster.ranks),), "pipe"), channels)
+
+
 def run(cluster: VirtualCluster, program: Program) -> list[tuple]:
-    cluster.open(sorted({line for operations in program for _, line, _ in operations if line != LINE}))
+    open_pipeline(cluster, sorted({line for operations in program for _, line, _ in operations if line != LINE}))
     seen: list[tuple] = []
     cluster.run([step(cluster, rank, operations, seen) for rank, operations in enumerate(program)])
     return seen
@@ -173,8 +174,7 @@ F, B = Channel(0, 1, "forward"), Channel(1, 0, "backward")
 
 def cluster_of_two(strict: bool = True) -> VirtualCluster:
     cluster = VirtualCluster(2, strict=strict)
-    for rank in (0, 1):
-        cluster.transport(rank).open([F, B])
+    open_pipeline(cluster, [F, B])
     return cluster
 
 
@@ -303,7 +303,7 @@ def test_the_seed_changes_the_order_of_completion() -> None:
 
     def order(seed: int) -> Sequence[str]:
         cluster = VirtualCluster(2, seed=seed)
-        cluster.open(channels)
+        open_pipeline(cluster, channels)
         arrived: list[str] = []
 
         def sender() -> Iterator[None]:

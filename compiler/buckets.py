@@ -1,0 +1,85 @@
+"""Small collectives of one kind travel together: several tensors in one message, at the price of one latency.
+
+Comes in: the nodes of one function in order. Goes out: the same with collectives joined. A collective waits for
+others of its kind, mesh axis and dtype until something reads one of the results, or until the bucket is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import AllReduce, Collective
+
+# What waits for company within a microbatch: more than this is worth a message of its own.
+SMALL_BYTES = 64 * 2**10
+# The size of a bucket at the end of a step: as torch's DistributedDataParallel has it.
+BUCKET_BYTES = 25 * 2**20
+
+
+def bucketed(nodes: Iterable[Node], waits: int, full: int = BUCKET_BYTES) -> list[Node]:
+    """Join collectives of at most `waits` bytes each into buckets of at most `full` bytes."""
+    found: list[Node] = []
+    waiting: dict[tuple[object, ...], list[Node]] = {}
+    owner: dict[Value, tuple[object, ...]] = {}
+
+    def flush(key: tuple[object, ...]) -> None:
+        bucket = waiting.pop(key)
+        for node in bucket:
+            for value in node.outputs:
+                del owner[value]
+        found.append(_joined(bucket))
+
+    for node in nodes:
+        for key in dict.fromkeys(owner[value] for value in node.inputs if value in owner):
+            if key in waiting:
+                flush(key)
+        size = sum(value.type.bytes for value in (*node.inputs, *node.outputs)) // 2
+        if not isinstance(node.op, Collective) or size > waits:
+            found.append(node)
+            continue
+        key = _kind(node)
+        bucket = waiting.setdefault(key, [])
+        bucket.append(node)
+        owner.update(dict.fromkeys(node.outputs, key))
+        if sum(value.type.bytes for each in bucket for value in each.inputs) > full:
+            flush(key)
+    for key in list(waiting):
+        flush(key)
+    return found
+
+
+def by_depth(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes in another order: first what needs no collective, then what needs one before it, and so on.
+
+    So collectives of the same depth stand together, and the rest keeps its order.
+    """
+    depth: dict[Value, int] = {}
+    order: list[tuple[int, Node]] = []
+    for node in nodes:
+        level = max((depth.get(value, 0) for value in node.inputs), default=0)
+        order.append((level, node))
+        depth.update(dict.fromkeys(node.outputs, level + isinstance(node.op, Collective)))
+    return [node for _, node in sorted(order, key=lambda pair: pair[0])]
+
+
+def _kind(node: Node) -> tuple[object, ...]:
+    op = node.op
+    assert isinstance(op, Collective)
+    maximum = op.maximum if isinstance(op, AllReduce) else None
+    return type(op), op.over, maximum, node.inputs[0].type.dtype, node.phase, node.stage
+
+
+def _joined(bucket: Sequence[Node]) -> Node:
+    first = bucket[0]
+    if len(bucket) == 1:
+        return first
+    ops = [node.op for node in bucket if isinstance(node.op, Collective)]
+    return evolve(
+        first,
+        op=ops[0].together(ops),
+        inputs=tuple(value for node in bucket for value in node.inputs),
+        outputs=tuple(value for node in bucket for value in node.outputs),
+    )

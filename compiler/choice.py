@@ -1,0 +1,181 @@
+"""Which way a node is split along each mesh axis: the one that moves least.
+
+One mesh axis at a time: its candidates are the ways of the op, and everything whole. What a candidate moves is what
+its operands need to come there (a copy that exists already is free) and the results' way home. Weights stay: moving a
+parameter, or its gradient, counts a thousandfold. Of candidates that move equally, the one that computes least is taken, then the one
+that leaves fewer partial results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from partita.compiler.layout import Layout, is_split, layout_of
+from partita.compiler.mesh import Mesh
+from partita.compiler.moves import LOCAL_SECONDS
+from partita.compiler.ops.op import MAX, SUM, Op, State, Way
+from partita.dsl.types import Type
+
+IMPOSSIBLE = float("inf")
+# A parameter is moved only where nothing else is possible.
+WEIGHTS_STAY = 1000.0
+
+
+@frozen(cache_hash=True)
+class Operand:
+    """What is known of an operand: its whole type, where it lies already, and its home.
+
+    `free`: it can be had in any layout (inputs, positions, random numbers); `weight`: it is a parameter.
+    """
+
+    type: Type
+    available: tuple[Layout, ...]
+    home: Layout
+    free: bool = False
+    weight: bool = False
+
+
+@frozen(cache_hash=True)
+class Result:
+    """What is known of a result. `deferred`: parts of its sum may wait for the end of the step, free of charge.
+
+    `weight`: it is the gradient of a parameter, and made where that is.
+    """
+
+    type: Type
+    home: Layout
+    deferred: bool = False
+    weight: bool = False
+
+
+@frozen
+class Option:
+    """A candidate along one mesh axis: what it moves, in seconds, and whether it was taken."""
+
+    mesh_axis: str
+    way: Way
+    seconds: float
+    taken: bool
+
+
+@frozen
+class Choice:
+    """The layouts that a node's operands must have and its results then have; and what else there was."""
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    options: tuple[Option, ...]
+
+
+@define(eq=False)
+class Chooser:
+    """Chooses for nodes on one mesh; alike nodes are decided once."""
+
+    mesh: Mesh
+    _known: dict[tuple[Op, tuple[Operand, ...], tuple[Result, ...]], Choice] = field(factory=dict)
+
+    def choose(self, op: Op, operands: tuple[Operand, ...], results: tuple[Result, ...]) -> Choice:
+        """The layouts of operands and results."""
+        key = (op, operands, results)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._decide(op, operands, results)
+        return found
+
+    def _decide(self, op: Op, operands: Sequence[Operand], results: Sequence[Result]) -> Choice:
+        ways = op.ways([x.type for x in operands], [y.type for y in results])
+        whole = Way((None,) * len(operands), (None,) * len(results))
+        chosen: dict[str, Way] = {}
+        options: list[Option] = []
+        sizes = self.mesh.sizes
+        for over in self.mesh.sharding:
+            rated: list[tuple[tuple[float, float, int], Way]] = []
+            for way in (whole, *ways):
+                if not _divides(way, over, chosen, operands, results, sizes):
+                    continue
+                seconds = sum(self._operand(x, over, state) for x, state in zip(operands, way.operands, strict=True))
+                seconds += sum(self._result(y, over, state) for y, state in zip(results, way.results, strict=True))
+                if seconds == IMPOSSIBLE:
+                    continue
+                shares = any(is_split(state) for state in (*way.operands, *way.results))
+                partial = sum(
+                    state in (SUM, MAX) and not y.deferred for y, state in zip(results, way.results, strict=True)
+                )
+                rated.append(((float(f"{seconds:.9g}"), 1 / sizes[over] if shares else 1.0, partial), way))
+            assert rated, (op, operands)
+            _, best = min(rated, key=lambda pair: pair[0])
+            chosen[over] = best
+            options += [Option(over, way, rate[0], way is best) for rate, way in rated]
+
+        def layouts(states: Sequence[Sequence[State]]) -> tuple[Layout, ...]:
+            return tuple(layout_of(zip(self.mesh.sharding, column, strict=True)) for column in states)
+
+        by_operand = [[chosen[over].operands[i] for over in self.mesh.sharding] for i in range(len(operands))]
+        by_result = [[chosen[over].results[j] for over in self.mesh.sharding] for j in range(len(results))]
+        return Choice(layouts(by_operand), layouts(by_result), tuple(options))
+
+    # ------------------------------------------------------------ costs
+
+    def _operand(self, x: Operand, over: str, wanted: State) -> float:
+        if x.free:
+            return 0.0 if wanted not in (SUM, MAX) else IMPOSSIBLE
+        factor = WEIGHTS_STAY if x.weight else 1.0
+        return min(self._seconds(x.type, layout, over, wanted, x.home) for layout in x.available) * factor
+
+    def _result(self, y: Result, over: str, state: State) -> float:
+        if y.deferred and y.home.state(over) is None and state in (SUM, None):
+            return 0.0
+        factor = WEIGHTS_STAY if y.weight else 1.0
+        return factor * self._seconds(y.type, layout_of([(over, state)]), over, y.home.state(over), y.home)
+
+    def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, home: Layout) -> float:
+        """The time it takes to change the state along one mesh axis."""
+        state = layout.state(over)
+        if state == wanted:
+            return 0.0
+        if wanted in (SUM, MAX):
+            return IMPOSSIBLE
+        if state is None:
+            return LOCAL_SECONDS
+        sizes = self.mesh.sizes
+        parts, link = sizes[over], self.mesh.link(over)
+        bytes = float(type.bytes)
+        # Along the other mesh axes it lies as it does, or as at home.
+        for name, other in (*layout.states, *home.states):
+            if name != over and is_split(other) and (layout.state(name) in (other, None)):
+                bytes /= sizes[name]
+        share = bytes * (parts - 1) / parts
+        one = share / link.bandwidth + (parts - 1) * link.latency
+        if is_split(state):
+            return one if wanted is None else one / parts + LOCAL_SECONDS
+        # A partial value is first reduced to its home.
+        own = home.state(over)
+        if state == MAX or own is None:
+            return 2 * one
+        if wanted == own:
+            return one
+        return 2 * one if wanted is None else one + one / parts
+
+
+def _divides(
+    way: Way,
+    over: str,
+    chosen: dict[str, Way],
+    operands: Sequence[Operand],
+    results: Sequence[Result],
+    sizes: dict[str, int],
+) -> bool:
+    """Whether what a way splits can be split, beside what is split already."""
+    types = [x.type for x in operands] + [y.type for y in results]
+    for position, (type, state) in enumerate(zip(types, (*way.operands, *way.results), strict=True)):
+        if not is_split(state):
+            continue
+        parts = sizes[over]
+        for other, taken in chosen.items():
+            if (*taken.operands, *taken.results)[position] == state:
+                parts *= sizes[other]
+        if type.axis(str(state)).size % parts:
+            return False
+    return True

@@ -1,0 +1,458 @@
+"""Staged graph → sharded graph: every value gets a layout, and every change of layout is a node.
+
+Comes in: the graph of one microbatch, every node on its stage, tensors whole. Goes out: the same nodes on what one
+rank holds, with collectives between them, and accumulators with layouts of their own. Local, one node at a time in
+graph order (`partita.compiler.choice`), with these laws:
+
+- a value is made once in each layout. Copies that are larger than what they are made from (gathered) belong to the
+  stage and pass that use them, and are not kept for the backward pass; reduced ones belong to the value;
+- a partial sum is reduced once, to its home, where it was made; what a gradient or the loss needs stays partial until
+  the step ends;
+- parameters are gathered from how they are stored once a step, or where `hoist` is false before each use.
+
+Where an op can work on a split axis in its own way, it is replaced (`Op.split`) and its parts are sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.choice import Choice, Chooser, Operand, Result
+from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.homes import Homes
+from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
+from partita.compiler.mesh import Mesh
+from partita.compiler.moves import Moves
+from partita.compiler.ops.op import MAX, SUM, Op, State
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.position import Positioned
+
+# Passes that share the copies made in them: B and W of a microbatch are one.
+GROUP = {
+    Phase.PROLOGUE: "P",
+    Phase.FORWARD: "F",
+    Phase.BACKWARD: "B",
+    Phase.WEIGHT: "B",
+    Phase.FINISH: "E",
+}
+ENDINGS = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "reduced", "part": "part"}
+
+
+@frozen(eq=False)
+class ParameterLayouts:
+    """A parameter's layouts: where it computes, how its master, gradient and optimizer state are stored."""
+
+    compute: Layout
+    param: Layout
+    grad: Layout
+    state: Layout
+
+
+@frozen(eq=False)
+class Sharded:
+    """The sharded graph, the parameters' layouts, and the choice made for each node."""
+
+    graph: Graph
+    parameters: dict[str, ParameterLayouts]
+    choices: dict[Node, Choice]
+
+
+@define(eq=False)
+class _Known:
+    """A whole value: what it is, where it lies, and where it was made (None: an input, parameter or free node)."""
+
+    value: Value
+    home: Layout
+    deferred: bool = False
+    free: bool = False
+    weight: bool = False
+    primary: Value | None = None
+    stage: int | None = None
+    phase: Phase = Phase.FORWARD
+    scope: str = ""
+    node: Node | None = None
+    kept: dict[Layout, Value] = field(factory=dict)
+    expanded: dict[tuple[int | None, str], dict[Layout, Value]] = field(factory=dict)
+
+    def copies(self, stage: int | None, group: str) -> dict[Layout, Value]:
+        """What a node on a stage, in a group of passes, can read."""
+        found = self.kept
+        for key in ((stage, "P"), (stage, group)):
+            if key in self.expanded:
+                found = {**found, **self.expanded[key]}
+        return found
+
+
+def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool = True) -> Sharded:
+    """Shard a staged graph. `portable` values are made on every stage that reads them. Raises Refused (E0411)."""
+    return _Sharder(graph, homes, moves, portable, hoist).sharded()
+
+
+class _Sharder:
+    def __init__(self, graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool) -> None:
+        self.source = graph
+        self.homes = homes
+        self.moves = moves
+        self.mesh: Mesh = moves.mesh
+        self.sizes = self.mesh.sizes
+        self.portable = portable
+        self.hoist = hoist
+        self.chooser = Chooser(self.mesh)
+        names = [value.name for node in graph.nodes for value in node.outputs]
+        self.build = Builder([*names, *(p.name for p in graph.parameters)])
+        self.known: dict[Value, _Known] = {}
+        self.inputs: list[Input] = []
+        self.input_of: dict[Value, Input] = {each.value: each for each in graph.inputs}
+        self.layouts: dict[str, ParameterLayouts] = {}
+        self.parameters: list[Parameter] = []
+        self.choices: dict[Node, Choice] = {}
+        self.producers = graph.producers()
+        self.deferred = _deferred(graph)
+        self.accumulators: list[Accumulator] = []
+        # Positions of accumulations among the nodes.
+        self.contributions: dict[tuple[str, int | None], list[int]] = {}
+        parameters = {parameter.name for parameter in graph.parameters}
+        self.gradients = {
+            node.inputs[0]: node.op.target
+            for node in graph.nodes
+            if isinstance(node.op, Accumulate) and node.op.target in parameters
+        }
+
+    def sharded(self) -> Sharded:
+        """Walk the nodes once; accumulators get their layouts before what reads them at the end of the step."""
+        for each in self.source.inputs:
+            home = self.homes.home(each.name, each.value.type, each.span)
+            self.known[each.value] = _Known(each.value, home, free=True)
+        for parameter in self.source.parameters:
+            self._parameter(parameter)
+        for node in self.source.nodes:
+            if node.phase is not Phase.FINISH:
+                self._node(node)
+        self._settle_accumulators()
+        for node in self.source.nodes:
+            if node.phase is Phase.FINISH:
+                self._node(node)
+        graph = evolve(
+            self.source,
+            inputs=tuple(self.inputs),
+            parameters=tuple(self.parameters),
+            nodes=tuple(self.build.nodes),
+            loss=self._primary(self.source.loss),
+            metrics=tuple((name, self._primary(value)) for name, value in self.source.metrics),
+            accumulators=tuple(self.accumulators),
+        )
+        return Sharded(graph, self.layouts, self.choices)
+
+    def _primary(self, value: Value) -> Value:
+        known = self.known[value]
+        if known.free:
+            return self._free(known, WHOLE)
+        assert known.primary is not None
+        return known.primary
+
+    # ------------------------------------------------------------ what is there before the nodes
+
+    def _parameter(self, parameter: Parameter) -> None:
+        compute = self.homes.home(parameter.name, parameter.master, parameter.span)
+        stored = {
+            kind: self.homes.stored(kind, parameter.name, parameter.master, compute)
+            for kind in ("param", "grad", "state")
+        }
+        self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
+        type = local_type(parameter.value.type, stored["param"], self.sizes)
+        value = Value(parameter.name, type, stored["param"])
+        self.parameters.append(evolve(parameter, value=value))
+        known = _Known(parameter.value, compute, weight=True, primary=value, phase=Phase.PROLOGUE)
+        known.kept[value.layout] = value
+        self.known[parameter.value] = known
+
+    # ------------------------------------------------------------ one node
+
+    def _node(self, node: Node) -> None:
+        if isinstance(node.op, Accumulate):
+            self._accumulate(node, node.op)
+            return
+        if node.op.free and not node.inputs:
+            home = self.homes.home(node.output.name, node.output.type)
+            self.known[node.output] = _Known(node.output, home, free=True, node=node)
+            return
+        operands = tuple(self._operand(value, node) for value in node.inputs)
+        axis = self._unsplittable(node, operands)
+        if axis is not None and self._replace(node, axis):
+            return
+        results = tuple(self._result(value, node) for value in node.outputs)
+        choice = self.chooser.choose(node.op, operands, results)
+        inputs = tuple(
+            self._read(value, layout, node) for value, layout in zip(node.inputs, choice.operands, strict=True)
+        )
+        op = self._local(node, choice)
+        types = op.infer(*(value.type for value in inputs))
+        outputs = tuple(
+            Value(value.name, type, layout)
+            for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
+        )
+        local = evolve(node, op=op, inputs=inputs, outputs=outputs)
+        self.build.nodes.append(local)
+        self.choices[local] = choice
+        for value, output, result in zip(node.outputs, outputs, results, strict=True):
+            assert output.type == local_type(value.type, output.layout, self.sizes), (node, output)
+            self._made(value, output, node, result)
+
+    def _made(self, value: Value, output: Value, node: Node, result: Result) -> None:
+        home = self.layouts[self.gradients[value]].grad if value in self.gradients else result.home
+        known = _Known(value, home, result.deferred, primary=output)
+        known.stage, known.phase, known.scope = node.stage, node.phase, node.scope
+        known.kept[output.layout] = output
+        self.known[value] = known
+
+    def _operand(self, value: Value, node: Node) -> Operand:
+        known = self.known[value]
+        if known.free:
+            return Operand(value.type, (), known.home, free=True)
+        if known.weight:
+            return Operand(value.type, (known.home,), known.home, weight=True)
+        return Operand(value.type, tuple(known.copies(node.stage, GROUP[node.phase])), known.home)
+
+    def _result(self, value: Value, node: Node) -> Result:
+        if value in self.gradients:
+            return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
+        return Result(value.type, self.homes.home(value.name, value.type, node.span), value in self.deferred)
+
+    def _local(self, node: Node, choice: Choice) -> Op:
+        """The node's op on what one rank holds."""
+        op = node.op
+        pairs = list(zip((*node.inputs, *node.outputs), (*choice.operands, *choice.results), strict=True))
+        for over in self.mesh.sharding:
+            for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):
+                if not is_split(axis):
+                    continue
+                assert axis is not None
+                value, layout = next((v, at) for v, at in pairs if at.state(over) == axis)
+                op = op.resized(axis, local_type(value.type, layout, self.sizes).axis(axis).size)
+                if isinstance(op, Positioned):
+                    op = op.sharded(axis, over, self.sizes[over])
+        return op
+
+    def _unsplittable(self, node: Node, operands: Sequence[Operand]) -> str | None:
+        """An axis along which an operand lies split, and which the op itself cannot split."""
+        ways = None
+        for i, x in enumerate(operands):
+            for axis in dict.fromkeys(state for layout in x.available for _, state in layout.states):
+                if not is_split(axis):
+                    continue
+                if ways is None:
+                    ways = node.op.ways([v.type for v in node.inputs], [v.type for v in node.outputs])
+                if not any(way.operands[i] == axis for way in ways):
+                    return axis
+        return None
+
+    def _replace(self, node: Node, axis: str) -> bool:
+        """Put primitives in the place of a node, where its op has some that can be split along the axis."""
+        build = self.build.fresh().at(node)
+        build.phase = node.phase
+        results = node.op.split(build, node, axis)
+        if results is None:
+            return False
+        for new in build.nodes:
+            self._node(new)
+        for value, result in zip(node.outputs, results, strict=True):
+            self.known[value] = self.known[result]
+        return True
+
+    # ------------------------------------------------------------ changes of layout
+
+    def _read(self, value: Value, layout: Layout, node: Node) -> Value:
+        """The value in a layout, for a node; made if it is not there."""
+        known = self.known[value]
+        if known.free:
+            return self._free(known, layout)
+        group = GROUP[node.phase]
+        crosses = known.stage not in (None, node.stage) and value not in self.portable
+        if (found := self._there(known, layout, node, crosses)) is not None:
+            return found
+        assert known.primary is not None
+        if known.primary.layout.partial:
+            base = self._reduced_layout(known, layout)
+            if base not in known.kept:
+                source = min(known.kept.values(), key=lambda v: self.moves.cost(v.type, v.layout, base))
+                known.kept[base] = self._move(source, base, known.stage, known.phase, known.scope, node)
+            if (found := self._there(known, layout, node, crosses)) is not None:
+                return found
+        copies = known.copies(node.stage, group)
+        sources = [copy for at, copy in copies.items() if not at.partial] or list(copies.values())
+        source = min(sources, key=lambda v: self.moves.cost(v.type, v.layout, layout))
+        if crosses and source in known.kept.values():
+            wire = self._wire(source)
+            if wire not in known.kept:
+                known.kept[wire] = self._move(source, wire, known.stage, known.phase, known.scope, node)
+            source = known.kept[wire]
+        if known.weight and self.hoist:
+            phase, key = Phase.PROLOGUE, (node.stage, "P")
+        else:
+            phase, key = node.phase, (node.stage, group)
+        moved = self._move(source, layout, node.stage, phase, node.scope, node)
+        known.expanded.setdefault(key, {})[layout] = moved
+        return moved
+
+    def _there(self, known: _Known, layout: Layout, node: Node, crosses: bool) -> Value | None:
+        """The value in a layout, if it is there; what would cross a slow link whole is not."""
+        copies = known.copies(node.stage, GROUP[node.phase])
+        found = copies.get(layout)
+        if found is None or (crosses and found is known.kept.get(layout) and self._wire(found) != layout):
+            return None
+        return found
+
+    def _wire(self, value: Value) -> Layout:
+        """The layout in which a value crosses to another stage: as slices where gathering them is cheaper."""
+        pipe = self.mesh.pipe
+        if pipe is None:
+            return value.layout
+        layout, type = value.layout, value.type
+        link = self.mesh.link(pipe)
+        for over in self.mesh.sharding:
+            if layout.state(over) is not None:
+                continue
+            parts = self.sizes[over]
+            states = dict(layout.states)
+            inner = {states.get(m) for m in self.mesh.sharding[self.mesh.sharding.index(over) + 1 :]}
+            axis = next((a for a in type.axes if a.size % parts == 0 and a.name not in inner), None)
+            if axis is None:
+                continue
+            cut = layout_of((m, axis.name if m == over else states.get(m)) for m in self.mesh.sharding)
+            part = type.resized(axis.name, axis.size // parts)
+            saved = (type.bytes - part.bytes) / link.bandwidth
+            if self.moves.cost(part, cut, layout) < saved:
+                layout, type = cut, part
+        return layout
+
+    def _reduced_layout(self, known: _Known, wanted: Layout) -> Layout:
+        """Where a partial value is reduced to: its home, along the mesh axes on which its parts are to be added."""
+        assert known.primary is not None
+        primary = known.primary.layout
+        states: dict[str, State] = {}
+        for over in self.mesh.sharding:
+            state = primary.state(over)
+            if state == SUM and wanted.state(over) != SUM:
+                state = known.home.state(over)
+            elif state == MAX and wanted.state(over) != MAX:
+                state = None
+            states[over] = state
+        return layout_of(states.items())
+
+    def _move(self, source: Value, target: Layout, stage: int | None, phase: Phase, scope: str, reader: Node) -> Value:
+        """Append the steps from a value to a layout."""
+        self.build.scope, self.build.span = scope, reader.span
+        self.build.stage, self.build.phase = stage, phase
+        value = source
+        for step in self.moves.path(source.type, source.layout, target):
+            ending = ENDINGS.get(step.op.name, "moved")
+            moved = Value(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
+            self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
+            value = moved
+        return value
+
+    def _free(self, known: _Known, layout: Layout) -> Value:
+        """An input, or a node without operands, in a layout."""
+        if layout in known.kept:
+            return known.kept[layout]
+        whole = known.value
+        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
+        value = Value(name, local_type(whole.type, layout, self.sizes), layout)
+        if known.node is None:
+            self.inputs.append(evolve(self.input_of[whole], value=value))
+        else:
+            choice = Choice((), (layout,), ())
+            op = self._local(known.node, choice)
+            self.build.nodes.append(evolve(known.node, op=op, outputs=(value,)))
+        known.kept[layout] = value
+        return value
+
+    # ------------------------------------------------------------ accumulation
+
+    def _accumulate(self, node: Node, op: Accumulate) -> None:
+        """Accumulate in the layout of the contribution: parts of sums stay parts, unless gradients are stored split."""
+        (value,) = node.inputs
+        known = self.known[value]
+        layout = self._accumulated_layout(op.target, known)
+        local = self._read(value, layout, node)
+        key = (op.target, node.stage)
+        self.contributions.setdefault(key, []).append(len(self.build.nodes))
+        self.build.nodes.append(evolve(node, inputs=(local,)))
+
+    def _accumulated_layout(self, target: str, known: _Known) -> Layout:
+        if known.free:
+            return WHOLE
+        assert known.primary is not None
+        primary = known.primary.layout
+        if target not in self.layouts:
+            return primary
+        compute, stored = self.layouts[target].compute, self.layouts[target].grad
+        states: dict[str, State] = {}
+        for over in self.mesh.sharding:
+            wanted = stored.state(over) or compute.state(over)
+            states[over] = wanted or (SUM if primary.state(over) == SUM else None)
+        return layout_of(states.items())
+
+    def _settle_accumulators(self) -> None:
+        """One accumulator for each target and stage: partial where any contribution is, which whole ones join once."""
+        declared = {each.name: each for each in self.source.accumulators}
+        joined: dict[int, tuple[Value, Layout]] = {}
+        for (target, stage), positions in self.contributions.items():
+            values = [self.build.nodes[i].inputs[0] for i in positions]
+            layouts = list(dict.fromkeys(value.layout for value in values))
+            layout = layouts[0]
+            if len(layouts) > 1:
+                layout = layout_of(
+                    (over, SUM if any(each.state(over) == SUM for each in layouts) else layout.state(over))
+                    for over in self.mesh.sharding
+                )
+                joined.update({i: (v, layout) for i, v in zip(positions, values, strict=True) if v.layout != layout})
+            each = declared[target]
+            name = each.value.name if each.parameter is None else f"{each.value.name}@{stage}"
+            type = local_type(each.value.type, layout, self.sizes)
+            total = Value(name, type, layout)
+            self.accumulators.append(evolve(each, value=total, stage=stage))
+            for i in positions:
+                node = self.build.nodes[i]
+                assert isinstance(node.op, Accumulate)
+                op = Accumulate(target, type, node.op.maximum, node.op.keep)
+                self.build.nodes[i] = evolve(node, op=op)
+            if each.parameter is None:
+                home = self.homes.home(name, each.value.type)
+                known = _Known(each.value, home, primary=total, stage=stage, phase=Phase.FINISH)
+                known.kept[layout] = total
+                self.known[each.value] = known
+        if joined:
+            nodes, self.build.nodes = self.build.nodes, []
+            for i, node in enumerate(nodes):
+                if i in joined:
+                    value, layout = joined[i]
+                    moved = self._move(value, layout, node.stage, node.phase, node.scope, node)
+                    node = evolve(node, inputs=(moved,))
+                self.build.nodes.append(node)
+
+
+def _deferred(graph: Graph) -> set[Value]:
+    """Values that only reach accumulations, by operations that are linear in them."""
+    readers: dict[Value, list[tuple[Node, int]]] = {}
+    for node in graph.nodes:
+        for i, value in enumerate(node.inputs):
+            readers.setdefault(value, []).append((node, i))
+    deferred: set[Value] = set()
+
+    def waits(node: Node, i: int) -> bool:
+        if isinstance(node.op, Accumulate):
+            return not node.op.maximum
+        if not all(value in deferred for value in node.outputs):
+            return False
+        ways = node.op.ways([v.type for v in node.inputs], [v.type for v in node.outputs])
+        return any(way.operands[i] == SUM and all(state == SUM for state in way.results) for way in ways)
+
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            found = readers.get(value)
+            if found and all(waits(reader, i) for reader, i in found):
+                deferred.add(value)
+    return deferred

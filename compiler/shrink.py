@@ -1,0 +1,320 @@
+"""A checked file → a small one that runs the same program in miniature, for `partita verify`.
+
+What is kept: the model's steps, every rule of the layout, the kind of schedule with all its chunks, and who divides
+by what. What shrinks: the sizes of axes (`partita.compiler.sizes`), mesh axes to two or three ranks, pipelines to
+three, repeats to as many turns as the stages need, microbatches to twice the pipeline. Precision is f64, the data is
+random, and parameters begin with values of order 1. So a file for a thousand ranks runs in seconds in one process.
+
+Costs decide some layouts. They are kept comparable: links lose their latency, before which tiny tensors would all
+cost the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import lcm, prod
+
+from attrs import evolve, field, frozen
+
+from partita.compiler.costs import link_of
+from partita.compiler.placement import pipeline_of
+from partita.compiler.sizes import Axes, Search, axes_of, bodies
+from partita.dsl import spec
+from partita.dsl.diagnostic import refuse
+from partita.dsl.types import Axis, Type
+
+# Ranks of a mesh axis that tensors are split over. The longest gets three, so that two axes that are mixed up differ
+# in size, and an exchange with the next rank is not one with the rank before.
+LONGEST, OTHERS = 3, 2
+PIPELINE = 3
+MOST_RANKS, MOST_STAGES = 40, 48
+
+Initial = Callable[[spec.Call], spec.Call]
+
+
+def of_order_one(_: spec.Call) -> spec.Call:
+    """Random values that keep activations of order 1, whatever a parameter's declared beginning is."""
+    return spec.Call("kaiming", {})
+
+
+def unless_zero(declared: spec.Call) -> spec.Call:
+    """The declared beginning; random values instead of zeros."""
+    return of_order_one(declared) if declared.name == "zeros" else declared
+
+
+@frozen(eq=False)
+class _Pipe:
+    """Ranks and chunks of the pipeline, before and after."""
+
+    axis: str | None
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    @property
+    def old(self) -> int:
+        """Stages before."""
+        return prod(self.before)
+
+    @property
+    def new(self) -> int:
+        """Stages after."""
+        return prod(self.after)
+
+
+def shrink(given: spec.Spec, initial: Initial = of_order_one) -> spec.Spec:
+    """A small copy of a file that compiles. `initial` gives each parameter's beginning.
+
+    Raises Refused (E0703) where no sizes are found that go together.
+    """
+    assert given.model is not None
+    assert given.train is not None
+    call = given.schedule.call if given.schedule else None
+    pipe = _pipe(given, call)
+    microbatches = _microbatches(call, pipe)
+    axes = axes_of(given.model)
+    batch = str(call.arguments.get("over", "batch")) if call else "batch"
+    for longest in (LONGEST, OTHERS):
+        mesh = _mesh(given, pipe, longest)
+        multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
+        sizes = Search(axes, multiples, avoided).run()
+        if sizes is not None:
+            break
+    else:
+        raise refuse(
+            "E0703",
+            f"no small sizes were found for the axes of model `{given.model.name}`",
+            given.model.span,
+            notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
+            help="`partita run --transport virtual` runs the file as it is",
+        )
+    counts = _turns(given, pipe)
+    body = _Rewriter(sizes, counts, initial).body(given.model.body)
+    return evolve(
+        given,
+        axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
+        meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in given.meshes.items()},
+        model=evolve(given.model, body=body),
+        layout=_layout(given, pipe, counts),
+        schedule=_schedule(given, pipe, microbatches),
+        train=evolve(
+            given.train,
+            data=spec.Call("random", {}),
+            precision="f64",
+            steps=2,
+            eval=spec.Call("every", {"interval": 1, "batches": 1}),
+            checkpoint=None,
+        ),
+        expect=(),
+    )
+
+
+def single(given: spec.Spec) -> spec.Spec:
+    """The same training on one device and in one piece: no layout, no microbatches. It is what a file means."""
+    over = given.schedule.call.arguments.get("over", "batch") if given.schedule else "batch"
+    call = spec.Call("gpipe", {"microbatches": 1, "over": over})
+    return evolve(given, layout=None, schedule=spec.Schedule("gpipe", call))
+
+
+# ---------------------------------------------------------------- pipeline and mesh
+
+
+def _rules(given: spec.Spec, kind: type) -> list[spec.Rule]:
+    return [rule for rule in given.layout.rules if isinstance(rule, kind)] if given.layout else []
+
+
+def _shards(given: spec.Spec) -> list[spec.ShardRule]:
+    return [rule for rule in _rules(given, spec.ShardRule) if isinstance(rule, spec.ShardRule)]
+
+
+def _pipe(given: spec.Spec, call: spec.Call | None) -> _Pipe:
+    chunks = int((call.arguments.get("chunks") if call else None) or 1)
+    found = pipeline_of(given.layout, given.mesh, chunks)
+    ranks = min(found.ranks, PIPELINE)
+    while ranks > 2 and ranks * chunks > MOST_STAGES:
+        ranks -= 1
+    kept = min(chunks, max(1, MOST_STAGES // ranks)) if chunks > 2 else chunks
+    return _Pipe(found.axis, (found.ranks, chunks), (ranks, kept))
+
+
+def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
+    """Enough to fill and drain the pipeline, with a remainder where there was one."""
+    if call is None:
+        return 1
+    declared = int(call.arguments["microbatches"])
+    wanted = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
+    return min(declared, max(wanted, int(_group(call, pipe) or 0)))
+
+
+def _group(call: spec.Call, pipe: _Pipe) -> int | None:
+    """The schedule's group of microbatches: as many as ranks, or one more."""
+    group = call.arguments.get("group")
+    return None if group is None else pipe.after[0] + (int(group) > pipe.before[0])
+
+
+def _mesh(given: spec.Spec, pipe: _Pipe, longest: int) -> spec.Mesh | None:
+    mesh = given.mesh
+    if mesh is None:
+        return None
+    splitting = [name for name, size in mesh.axes if size > 1 and name != pipe.axis]
+    sizes = {name: min(size, OTHERS) for name, size in mesh.axes if name != pipe.axis}
+    if pipe.axis is not None:
+        sizes[pipe.axis] = pipe.after[0]
+    first = max(splitting, key=mesh.size, default=None)
+    if first is not None and prod(sizes.values()) // OTHERS * longest <= MOST_RANKS:
+        sizes[first] = min(mesh.size(first), longest)
+    links = {
+        name: spec.Call("link", {"bandwidth": link_of(mesh, name).bandwidth, "latency": 0.0}) for name, _ in mesh.axes
+    }
+    return evolve(mesh, axes=tuple((name, sizes[name]) for name, _ in mesh.axes), links=links)
+
+
+def _demands(
+    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, batch: str, microbatches: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What each axis's size must be a multiple of, and what it had better not be: what its declared one is not."""
+    old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
+    over: dict[str, set[str]] = {}
+    classes: list[str] = []
+    for rule in _shards(given):
+        for target in rule.targets:
+            if target.is_class:
+                classes.extend(rule.mesh_axes)
+            else:
+                over.setdefault(target.name, set()).update(rule.mesh_axes)
+    multiples: dict[str, int] = {}
+    avoided: dict[str, int] = {}
+    for name, size in axes.declared.items():
+        multiple = prod(new.get(mesh_axis, 1) for mesh_axis in over.get(name, ()))
+        if name == batch:
+            multiple *= microbatches
+        if name in axes.even and size % 2 == 0:
+            multiple = lcm(multiple, 2)
+        for mesh_axis in classes if name in axes.parameters else ():
+            if size % old[mesh_axis] == 0:
+                multiple = lcm(multiple, new[mesh_axis])
+            elif multiple % new[mesh_axis]:
+                avoided[name] = new[mesh_axis]
+        multiples[name] = multiple
+    return multiples, avoided
+
+
+# ---------------------------------------------------------------- turns and stages
+
+
+def _turns(given: spec.Spec, pipe: _Pipe) -> dict[int, int]:
+    """The turns of each repeat, by `id` of the step: two, and more where stages need them."""
+    assert given.model is not None
+    every = [step for body in bodies(given.model.body) for step in body.steps if isinstance(step, spec.Repeat)]
+    (*_, rule) = (None, *_rules(given, spec.StageRule))
+    names = rule.repeats if isinstance(rule, spec.StageRule) else ()
+    ranged = any(r.first < r.last for r in _rules(given, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
+    least = pipe.new if ranged else 2
+    counts = {id(step): min(step.count, least) for step in every}
+    declared = {id(step): step.count for step in every}
+    body = given.model.body
+    wanted = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
+    while _staged(body, names, counts) < wanted:
+        short = [step for step in every if counts[id(step)] < step.count]
+        if not short:
+            break
+        # Those that are staged first, then what holds them.
+        step = min(short, key=lambda s: (s.name not in names, counts[id(s)] / s.count))
+        counts[id(step)] += 1
+    return counts
+
+
+def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) -> int:
+    """How many turns of the repeats in `names` there are, of nested ones the outermost."""
+    found = 0
+    for step in body.steps:
+        if isinstance(step, spec.CallBlock):
+            found += _staged(step.body, names, counts)
+        elif isinstance(step, spec.Repeat):
+            found += counts[id(step)] * (1 if step.name in names else _staged(step.body, names, counts))
+    return found
+
+
+def _layout(given: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
+    if given.layout is None:
+        return None
+    assert given.model is not None
+    rules: list[spec.Rule] = []
+    for rule in given.layout.rules:
+        if isinstance(rule, spec.PlaceRule):
+            first, last = (stage * pipe.new // pipe.old for stage in (rule.first, rule.last))
+            rule = evolve(rule, first=first, last=last)
+        elif isinstance(rule, spec.StageRule) and rule.counts is not None:
+            total = _staged(given.model.body, rule.repeats, counts)
+            rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
+        rules.append(rule)
+    return evolve(given.layout, rules=tuple(rules))
+
+
+def _portioned(declared: Sequence[int], pipe: _Pipe, total: int) -> tuple[int, ...]:
+    """Turns per stage: one each, and what is left to the stages that had most."""
+    if len(declared) != pipe.old:
+        return tuple(declared)  # the layout was refused already
+    before = [declared[stage * pipe.old // pipe.new] for stage in range(pipe.new)]
+    counts = [1] * pipe.new
+    for _ in range(total - pipe.new):
+        stage = max(range(pipe.new), key=lambda s: (before[s] / counts[s], -s))
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule | None:
+    if given.schedule is None:
+        return None
+    call = given.schedule.call
+    arguments = {**call.arguments, "microbatches": microbatches}
+    if call.arguments.get("chunks"):
+        arguments["chunks"] = pipe.after[1]
+    if "group" in arguments:
+        arguments["group"] = _group(call, pipe)
+    return evolve(given.schedule, call=evolve(call, arguments=arguments))
+
+
+# ---------------------------------------------------------------- the model
+
+
+@frozen(eq=False)
+class _Rewriter:
+    """Bodies with other sizes, turns and beginnings; each is rewritten once, however often it is called."""
+
+    sizes: Mapping[str, int]
+    counts: Mapping[int, int]
+    initial: Initial
+    _done: dict[int, spec.Body] = field(factory=dict)
+
+    def body(self, body: spec.Body) -> spec.Body:
+        """A body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
+        found = self._done.get(id(body))
+        if found is None:
+            steps = tuple(self.step(step, body) for step in body.steps)
+            found = evolve(body, steps=steps, types=tuple(map(self.type, body.types)))
+            self._done[id(body)] = found
+        return found
+
+    def type(self, type: Type) -> Type:
+        """A type with the new sizes."""
+        return evolve(type, axes=tuple(Axis(axis.name, self.sizes[axis.name]) for axis in type.axes))
+
+    def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
+        """A step of a body."""
+        if isinstance(step, spec.CallBlock):
+            return evolve(step, body=self.body(step.body))
+        if isinstance(step, spec.Repeat):
+            return evolve(step, body=self.body(step.body), count=self.counts[id(step)])
+        if isinstance(step, spec.Parameter):
+            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
+        if isinstance(step, spec.Sample):
+            return evolve(step, type=self.type(step.type))
+        options = step.options
+        if step.function == "slice":
+            (operand,) = step.operands
+            assert isinstance(operand, int)
+            declared = body.types[operand].axis(options["axis"]).size - step.type.axis(options["into"]).size
+            room = self.sizes[options["axis"]] - self.sizes[options["into"]]
+            start = room if options["start"] == declared else min(options["start"], room)
+            options = {**options, "start": start}
+        return evolve(step, type=self.type(step.type), options=options)

@@ -1,0 +1,91 @@
+"""What emitted functions see of the moment (`c` in their signatures), and how those that communicate are run.
+
+Such a function is a generator. It yields the handle of a collective that it waits for, and is sent the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import GeneratorType
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from partita.runtime.transports.transport import Collective, Tensors, Transport
+
+
+@define
+class Context:
+    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
+
+    `coordinates` are the rank's along every mesh axis. The collectives are the transport's, along a mesh axis.
+    `record` is called with the values that a traced program makes.
+    """
+
+    seed: int
+    device: torch.device
+    step: int = 0
+    microbatch: int = 0
+    rate: float = 0.0
+    coordinates: Mapping[str, int] = field(factory=dict)
+    transport: Transport | None = None
+    record: Callable[[str, torch.Tensor], None] | None = None
+
+    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
+        """Start a gather of each tensor along its dimension."""
+        assert self.transport is not None
+        return self.transport.all_gather(axis, tensors, dims)
+
+    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
+        """Start a sum of each tensor, of which each rank gets its part along a dimension."""
+        assert self.transport is not None
+        return self.transport.reduce_scatter(axis, tensors, dims)
+
+    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collective:
+        """Start a sum, or maximum, of each tensor."""
+        assert self.transport is not None
+        return self.transport.all_reduce(axis, tensors, maximum)
+
+    def all_to_all(
+        self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+    ) -> Collective:
+        """Start an exchange, from parts of each tensor along one dimension to parts along another."""
+        assert self.transport is not None
+        return self.transport.all_to_all(axis, tensors, gathered_dims, cut_dims)
+
+
+def begun(called: Any) -> Generator[None, None, Any]:
+    """Run what an emitted function returned up to its first wait, at once; the rest is the generator's.
+
+    That one yields while a handle is not done, and returns what the function returns. A function that does not
+    communicate has returned it already.
+    """
+    handle = None
+    if isinstance(called, GeneratorType):
+        try:
+            handle = next(called)
+        except StopIteration as end:
+            called = end.value
+    return _rest(called, handle)
+
+
+def _rest(called: Any, handle: Collective | None) -> Generator[None, None, Any]:
+    if handle is None:
+        return called
+    try:
+        while True:
+            while not handle.done():
+                yield
+            handle = called.send(_handed_over(handle.result()))
+    except StopIteration as end:
+        return end.value
+
+
+def _handed_over(tensors: Tensors) -> Iterator[torch.Tensor]:
+    """The tensors one by one, held no longer than that: what is sent in is otherwise held up to the next wait, and
+    so outlives its last use."""
+    left = list(reversed(tensors))
+    del tensors
+    while left:
+        yield left.pop()

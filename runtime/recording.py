@@ -1,0 +1,143 @@
+"""Where a partitioned program first differs from the single-device one: both traced, value by value.
+
+A traced program hands every value that it makes to `c.record`. A value of the model is put together again from what
+the ranks hold of it, by its layout, and from the microbatches, and compared with the value of the same name in the
+single-device program, in the order of that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.assemble import assemble
+from partita.compiler.graph import Node, Value
+from partita.compiler.layout import whole_type
+from partita.compiler.mesh import Mesh
+from partita.compiler.ops.op import MAX, SUM
+from partita.compiler.pipeline import Compilation
+from partita.dsl.types import Type
+from partita.runtime.context import Context
+from partita.runtime.regions import region_of
+
+# What a rank made of a value, by microbatch and rank.
+Parts = dict[int, dict[int, torch.Tensor]]
+Differs = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+@frozen(eq=False)
+class Culprit:
+    """The first value that differs: its node and value in the partitioned program, and in which copy."""
+
+    node: Node
+    value: Value
+    where: str
+
+
+@define(eq=False)
+class Recorder:
+    """Collects what the ranks of a run make, by the value's name."""
+
+    made: dict[str, Parts] = field(factory=dict)
+
+    def of(self, rank: int, context: Context) -> Callable[[str, torch.Tensor], None]:
+        """What the context of a rank calls."""
+
+        def record(name: str, tensor: torch.Tensor) -> None:
+            self.made.setdefault(name, {}).setdefault(context.microbatch, {})[rank] = tensor.detach().clone()
+
+        return record
+
+
+def traced(state: Compilation) -> Compilation:
+    """A compilation whose program records what it makes."""
+    assert state.forward is not None
+    assert state.sharded is not None
+    assert state.partitioned is not None
+    assert state.update is not None
+    assert state.schedule is not None
+    program = assemble(
+        state.forward,
+        state.partitioned,
+        state.sharded.parameters,
+        state.update,
+        state.schedule,
+        state.batch,
+        state.mesh,
+        trace=True,
+    )
+    return evolve(state, program=program)
+
+
+def first_difference(
+    state: Compilation, made: Mapping[str, Parts], single: Compilation, expected: Mapping[str, Parts], differs: Differs
+) -> Culprit | None:
+    """The first value, in the order of the single-device program, that differs from it."""
+    values = _values(state)
+    for _, reference in _nodes(single):
+        if reference.name not in made or reference.name not in expected or reference.name not in values:
+            continue
+        node, value = values[reference.name]
+        whole = next(iter(expected[reference.name].values()))[0]
+        for where, found in _wholes(value, made[reference.name], state.mesh, reference.type, state.batch):
+            if differs(found, whole):
+                return Culprit(node, value, where)
+    return None
+
+
+def _nodes(state: Compilation) -> Iterator[tuple[Node, Value]]:
+    assert state.partitioned is not None
+    for stage in state.partitioned.stages:
+        for node in stage.nodes:
+            for value in node.outputs:
+                yield node, value
+
+
+def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
+    """Values by name; those that stages hold in different layouts are left out."""
+    found: dict[str, tuple[Node, Value]] = {}
+    unclear = set()
+    for node, value in _nodes(state):
+        _, other = found.setdefault(value.name, (node, value))
+        if (other.layout, other.type) != (value.layout, value.type):
+            unclear.add(value.name)
+    return {name: pair for name, pair in found.items() if name not in unclear}
+
+
+def _wholes(value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole value from each set of ranks that holds a copy of it; nothing where it cannot be put together."""
+    type = whole_type(value.type, value.layout, mesh.sizes)
+    microbatches = [_copies(value, type, by_rank, mesh) for _, by_rank in sorted(parts.items())]
+    if sorted(type.without([batch]).axes, key=str) != sorted(wanted.without([batch]).axes, key=str):
+        return
+    order = [type.position(name) for name in wanted.names]
+    for where in microbatches[0]:
+        tensors = [each[where].permute(order) for each in microbatches if where in each]
+        if wanted.has(batch) and type.axis(batch) != wanted.axis(batch):
+            yield where, torch.cat(tensors, wanted.position(batch))
+        elif len(tensors) == 1 or all(torch.equal(tensors[0], other) for other in tensors):
+            yield where, tensors[0]
+        else:
+            yield where, torch.stack(tensors).sum(0)
+
+
+def _copies(value: Value, type: Type, by_rank: Mapping[int, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
+    """The whole of one microbatch's value, by the coordinates along the mesh axes on which it is replicated."""
+    states = dict(value.layout.states)
+    found: dict[str, torch.Tensor] = {}
+    for rank, part in by_rank.items():
+        coordinates = mesh.coordinates(rank)
+        where = " ".join(f"{name} = {i}" for name, i in coordinates.items() if name not in states)
+        region = region_of(type, value.layout, mesh.sizes, coordinates)
+        if MAX in states.values():
+            whole = found.setdefault(where, part.new_full(type.shape, float("-inf")))
+            whole[region] = torch.maximum(whole[region], part)
+        elif SUM in states.values() and part.dtype is not torch.bool:
+            whole = found.setdefault(where, part.new_zeros(type.shape))
+            whole[region] += part
+        else:
+            whole = found.setdefault(where, part.new_zeros(type.shape))
+            whole[region] = part
+    return found

@@ -1,0 +1,71 @@
+"""What each collective computes, written down directly: the tensors of all ranks of a group in, those of all out.
+
+The virtual transport runs these; the process transport must give the same (on Gloo: the same bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+Parts = Sequence[torch.Tensor]
+
+
+def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
+    """The sum (or the maximum) in the order of the parts, in their dtype; a new tensor."""
+    combine = torch.maximum if maximum else torch.add
+    return reduce(combine, parts[1:], parts[0].clone())
+
+
+def all_gather(parts: Parts, dim: int) -> list[torch.Tensor]:
+    """Everyone gets the parts one after the other along `dim`."""
+    whole = torch.cat(tuple(parts), dim)
+    return [_own(whole) for _ in parts]
+
+
+def reduce_scatter(parts: Parts, dim: int) -> list[torch.Tensor]:
+    """Everyone gets a part of the sum, cut along `dim`."""
+    return [_own(part) for part in _cut(total(parts), len(parts), dim)]
+
+
+def all_reduce(parts: Parts, maximum: bool) -> list[torch.Tensor]:
+    """Everyone gets the sum or maximum."""
+    whole = total(parts, maximum)
+    return [_own(whole) for _ in parts]
+
+
+def all_to_all(parts: Parts, gathered: int, cut: int) -> list[torch.Tensor]:
+    """Part j along `cut` goes to rank j, where what comes is put together along `gathered`."""
+    pieces = zip(*(_cut(part, len(parts), cut) for part in parts), strict=True)
+    return [_own(torch.cat(arriving, gathered)) for arriving in pieces]
+
+
+# The arguments beside the tensors' parts are each tensor's own.
+COLLECTIVES: Mapping[str, Callable[..., list[torch.Tensor]]] = {
+    "all-gather": all_gather,
+    "reduce-scatter": reduce_scatter,
+    "all-reduce": all_reduce,
+    "all-to-all": all_to_all,
+}
+
+
+def collect(
+    kind: str, buckets: Sequence[Sequence[torch.Tensor]], arguments: Sequence[tuple[Any, ...]]
+) -> list[tuple[torch.Tensor, ...]]:
+    """Each rank's results, from each rank's bucket and the arguments of each tensor in it."""
+    function = COLLECTIVES[kind]
+    found = [function(parts, *own) for parts, own in zip(zip(*buckets, strict=True), arguments, strict=True)]
+    return list(zip(*found, strict=True))
+
+
+def _cut(tensor: torch.Tensor, parts: int, dim: int) -> tuple[torch.Tensor, ...]:
+    assert tensor.shape[dim] % parts == 0, f"{tuple(tensor.shape)} does not cut into {parts} along {dim}"
+    return tensor.chunk(parts, dim)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy: nothing that ranks hold is shared."""
+    return tensor.clone(memory_format=torch.contiguous_format)

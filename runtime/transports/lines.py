@@ -1,0 +1,189 @@
+"""The lines of a virtual cluster: what its ranks post, in what order it completes, and what is wrong with it.
+
+A *line* is what completes in order: a channel between two ranks, the collectives of a group along a mesh axis, or the
+sums over all ranks. Operation i of a line is what every one of its ends posts as its i-th.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define
+
+from partita.runtime.transports.collectives import collect, total
+
+
+class CommunicationError(RuntimeError):
+    """The ranks' programs do not fit together."""
+
+
+class Deadlock(CommunicationError):
+    """No rank can go on.
+
+    In `cycle` each rank waits for the next, the last for the first; it is empty where a rank waits for one
+    that has finished.
+    """
+
+    def __init__(self, message: str, cycle: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+
+
+class Mismatch(CommunicationError):
+    """The ends of an operation differ in kind, dtype, shape or dimensions."""
+
+
+class BufferReused(CommunicationError):
+    """A tensor was changed between the post of its operation and its completion."""
+
+
+class Stray(CommunicationError):
+    """A run ended with operations that not all ends have posted."""
+
+
+@define(eq=False, slots=True)
+class Post:
+    """One end's operation: a `Handle`, and a `Collective`. `index` counts the rank's operations on this line.
+
+    A collective has `arguments` for each of its tensors. `sent` is what the tensors held when they were posted.
+    """
+
+    rank: int
+    kind: str
+    line: Line
+    index: int
+    tensors: tuple[torch.Tensor, ...]
+    arguments: tuple[tuple[Any, ...], ...]
+    sent: tuple[torch.Tensor, ...]
+    waiting: list[Post]  # where the rank notes what it waits for
+    complete: bool = False
+    results: tuple[torch.Tensor, ...] | None = None
+
+    def done(self) -> bool:
+        """Whether it is complete; if not, the rank waits for it."""
+        if not self.complete:
+            self.waiting.append(self)
+        return self.complete
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        """What a collective gives, once."""
+        assert self.complete, f"rank {self.rank} takes the result of its {self} before that is complete"
+        assert self.results is not None, f"rank {self.rank} takes the result of its {self} again"
+        results, self.results = self.results, None
+        return results
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index} on {self.line.name}"
+
+
+@define(eq=False, slots=True)
+class Line:
+    """`posted[end]` holds the operations that each of the `ends` (ranks) has posted and that are not complete."""
+
+    name: str
+    ends: tuple[int, ...]
+    posted: tuple[deque[Post], ...]
+    counts: list[int]
+
+    def post(
+        self,
+        rank: int,
+        kind: str,
+        tensors: tuple[torch.Tensor, ...],
+        arguments: tuple[tuple[Any, ...], ...],
+        waiting: list[Post],
+        strict: bool,
+    ) -> Post:
+        """Post the next operation of a rank. Strict: a buffer is filled with garbage, and what is sent is kept."""
+        end = self.ends.index(rank)
+        sent: tuple[torch.Tensor, ...] = ()
+        if strict and kind == "receive":
+            for tensor in tensors:
+                fill_with_garbage(tensor)
+        elif strict:
+            sent = tuple(tensor.detach().clone() for tensor in tensors)
+        post = Post(rank, kind, self, self.counts[end], tensors, arguments, sent, waiting)
+        self.counts[end] += 1
+        self.posted[end].append(post)
+        return post
+
+    def ready(self) -> bool:
+        """Whether all ends have posted the next operation."""
+        return all(self.posted)
+
+    def missing(self) -> tuple[int, ...]:
+        """The ranks without which the next operation of this line cannot complete."""
+        return tuple(rank for rank, posts in zip(self.ends, self.posted, strict=True) if not posts)
+
+    def oldest(self, post: Post) -> Post:
+        """The operation that must complete before anything else of this line can."""
+        return min((posts[0] for posts in self.posted if posts), key=lambda each: each.index, default=post)
+
+    def complete(self) -> None:
+        """Do the oldest operation, which all ends have posted. Raises `Mismatch`, `BufferReused`."""
+        posts = [queue.popleft() for queue in self.posted]
+        self._hold_equal(posts)
+        for post in posts:
+            if post.sent and not all(map(same_bits, post.sent, post.tensors)):
+                raise BufferReused(f"rank {post.rank} changed the tensor of its {post} before that was complete")
+        kind = posts[0].kind
+        if kind == "send":
+            source, destination = posts
+            destination.tensors[0].copy_(source.tensors[0])
+        elif kind == "sum":
+            whole = total([post.tensors[0] for post in posts])
+            for post in posts:
+                post.tensors[0].copy_(whole)
+        else:
+            found = collect(kind, [post.tensors for post in posts], posts[0].arguments)
+            for post, results in zip(posts, found, strict=True):
+                post.results = results
+        for post in posts:
+            post.complete = True
+            post.tensors = post.sent = ()
+
+    def _hold_equal(self, posts: Sequence[Post]) -> None:
+        forms = [_form(post) for post in posts]
+        if any(form != forms[0] for form in forms):
+            ends = ", ".join(f"{post.kind} of rank {post.rank}: {_described(post)}" for post in posts)
+            raise Mismatch(f"operation {posts[0].index} on {self.name} differs between its ends: {ends}")
+
+
+def line(name: str, ends: tuple[int, ...]) -> Line:
+    """A line on which nothing is posted yet."""
+    return Line(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
+
+
+def _form(post: Post) -> tuple[object, ...]:
+    kind = "transfer" if post.kind in ("send", "receive") else post.kind
+    return kind, post.arguments, [(tensor.dtype, tuple(tensor.shape)) for tensor in post.tensors]
+
+
+def _described(post: Post) -> str:
+    """`float32[3, 4] (1,)`: dtype and shape of each tensor, and the arguments."""
+    tensors = [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in post.tensors]
+    if post.arguments:
+        tensors = [f"{tensor} {own}" for tensor, own in zip(tensors, post.arguments, strict=True)]
+    return " + ".join(tensors)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape are equal bit for bit, NaN and the sign of zero included."""
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def fill_with_garbage(tensor: torch.Tensor) -> None:
+    """NaN, the smallest integer, or the opposite: what nobody should read."""
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.logical_not_()
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)

@@ -1,0 +1,206 @@
+"""`partita verify`: what is proved of one file, and what is tried.
+
+The program of the file as it stands is compiled, which holds its schedule and messages to the laws (E05xx) and bounds
+its memory. A shrunken copy of the file is run on all its ranks and compared with what the file means
+(`partita.runtime.experiment`). Where the two differ, both run again, traced, and the first value that differs is
+named with its source line and its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+
+from partita.compiler.pipeline import Compilation, compile_run
+from partita.compiler.summary import summarize
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.source import Span
+from partita.dsl.spec import Spec
+from partita.runtime.experiment import TOLERANCE, Experiment, Figure, compare, error_of, experiment_of, outcome
+from partita.runtime.recording import Culprit, Recorder, first_difference, traced
+
+HELP = "this is a defect of Partita, not of the file: please report it with the file"
+
+
+@frozen(eq=False)
+class Execution:
+    """What the shrunken copy showed. `sizes` and `mesh` are its own; `worst` names the tensor of the `largest` error,
+    which is relative to its scale."""
+
+    sizes: Mapping[str, int]
+    mesh: tuple[tuple[str, int], ...]
+    ranks: int
+    stages: int
+    microbatches: int
+    compared: int
+    largest: float
+    worst: str | None
+    seconds: float
+    diagnostics: tuple[Diagnostic, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs."""
+        return not self.diagnostics
+
+    def as_json(self) -> dict[str, Any]:
+        """The object `execution` of `verify --json`."""
+        return {
+            "passed": self.passed,
+            "sizes": dict(self.sizes),
+            "mesh": dict(self.mesh),
+            "ranks": self.ranks,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "compared": self.compared,
+            "largest_error": self.largest,
+            "worst": self.worst,
+            "seconds": self.seconds,
+        }
+
+
+@frozen(eq=False)
+class Verification:
+    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank of the pipeline, in bytes."""
+
+    name: str
+    ranks: int
+    actions: int
+    messages: int
+    peak_memory: tuple[int, ...]
+    execution: Execution
+    warnings: tuple[Diagnostic, ...]
+    seconds: float
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """What is wrong."""
+        return self.execution.diagnostics
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.diagnostics
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable object of `verify --json`."""
+        return {
+            "name": self.name,
+            "passed": self.passed,
+            "ranks": self.ranks,
+            "actions": self.actions,
+            "messages": self.messages,
+            "peak_memory": list(self.peak_memory),
+            "execution": self.execution.as_json(),
+            "diagnostics": [diagnostic.as_json() for diagnostic in self.diagnostics],
+            "seconds": self.seconds,
+        }
+
+
+def verify(given: Spec) -> Verification:
+    """Verify a file. Raises Refused for one that does not compile or cannot be shrunk (E0703)."""
+    start = perf_counter()
+    state, _ = compile_run(given)
+    assert state.program is not None
+    assert state.schedule is not None
+    execution = verify_execution(given)
+    summary = summarize(state)
+    return Verification(
+        given.name,
+        state.program.mesh.ranks,
+        sum(len(actions) for actions in state.schedule.actions),
+        sum(transfer["count"] for transfer in summary.transfers),
+        summary.peak_memory,
+        execution,
+        state.warnings,
+        perf_counter() - start,
+    )
+
+
+def verify_execution(given: Spec) -> Execution:
+    """Shrink a file that compiles, run it, and compare (E0702).
+
+    Raises Refused (E0703) where the file cannot be shrunk, or not be run on random data.
+    """
+    start = perf_counter()
+    experiment = experiment_of(given)
+    plan = experiment.plan
+    expected = outcome(experiment.single, experiment.rate)
+    problems: list[Diagnostic] = []
+    errors: dict[str, float] = {}
+    try:
+        found = outcome(plan, experiment.rate)
+    # The program that runs is what is being tested: whatever it raises is a finding.
+    except Exception as error:
+        problems.append(_failure(experiment, error))
+    else:
+        errors = compare(found, expected)
+        wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
+        if wrong:
+            problems.append(_difference(experiment, wrong, errors))
+    worst = max(errors, key=lambda what: errors[what], default=None)
+    return Execution(
+        {name: axis.size for name, axis in plan.spec.axes.items()},
+        plan.program.mesh.axes,
+        plan.ranks,
+        len(plan.program.stages),
+        plan.program.microbatches,
+        len(expected),
+        errors[worst] if worst else 0.0,
+        worst,
+        perf_counter() - start,
+        tuple(problems),
+    )
+
+
+def _failure(experiment: Experiment, error: Exception) -> Diagnostic:
+    layout = experiment.plan.spec.layout
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return Diagnostic(
+        "E0702",
+        "the partitioned program fails where the single-device program runs",
+        layout.span if layout else None,
+        (f"{type(error).__name__}: {lines[0] if lines else 'no message'}", *lines[1:8]),
+        HELP,
+    )
+
+
+def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, float]) -> Diagnostic:
+    """What differs, and the first value that does."""
+    notes = [f"{what} differs by {errors[what]:.1e} of its scale" for what in wrong[:3]]
+    if len(wrong) > 3:
+        notes.append(f"and {len(wrong) - 3} more of {len(errors)}")
+    culprit = _culprit(experiment)
+    if culprit is None:
+        # Each value is right, and what was made of it by the end of the step is not.
+        message = f"{wrong[0]} differs from the single-device program"
+        return Diagnostic("E0702", message, _parameter(experiment.plan.training, wrong[0]), tuple(notes), HELP)
+    value = culprit.value
+    laid = f"{value.name}: {value.type} on each rank, laid out as {value.layout}"
+    if culprit.where:
+        laid += f"; wrong at {culprit.where}"
+    message = f"`{value.name}` is the first value that differs from the single-device program"
+    return Diagnostic("E0702", message, culprit.node.span, (laid, *notes), HELP)
+
+
+def _culprit(experiment: Experiment) -> Culprit | None:
+    """Run both programs again, traced."""
+    recorders = Recorder(), Recorder()
+    for plan, recorder in zip((experiment.plan, experiment.single), recorders, strict=True):
+        outcome(evolve(plan, training=traced(plan.training)), experiment.rate, recorder)
+
+    def differs(found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return not error_of(Figure(found.double()), Figure(expected.double())) <= TOLERANCE
+
+    found, expected = (recorder.made for recorder in recorders)
+    return first_difference(experiment.plan.training, found, experiment.single.training, expected, differs)
+
+
+def _parameter(state: Compilation, what: str) -> Span | None:
+    """The place of the parameter that a figure is about."""
+    assert state.forward is not None
+    return next((each.span for each in state.forward.parameters if f"`{each.name}`" in what), None)
