@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
+from partita.compiler.costs import rounds
 from partita.compiler.layout import Layout, is_split, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.moves import LOCAL_SECONDS
@@ -27,27 +28,28 @@ WEIGHTS_STAY = 1000.0
 class Operand:
     """What is known of an operand: its whole type, where it lies already, and its home.
 
-    `free`: it can be had in any layout (inputs, positions, random numbers); `weight`: it is a parameter.
+    `free`: it can be had in any layout (inputs, positions, random numbers); `stays`: it is a parameter, or what a
+    replacement was made for, and is moved only where nothing else is possible.
     """
 
     type: Type
     available: tuple[Layout, ...]
     home: Layout
     free: bool = False
-    weight: bool = False
+    stays: bool = False
 
 
 @frozen(cache_hash=True)
 class Result:
     """What is known of a result. `deferred`: parts of its sum may wait for the end of the step, free of charge.
 
-    `weight`: it is the gradient of a parameter, and made where that is.
+    `stays`: it is the gradient of a parameter, and made where that is.
     """
 
     type: Type
     home: Layout
     deferred: bool = False
-    weight: bool = False
+    stays: bool = False
 
 
 @frozen
@@ -121,14 +123,16 @@ class Chooser:
     def _operand(self, x: Operand, over: str, wanted: State) -> float:
         if x.free:
             return 0.0 if wanted not in (SUM, MAX) else IMPOSSIBLE
-        factor = WEIGHTS_STAY if x.weight else 1.0
+        factor = WEIGHTS_STAY if x.stays else 1.0
         return min(self._seconds(x.type, layout, over, wanted, x.home) for layout in x.available) * factor
 
     def _result(self, y: Result, over: str, state: State) -> float:
         if y.deferred and y.home.state(over) is None and state in (SUM, None):
             return 0.0
-        factor = WEIGHTS_STAY if y.weight else 1.0
-        return factor * self._seconds(y.type, layout_of([(over, state)]), over, y.home.state(over), y.home)
+        factor = WEIGHTS_STAY if y.stays else 1.0
+        # Along the other mesh axes it is thought to lie as at home.
+        layout = layout_of((name, state if name == over else y.home.state(name)) for name in self.mesh.sharding)
+        return factor * self._seconds(y.type, layout, over, y.home.state(over), y.home)
 
     def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, home: Layout) -> float:
         """The time it takes to change the state along one mesh axis."""
@@ -142,21 +146,21 @@ class Chooser:
         sizes = self.mesh.sizes
         parts, link = sizes[over], self.mesh.link(over)
         bytes = float(type.bytes)
-        # Along the other mesh axes it lies as it does, or as at home.
-        for name, other in (*layout.states, *home.states):
-            if name != over and is_split(other) and (layout.state(name) in (other, None)):
+        for name, other in layout.states:
+            if name != over and is_split(other):
                 bytes /= sizes[name]
-        share = bytes * (parts - 1) / parts
-        one = share / link.bandwidth + (parts - 1) * link.latency
+        latency = rounds(parts) * link.latency
+        share = bytes * (parts - 1) / parts / link.bandwidth
+        one, exchange = share + latency, share / parts + latency
         if is_split(state):
-            return one if wanted is None else one / parts + LOCAL_SECONDS
+            return one if wanted is None else exchange + LOCAL_SECONDS
         # A partial value is first reduced to its home.
         own = home.state(over)
         if state == MAX or own is None:
             return 2 * one
         if wanted == own:
             return one
-        return 2 * one if wanted is None else one + one / parts
+        return 2 * one if wanted is None else one + exchange
 
 
 def _divides(

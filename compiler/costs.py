@@ -69,6 +69,11 @@ LINKS = {
 }
 
 
+def rounds(parts: int) -> int:
+    """Messages one after the other in a collective of `parts` ranks, for its latency: doubling the distance."""
+    return (parts - 1).bit_length()
+
+
 def device_of(mesh: Mesh | None) -> Device:
     """The device that a mesh declares; this machine's processor where it declares none."""
     call: Call | None = mesh.device if mesh else None

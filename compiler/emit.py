@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
-from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.cut import Partitioned, StageGraph
 from partita.compiler.graph import Input, Node, Phase, Value, without_turns
 from partita.compiler.ops.communication import Receive, Send
@@ -114,8 +113,7 @@ class StageEmitter:
             writer.texts[parameter.value] = Argument(text, parameter.value.type)
         for i, each in enumerate(self.whole_inputs()):
             writer.texts[each.value] = Argument(f"x[{i}]", each.value.type)
-        prologue = bucketed(by_depth(self.prologue), BUCKET_BYTES)
-        writer.block(prologue, set(self.constants), {})
+        writer.block(self.prologue, set(self.constants), {})
         results = [writer.argument(value).text for value in self.constants]
         body = [*writer.lines, f"return ({', '.join(results)}{',' if results else ''})"]
         name = f"stage{self.stage.index}_prologue"

@@ -1,7 +1,7 @@
 """Changes of layout: what each step leads from and to, what it costs, and the cheapest path of steps.
 
 One cost function serves both the choice of layouts and the paths between them: seconds over the link of the mesh
-axis, with ring algorithms. Where several mesh axes split one tensor axis, only the innermost can be gathered, added
+axis, the bytes of ring algorithms and the latency of recursive doubling (Thakur, Rabenseifner and Gropp 2005). Where several mesh axes split one tensor axis, only the innermost can be gathered, added
 or exchanged, since parts are contiguous.
 """
 
@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
+from partita.compiler.costs import rounds
 from partita.compiler.layout import Layout, is_split, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, Once, Part, ReduceScatter
@@ -44,8 +45,8 @@ class Moves:
         if not isinstance(op, Collective):
             return LOCAL_SECONDS
         link = self.mesh.link(op.over)
-        rounds = 2 if isinstance(op, AllReduce) else 1
-        return rounds * (op.parts - 1) * link.latency + op.moved((type,)) / link.bandwidth
+        times = 2 if isinstance(op, AllReduce) else 1
+        return times * rounds(op.parts) * link.latency + op.moved((type,)) / link.bandwidth
 
     def cost(self, type: Type, source: Layout, target: Layout) -> float:
         """The time of the cheapest path."""

@@ -23,6 +23,7 @@ from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
 from partita.compiler.microbatches import split_batch
 from partita.compiler.moves import Moves
 from partita.compiler.ops.position import Dropout, Random
+from partita.compiler.overlap import overlapped
 from partita.compiler.placement import Pipeline, pipeline_of, place
 from partita.compiler.program import Program
 from partita.compiler.recompute import recompute
@@ -195,7 +196,7 @@ def _shard(state: Compilation) -> Compilation:
 
 def _cut(state: Compilation) -> Compilation:
     assert state.sharded is not None
-    return evolve(state, partitioned=cut(state.sharded.graph, state.pipeline.stages))
+    return evolve(state, partitioned=overlapped(cut(state.sharded.graph, state.pipeline.stages)))
 
 
 def _update(state: Compilation) -> Compilation:

@@ -110,6 +110,8 @@ class _Sharder:
         self.choices: dict[Node, Choice] = {}
         self.producers = graph.producers()
         self.deferred = _deferred(graph)
+        # What lies split as a replacement wants it, while that is sharded.
+        self.staying: set[Value] = set()
         self.accumulators: list[Accumulator] = []
         # Positions of accumulations among the nodes.
         self.contributions: dict[tuple[str, int | None], list[int]] = {}
@@ -212,8 +214,9 @@ class _Sharder:
         if known.free:
             return Operand(value.type, (), known.home, free=True)
         if known.weight:
-            return Operand(value.type, (known.home,), known.home, weight=True)
-        return Operand(value.type, tuple(known.copies(node.stage, GROUP[node.phase])), known.home)
+            return Operand(value.type, (known.home,), known.home, stays=True)
+        available = tuple(known.copies(node.stage, GROUP[node.phase]))
+        return Operand(value.type, available, known.home, stays=value in self.staying)
 
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
@@ -255,8 +258,15 @@ class _Sharder:
         results = node.op.split(build, node, axis)
         if results is None:
             return False
+        before = self.staying
+        self.staying = {
+            value
+            for value in node.inputs
+            if any(axis == state for layout in self.known[value].kept for _, state in layout.states)
+        }
         for new in build.nodes:
             self._node(new)
+        self.staying = before
         for value, result in zip(node.outputs, results, strict=True):
             self.known[value] = self.known[result]
         return True

@@ -126,8 +126,12 @@ def verify_execution(given: Spec) -> Execution:
 
     Raises Refused (E0703) where the file cannot be shrunk, or not be run on random data.
     """
+    return executed(experiment_of(given))
+
+
+def executed(experiment: Experiment) -> Execution:
+    """Run both programs of an experiment, and compare."""
     start = perf_counter()
-    experiment = experiment_of(given)
     plan = experiment.plan
     expected = outcome(experiment.single, experiment.rate)
     problems: list[Diagnostic] = []

@@ -2,17 +2,17 @@
 
 A model has repeats whose bodies draw on a repertoire of lines (products, attention, norms, dropout, skip connections
 from before the repeat, a second carried value, tied parameters, parameters transformed outside), so that values cross
-stages in every way that the language allows.
+stages, and axes meet in one operation, in every way that the language allows. `programs` cuts it into stages;
+`sharded_programs` also lays its tensors out over up to four mesh axes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import gcd, lcm, prod
+
 from attrs import frozen
 from hypothesis import strategies as st
-
-AXES = """axis batch = {batch}, seq = 4, spot = 4, left = 1, right = 3
-axis embed = 4, heads = 2, key = 2, ffn = 6, vocab = 5
-"""
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
@@ -21,6 +21,17 @@ block attention(x: [batch, seq, embed]) {
   let h = layer_norm(x, over = embed)
   let a = attend(dot(h, wq, over = embed), dot(h, wk, over = embed), dot(h, wv, over = embed),
                  over = seq, along = key, causal = true)
+  return x + dot(a, wo, over = [heads, key])
+}
+block grouped(x: [batch, seq, embed], seen: bool[batch, seq]) {
+  param wq: [embed, heads, key] ~ normal(0.5)
+  param wk, wv: [embed, key] ~ normal(0.5)
+  param wo: [heads, key, embed] ~ normal(0.5)
+  param near: [seq, spot] ~ normal(0.5)
+  let q = rope(dot(x, wq, over = embed), over = seq, pairs = key, base = 50)
+  let k = rename(rope(dot(x, wk, over = embed), over = seq, pairs = key, base = 50), seq -> spot)
+  let v = rename(dot(x, wv, over = embed), seq -> spot)
+  let a = attend(q, k, v, over = spot, along = key, mask = rename(seen, seq -> spot), bias = near)
   return x + dot(a, wo, over = [heads, key])
 }
 block mlp(x: [batch, seq, embed]) {
@@ -52,14 +63,20 @@ LINES = (
     "let x = x * (cast(iota(batch), f32) * 0.01 + 1.0)",
     "let x = rope(x, over = seq, pairs = embed, base = 100)",
     "let x = merge(split(x, embed -> [heads, key]) * 0.9, [heads, key] -> embed)",
-    "let x = concat(slice(x, seq -> left, start = 0) * 0.5, slice(x, seq -> right, start = 1), [left, right] -> seq)",
+    "let x = concat(slice(x, seq -> left, start = 0) * 0.5, slice(x, seq -> right, start = size(left)), "
+    "[left, right] -> seq)",
     "let x = x + stop_gradient(layer_norm(x, over = [seq, embed]))",
     "let s = softmax(dot(x, rename(x, seq -> spot), over = embed), over = spot)  "
     "let x = x + dot(s, rename(x, seq -> spot), over = spot)",
     "let x = x - max(x, over = embed) * 0.1 + min(x, over = seq) * 0.1",
+    "let x = grouped(x, tokens > 0)",
 )
 
+# Sizes where nothing is split over ranks.
+SIZES = {"seq": 4, "left": 1, "right": 3, "embed": 4, "heads": 2, "key": 2, "ffn": 6, "vocab": 5}
+
 CHUNKED = ("interleaved_1f1b", "looped_bfs")
+SCHEDULES = ("gpipe", "one_f_one_b", *CHUNKED)
 
 
 @frozen
@@ -73,19 +90,34 @@ class Program:
         return self.text
 
 
+@frozen
+class Pipeline:
+    """A schedule as it is written, with its number of stages and of microbatches."""
+
+    text: str
+    ranks: int
+    stages: int
+    microbatches: int
+
+
 @st.composite
-def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_b", "interleaved_1f1b", "looped_bfs")):
-    """A random program, with at least as many turns as stages."""
+def pipelines(draw: st.DrawFn, schedules: Sequence[str] = SCHEDULES, most: int = 4):
+    """A random schedule on up to `most` ranks."""
     schedule = draw(st.sampled_from(schedules))
-    ranks = draw(st.integers(1, 4))
+    ranks = draw(st.integers(1, most))
     chunks = draw(st.integers(1, 3)) if schedule in CHUNKED else 1
     microbatches = draw(st.integers(1, 6))
-    stages = ranks * chunks
+    arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if schedule in CHUNKED else "")
+    return Pipeline(f"{schedule}({arguments})", ranks, ranks * chunks, microbatches)
+
+
+@st.composite
+def models(draw: st.DrawFn, stages: int):
+    """A random model with at least as many turns as stages."""
     repeats = draw(st.integers(1, 2))
     turns = [draw(st.integers(1, 3)) for _ in range(repeats)]
     turns[0] += max(0, stages - sum(turns))
-    text = AXES.format(batch=microbatches * draw(st.integers(1, 2))) + BLOCKS
-    text += "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
+    text = BLOCKS + "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
     text += "  param wte: [vocab, embed] ~ normal(0.5)\n"
     lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4, unique=True)) for _ in turns]
     used = " ".join(" ".join(each) for each in lines)
@@ -116,14 +148,19 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
     if draw(st.booleans()) or loss.startswith("0.5"):
         text += "  metric accuracy = accuracy(logits, targets, over = vocab)\n"
         text += "  metric size = sqrt(mean(logits * logits))\n"
-    text += "}\n"
-    text += f"mesh line(pipe = {ranks})\nlayout cut on line {{\n  stage layer -> pipe\n"
-    recompute = draw(st.sampled_from(["", "", "recompute mlp", "recompute layer", "recompute all"]))
-    if recompute == "recompute mlp" and "mlp(" not in used:
-        recompute = ""
-    text += f"  {recompute}\n}}\nlayout whole on line {{ }}\n"
-    arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if schedule in CHUNKED else "")
-    text += f"schedule s = {schedule}({arguments})\n"
+    return text + "}\n"
+
+
+@st.composite
+def recomputations(draw: st.DrawFn, model: str):
+    """A `recompute` rule for a model's text, or none."""
+    rule = draw(st.sampled_from(["", "", "recompute mlp", "recompute layer", "recompute all"]))
+    return "" if rule == "recompute mlp" and "= mlp(" not in model else rule
+
+
+@st.composite
+def endings(draw: st.DrawFn):
+    """The optimizer and the clipping of a train block."""
     optimizer = draw(
         st.sampled_from(
             [
@@ -134,8 +171,109 @@ def programs(draw: st.DrawFn, schedules: tuple[str, ...] = ("gpipe", "one_f_one_
         )
     )
     clip = draw(st.sampled_from(["", "clip = 0.5"]))
-    text += (
+    return (
         f"train {{ model = m layout = cut schedule = s data = random() optimizer = {optimizer} {clip}\n"
         "  steps = 2 seed = 3 precision = f64 eval = every(1, batches = 1) }\n"
     )
+
+
+def axes(sizes: dict[str, int]) -> str:
+    """Axis declarations."""
+    return "axis " + ", ".join(f"{name} = {size}" for name, size in sizes.items()) + "\n"
+
+
+@st.composite
+def programs(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES):
+    """A random program, with at least as many turns as stages."""
+    pipeline = draw(pipelines(schedules))
+    batch = pipeline.microbatches * draw(st.integers(1, 2))
+    model = draw(models(pipeline.stages))
+    text = axes({"batch": batch, **SIZES, "spot": SIZES["seq"]}) + model
+    text += f"mesh line(pipe = {pipeline.ranks})\nlayout cut on line {{\n  stage layer -> pipe\n"
+    text += f"  {draw(recomputations(model))}\n}}\nlayout whole on line {{ }}\n"
+    text += f"schedule s = {pipeline.text}\n" + draw(endings())
     return Program(text, ("line.pipe=1", "layout=whole", "schedule=gpipe(microbatches=1)"))
+
+
+# ---------------------------------------------------------------- layouts
+
+SHARDED = ("batch", "seq", "spot", "left", "right", "embed", "heads", "key", "ffn", "vocab")
+MOST_RANKS = 32
+
+
+@st.composite
+def layouts(draw: st.DrawFn, mesh: dict[str, int]):
+    """Shard rules for the axes of a mesh, in random order; each axis of the mesh stands in one of them at least."""
+    rules = []
+    usual = {
+        "data": ["shard batch -> data"],
+        "tensor": ["shard heads, ffn, vocab -> tensor", "shard seq -> tensor"],
+        "context": ["shard seq -> context"],
+    }
+    for name in mesh:
+        if draw(st.booleans()):
+            rules += usual[name][: draw(st.integers(1, 2))]
+        else:
+            targets = draw(st.lists(st.sampled_from(SHARDED), min_size=1, max_size=3, unique=True))
+            rules.append(f"shard {', '.join(targets)} -> {name}")
+    names = list(mesh)
+    several = st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True).map(", ".join)
+    if draw(st.booleans()):
+        targets = draw(st.lists(st.sampled_from(SHARDED), min_size=1, max_size=2, unique=True))
+        rules.append(f"shard {', '.join(targets)} -> {draw(several)}")
+    if draw(st.integers(0, 3)) == 0:
+        tensor, axis = draw(st.sampled_from([("wte", "embed"), ("wte", "vocab"), ("wq", "key"), ("mlp.up", "embed")]))
+        rules.append(f"shard {tensor}: {axis} -> {draw(several)}")
+    rules = draw(st.permutations(rules))
+    if draw(st.booleans()):
+        rules.append(f"shard {draw(st.sampled_from(['param', 'grad', 'state']))} -> {draw(several)}")
+    return rules
+
+
+def divisors(mesh: dict[str, int], rules: Iterable[str]) -> dict[str, int]:
+    """What each axis must divide by: the mesh axes of all rules that name it."""
+    found: dict[str, set[str]] = {}
+    for rule in rules:
+        targets, _, over = rule.removeprefix("shard ").partition(" -> ")
+        for target in targets.split(", "):
+            found.setdefault(target.rpartition(": ")[2], set()).update(over.split(", "))
+    return {name: prod(mesh[axis] for axis in over) for name, over in found.items() if name in SHARDED}
+
+
+def sizes_for(parts: dict[str, int], microbatches: int) -> dict[str, int]:
+    """Small sizes that divide, and go together as the lines of models need them."""
+
+    def of(name: str) -> int:
+        return parts.get(name, 1)
+
+    left = lcm(of("left"), of("right"), of("seq"), of("spot"))
+    right = left * (1 if left > 2 else 2)
+    heads, key = of("heads") * (1 if of("heads") > 1 else 2), lcm(of("key"), 2)
+    key *= of("embed") // gcd(heads * key, of("embed"))
+    sizes = {"seq": left + right, "spot": left + right, "left": left, "right": right}
+    sizes |= {"heads": heads, "key": key, "embed": heads * key}
+    for name, least in (("ffn", 6), ("vocab", 5)):
+        sizes[name] = of(name) * -(-least // of(name))
+    return {"batch": microbatches * of("batch"), **sizes}
+
+
+@st.composite
+def sharded_programs(draw: st.DrawFn):
+    """A random program on a mesh of up to four axes and 32 ranks, its tensors laid out by random rules."""
+    pipeline = draw(pipelines(most=3))
+    mesh: dict[str, int] = {}
+    for name in draw(st.permutations(["data", "tensor", "context"])):
+        most = min(4, MOST_RANKS // (pipeline.ranks * prod(mesh.values())))
+        mesh[name] = draw(st.integers(1, most))
+    mesh = {name: size for name, size in mesh.items() if size > 1} or {"data": 2}
+    rules = draw(layouts(mesh))
+    model = draw(models(pipeline.stages))
+    text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches)) + model
+    declared = list({**mesh, "pipe": pipeline.ranks}.items())
+    declared = draw(st.permutations(declared))
+    text += f"mesh cluster({', '.join(f'{name} = {size}' for name, size in declared)})\nlayout cut on cluster {{\n"
+    for rule in (*rules, "stage layer -> pipe", draw(recomputations(model))):
+        text += f"  {rule}\n"
+    text += f"}}\nlayout whole on cluster {{ }}\nschedule s = {pipeline.text}\n" + draw(endings())
+    ones = tuple(f"cluster.{name}=1" for name, _ in declared)
+    return Program(text, (*ones, "layout=whole", "schedule=gpipe(microbatches=1)"))

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, broadcast, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Way, accumulation, broadcast, op, permuted
+from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
 
 
-class _Attention(Op):
-    """What attention and its gradient share. Operands: q, k, v, then mask and bias where present."""
+class _Attention(Positioned):
+    """What attention and its gradient share. Operands: q, k, v, then mask and bias where present.
+
+    In self attention queries may be split along `over` while keys and values are whole: a causal one must know where
+    its queries begin.
+    """
 
     over: str
     along: str
@@ -63,7 +68,11 @@ class _Attention(Op):
             if present:
                 texts.append(f"{word}={broadcast(rest.pop(0), self._scores(types))}")
         groups = (len(shared), len(own), len(position))
-        return f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
+        start = "0"
+        if self.causal:
+            start = offset_text(q.type.axis(self.over), self.shards)
+        text = f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
+        return text if start == "0" else f"{text}, start={start}"
 
     def _names(self, types: Sequence[Type]) -> list[str]:
         shared, own, position = self._orders(*types[:3])
@@ -85,6 +94,7 @@ class Attend(_Attention):
     scale: float
     mask: bool = False
     bias: bool = False
+    shards: Shards = ()
     results = ("", "denominator")
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -93,11 +103,14 @@ class Attend(_Attention):
         return q, q.without([self.along]).with_dtype(accumulation(q.dtype))
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of q but `over` and `along`."""
-        return tuple(
+        """Any axis of q but `along`. Where that is `over`, queries are split, and each part reads all keys and values."""
+        ways = [
             Way(tuple(name if x.has(name) else None for x in operands), (name, name))
             for name in self._split_axes(operands[0])
-        )
+        ]
+        if operands[0].has(self.over):
+            ways.append(Way((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
+        return tuple(ways)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two products; half of them where causal."""
@@ -132,6 +145,7 @@ class AttendGradient(_Attention):
     scale: float
     mask: bool = False
     bias: bool = False
+    shards: Shards = ()
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -144,7 +158,7 @@ class AttendGradient(_Attention):
         return (*types[:3], *bias)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of q but `over` and `along`, where what lacks the axis gets a partial sum; linear in d."""
+        """Any axis of q but `along`, where what lacks the axis or is whole gets a partial sum; linear in d."""
         ways = [Way((*[None] * (len(operands) - 1), SUM), (SUM,) * len(results))]
         for name in self._split_axes(operands[0]):
             ways.append(
@@ -153,6 +167,10 @@ class AttendGradient(_Attention):
                     tuple(name if x.has(name) else SUM for x in results),
                 )
             )
+        if operands[0].has(self.over):
+            whole = [None] * (len(operands) - 4)
+            sums = [SUM] * (len(results) - 1)
+            ways.append(Way((self.over, *whole, self.over, self.over, self.over), (self.over, *sums)))
         return tuple(ways)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:

@@ -1,7 +1,8 @@
 """Softmax attention and its gradient.
 
 q is [shared…, own…, position?, along]; k and v are [shared… (1 where lacking), over, along]; mask and bias broadcast to
-the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes.
+the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal` the first
+query stands at key `start`, and each query reads the keys up to its own.
 """
 
 from __future__ import annotations
@@ -60,12 +61,19 @@ def _extra(x: Tensor, q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> Ten
     return _four(x.expand(_scores_shape(q, k, groups)), groups[0] + groups[1])
 
 
-def _allowed(q4: Tensor, k4: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
+def _allowed(q4: Tensor, k4: Tensor, causal: bool, start: int, mask: Tensor | None) -> Tensor | None:
     """Where attention may go: a boolean tensor that broadcasts to the scores, or None for everywhere."""
     if causal:
-        below = torch.ones(q4.shape[-2], k4.shape[-2], dtype=torch.bool, device=q4.device).tril()
+        below = torch.ones(q4.shape[-2], k4.shape[-2], dtype=torch.bool, device=q4.device).tril(start)
         mask = below if mask is None else mask & below
     return mask
+
+
+def _causality(q4: Tensor, k4: Tensor, causal: bool, start: int) -> tuple[bool, Tensor | None]:
+    """What torch's own kernel is told: that it is causal, where queries begin at the first key; or what to add."""
+    if not (causal and start):
+        return causal, None
+    return False, q4.new_full((q4.shape[-2], k4.shape[-2]), float("-inf")).triu(start + 1)
 
 
 def _fused(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> bool:
@@ -83,16 +91,18 @@ def attend(
     groups: tuple[int, int, int],
     causal: bool,
     scale: float,
+    start: int = 0,
     orders: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention, and the logarithm of the softmax's denominator. `orders` permute both results."""
     q4, k4, v4 = _prepared(q, k, v, groups)
     if _fused(q, mask, bias):
+        alone, added = _causality(q4, k4, causal, start)
         o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
-            q4, k4, v4, 0.0, causal, attn_mask=None, scale=scale
+            q4, k4, v4, 0.0, alone, attn_mask=added, scale=scale
         )
     else:
-        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, scale)
+        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
         denominator = torch.logsumexp(scores, -1)
         # A query that may attend to nothing gets zero, and passes no gradient on.
         denominator = denominator.masked_fill(denominator == float("-inf"), 0.0)
@@ -110,12 +120,13 @@ def _scores(
     bias: Tensor | None,
     groups: tuple[int, int, int],
     causal: bool,
+    start: int,
     scale: float,
 ) -> Tensor:
     scores = widened(q4 @ k4.transpose(-1, -2)) * scale
     if bias is not None:
         scores = scores + _extra(bias, q, k, groups)
-    allowed = _allowed(q4, k4, causal, None if mask is None else _extra(mask, q, k, groups))
+    allowed = _allowed(q4, k4, causal, start, None if mask is None else _extra(mask, q, k, groups))
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     return scores
@@ -131,6 +142,7 @@ def attend_gradient(
     groups: tuple[int, int, int],
     causal: bool,
     scale: float,
+    start: int = 0,
     result: tuple[Tensor, Tensor, Tensor],
     shapes: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[Tensor, ...]:
@@ -145,11 +157,12 @@ def attend_gradient(
     l4 = denominator.reshape(o4.shape[:-1])
     bias_gradient = None
     if _fused(q, mask, bias):
+        alone, added = _causality(q4, k4, causal, start)
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            d4, q4, k4, v4, o4, l4, 0.0, causal, attn_mask=None, scale=scale
+            d4, q4, k4, v4, o4, l4, 0.0, alone, attn_mask=added, scale=scale
         )
     else:
-        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, scale)
+        scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
         p = torch.exp(scores - l4.unsqueeze(-1))
         dv = p.to(d4.dtype).transpose(-1, -2) @ d4
         dp = widened(d4 @ v4.transpose(-1, -2))

@@ -6,7 +6,6 @@ The virtual transport runs these; the process transport must give the same (on G
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import torch
@@ -17,7 +16,10 @@ Parts = Sequence[torch.Tensor]
 def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
     """The sum (or the maximum) in the order of the parts, in their dtype; a new tensor."""
     combine = torch.maximum if maximum else torch.add
-    return reduce(combine, parts[1:], parts[0].clone())
+    result = parts[0].clone()
+    for part in parts[1:]:
+        combine(result, part, out=result)
+    return result
 
 
 def all_gather(parts: Parts, dim: int) -> list[torch.Tensor]:

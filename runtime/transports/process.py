@@ -1,9 +1,14 @@
 """Ranks that are processes: Gloo between CPUs, NCCL between GPUs, both over `torch.distributed`.
 
-Each channel has a communicator of its own (a process group of its two ranks), so that no transfer blocks
-behind an unrelated one, and transfers are matched by their order in it, without tags. Every rank creates all
-of them, in one sorted order, and warms each up with a small transfer in that order: communicators that are
-set up lazily, in whichever order a schedule first meets them, can deadlock.
+Each channel has a communicator of its own (a process group of its two ranks) in every column of the mesh, so that no
+transfer blocks behind an unrelated one, and transfers are matched by their order in it, without tags. Each line of
+ranks along a mesh axis has one for its collectives. Every rank goes through all of them in one order, creates those
+that it belongs to, and warms each up in that order: communicators that are set up lazily, in whichever order a
+schedule first meets them, can deadlock.
+
+Groups are made one by one rather than by `DeviceMesh`, which would also connect ranks along the pipeline's axis, and
+would let an axis that spans all ranks share the default group. A rank hears of the groups that it does not belong to
+only to count them (torch names groups by their number): that takes about 20 µs each.
 
 The process group must exist (`partita.runtime.rendezvous.connect`). What NCCL does beyond that is assumed,
 not checked: kernels of different communicators run side by side as long as their thread blocks (CTAs) fit on
@@ -12,23 +17,26 @@ the device together, which is why channels ask for few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define
+from attrs import define, evolve
 
 from partita.compiler.instructions import Channel
+from partita.compiler.mesh import Mesh
+from partita.runtime.transports.collectives import total
+from partita.runtime.transports.failures import ConnectionLost, post, wait
+from partita.runtime.transports.groups import AxisGroup, Collecting
+from partita.runtime.transports.transport import Tensors
+
+__all__ = ["ConnectionLost", "ProcessTransport"]
 
 CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
 CLOSE_SECONDS = 5.0
-
-
-class ConnectionLost(RuntimeError):
-    """Another rank has gone; the message names the operation and the rank at its other end."""
 
 
 @define(eq=False)
@@ -41,13 +49,13 @@ class Transferring:
 
     def done(self) -> bool:
         """Wait (on NCCL: let the current stream wait) and answer True; raises `ConnectionLost`."""
-        _wait(self.work, self.description)
+        wait(self.work, self.description)
         return True
 
 
 @define(eq=False)
-class Reducing:
-    """A posted sum."""
+class Summing:
+    """A posted sum over all ranks."""
 
     work: Any
     tensor: torch.Tensor
@@ -57,11 +65,8 @@ class Reducing:
     def done(self) -> bool:
         """Wait, add the ranks' parts into the tensor and answer True; raises `ConnectionLost`."""
         if not self.summed:
-            _wait(self.work, "the sum over all ranks")
-            total = self.parts[0].clone()
-            for part in self.parts[1:]:
-                total += part
-            self.tensor.copy_(total)
+            wait(self.work, "the sum over all ranks")
+            self.tensor.copy_(total(self.parts))
             self.summed = True
         return True
 
@@ -74,65 +79,98 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self._groups: dict[Channel, dist.ProcessGroup] = {}
+        self._mesh = Mesh()
+        self._channels: dict[Channel, tuple[Channel, dist.ProcessGroup]] = {}  # between which ranks, and their group
+        self._axes: dict[str, AxisGroup] = {}
         self._world = dist.new_group(backend=self.backend, group_desc="partita: sums over all ranks")
 
-    def open(self, channels: Sequence[Channel]) -> None:
-        """Create and warm up the channels of the whole program, on every rank the same ones."""
-        for channel in sorted(set(channels) - set(self._groups)):
-            self._groups[channel] = dist.new_group(
-                [channel.source, channel.destination],
-                backend=self.backend,
-                pg_options=self._options(),
-                group_desc=f"partita: {channel}",
-            )
-            greeting = torch.zeros(1, device=self.device)
-            if channel.source == self.rank:
-                self.send(channel, greeting).done()
-            elif channel.destination == self.rank:
-                self.receive(channel, greeting).done()
+    def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
+        """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
+        assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
+        greeting = torch.zeros(1, device=self.device)
+        for axis in mesh.sharding:
+            for first in _first_ranks(mesh, axis):
+                ranks = mesh.group(first, axis)
+                group = dist.new_group(list(ranks), backend=self.backend, group_desc=f"partita: {axis}")
+                if self.rank in ranks:
+                    self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
+            self.all_gather(axis, (greeting,), (0,)).done()
+        for channel in sorted(set(channels)):
+            for column in _first_ranks(mesh, mesh.pipe):
+                ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
+                between = evolve(channel, source=ends[0], destination=ends[1])
+                description = f"partita: {between}"
+                options = self._channel_options()
+                group = dist.new_group(list(ends), backend=self.backend, pg_options=options, group_desc=description)
+                if self.rank in ends:
+                    self._channels[channel] = (between, group)
+            if channel in self._channels:
+                between, _ = self._channels[channel]
+                transfer = self.send if between.source == self.rank else self.receive
+                transfer(channel, greeting).done()
         # All wait here, so that whatever is wrong with the network shows before the first step.
-        self.all_reduce(torch.zeros(1, device=self.device)).done()
+        self.sum_over_ranks(torch.zeros(1, device=self.device)).done()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Transferring:
         """Post a send of a contiguous tensor; it must not change until it is done."""
-        assert channel.source == self.rank, f"rank {self.rank} cannot send on {channel}"
-        assert tensor.is_contiguous(), f"send on {channel} of a tensor that is not contiguous"
-        description = f"the send to rank {channel.destination} ({channel})"
-        work = _post(description, dist.isend, tensor, channel.destination, group=self._groups[channel])
+        between, group = self._channels[channel]
+        assert between.source == self.rank, f"rank {self.rank} cannot send on {between}"
+        assert tensor.is_contiguous(), f"send on {between} of a tensor that is not contiguous"
+        description = f"the send to rank {between.destination} ({between})"
+        work = post(description, dist.isend, tensor, between.destination, group=group)
         return Transferring(work, tensor, description)
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Transferring:
         """Post a receive into a contiguous tensor."""
-        assert channel.destination == self.rank, f"rank {self.rank} cannot receive on {channel}"
-        assert buffer.is_contiguous(), f"receive on {channel} into a tensor that is not contiguous"
-        description = f"the receive from rank {channel.source} ({channel})"
-        work = _post(description, dist.irecv, buffer, channel.source, group=self._groups[channel])
+        between, group = self._channels[channel]
+        assert between.destination == self.rank, f"rank {self.rank} cannot receive on {between}"
+        assert buffer.is_contiguous(), f"receive on {between} into a tensor that is not contiguous"
+        description = f"the receive from rank {between.source} ({between})"
+        work = post(description, dist.irecv, buffer, between.source, group=group)
         return Transferring(work, buffer, description)
 
-    def all_reduce(self, tensor: torch.Tensor) -> Reducing:
+    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
+        """Post a gather along a mesh axis."""
+        return self._axes[axis].all_gather(tensors, dims)
+
+    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
+        """Post a sum along a mesh axis, of which each rank gets a part."""
+        return self._axes[axis].reduce_scatter(tensors, dims)
+
+    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collecting:
+        """Post a sum or maximum along a mesh axis."""
+        return self._axes[axis].all_reduce(tensors, maximum)
+
+    def all_to_all(
+        self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
+    ) -> Collecting:
+        """Post an exchange along a mesh axis."""
+        return self._axes[axis].all_to_all(tensors, gathered_dims, cut_dims)
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> Summing:
         """Post a sum over all ranks, in place.
 
         Every rank gathers the parts and adds them in the order of the ranks: meant for what is small (losses,
         norms, metrics), where it gives the same bits on every rank and on every transport.
         """
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        work = _post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
-        return Reducing(work, tensor, parts)
+        work = post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
+        return Summing(work, tensor, parts)
 
     def close(self) -> None:
         """Destroy all groups.
 
         Where other ranks have died this may not come to an end: then it is left after 5 s.
         """
-        self._groups.clear()
+        self._channels.clear()
+        self._axes.clear()
         closing = Thread(target=_destroy, name="partita-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _options(self) -> Any:
+    def _channel_options(self) -> Any:
         if self.backend != "nccl":
             return None
         options = dist.ProcessGroupNCCL.Options()
@@ -142,26 +180,9 @@ class ProcessTransport:
         return options
 
 
-def _post(description: str, operation: Any, *arguments: Any, **options: Any) -> Any:
-    try:
-        return operation(*arguments, **options)
-    except RuntimeError as error:
-        raise ConnectionLost(f"{description} failed: {_cause(error)}") from error
-
-
-def _wait(work: Any, description: str) -> None:
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise ConnectionLost(f"{description} failed: {_cause(error)}") from error
-
-
-def _cause(error: RuntimeError) -> str:
-    """The first sentence of a backend's message, without the place in its source that stands before it."""
-    first = str(error).strip().split("\n")[0]
-    if first.startswith("["):
-        first = first.partition("] ")[2]
-    return first.split(". ")[0]
+def _first_ranks(mesh: Mesh, axis: str | None) -> Iterator[int]:
+    """The ranks at coordinate 0 of a mesh axis, in order: one for each group along it."""
+    return (rank for rank in range(mesh.ranks) if axis is None or mesh.coordinates(rank)[axis] == 0)
 
 
 def _destroy() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from partita.compiler.graph import Node, Value
 from partita.compiler.writer import HEADER, Writer
-from partita.runtime.executor import Context
+from partita.runtime.context import Context
 
 
 def interpret(

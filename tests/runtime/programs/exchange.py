@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from partita.compiler.instructions import Channel
+from partita.compiler.mesh import Mesh
 from partita.runtime.rendezvous import connect, rank_from_environment
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
@@ -20,7 +21,9 @@ connect(identity)
 transport = ProcessTransport()
 rank, other = transport.rank, 1 - transport.rank
 ways = ("backward", "forward")
-transport.open([Channel(a, b, way) for way in ways for a, b in ((rank, other), (other, rank))])
+transport.open(
+    Mesh((("pipe", 2),), "pipe"), [Channel(a, b, way) for way in ways for a, b in ((rank, other), (other, rank))]
+)
 
 large = 300_000  # elements: far more than any socket buffers
 receives = [
@@ -42,7 +45,7 @@ got = {f"{way} {i}": sorted(set(buffer.tolist())) for way, i, _, buffer in recei
 
 # 0.1 + 0.2 and so on: what matters is that every rank has the same bits.
 total = torch.tensor([0.1 * (rank + 1), 1e8 * (-1) ** rank], dtype=torch.float32)
-assert transport.all_reduce(total).done()
+assert transport.sum_over_ranks(total).done()
 
 listening = []
 for name in ("/proc/net/tcp", "/proc/net/tcp6"):

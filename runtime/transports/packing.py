@@ -1,0 +1,63 @@
+"""Buckets: several tensors, of any strides and dtypes, as rows of bytes that travel in one operation, and back.
+
+Moving a tensor needs no knowledge of its dtype, so buckets are bytes. Each piece starts where every dtype may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from attrs import frozen
+
+from partita.runtime.transports.transport import Tensors
+
+ALIGNMENT = 16
+
+
+@frozen
+class Piece:
+    """Where the part of one tensor lies in each row: its first byte, dtype and shape."""
+
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The piece in all rows [rows, bytes]: [rows, *shape], a view."""
+        stop = self.start + prod(self.shape) * self.dtype.itemsize
+        return rows[:, self.start : stop].view(self.dtype).view(len(rows), *self.shape)
+
+
+def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tensor, tuple[Piece, ...]]:
+    """Rows [parts, bytes], row j of the j-th parts along `dims` of all tensors; and where they lie in it.
+
+    No copy is made of a single tensor whose parts lie one after the other already.
+    """
+    cut = [_cut(tensor, dim, parts) for tensor, dim in zip(tensors, dims, strict=True)]
+    pieces = []
+    width = 0
+    for each in cut:
+        pieces.append(Piece(width, each.dtype, tuple(each.shape[1:])))
+        width += each[0].nbytes + -each[0].nbytes % ALIGNMENT
+    if len(cut) == 1:
+        return cut[0].contiguous().view(parts, cut[0][0].numel()).view(torch.uint8), tuple(pieces)
+    rows = torch.empty(parts, width, dtype=torch.uint8, device=cut[0].device)
+    for piece, each in zip(pieces, cut, strict=True):
+        piece.of(rows).copy_(each)
+    return rows, tuple(pieces)
+
+
+def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> Tensors:
+    """Contiguous tensors, each of the rows' pieces concatenated along its dimension. They may be views of `rows`."""
+    found = []
+    for piece, dim in zip(pieces, dims, strict=True):
+        parts = piece.of(rows)
+        found.append(parts[0] if len(rows) == 1 else parts.movedim(0, dim).flatten(dim, dim + 1).contiguous())
+    return tuple(found)
+
+
+def _cut(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+    """[parts, …]: the parts along a dimension."""
+    return tensor.unsqueeze(0) if parts == 1 else tensor.unflatten(dim, (parts, -1)).movedim(dim, 0)
