@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from attrs import evolve, field, frozen
@@ -28,7 +30,7 @@ from partita.compiler.placement import Pipeline, pipeline_of, place
 from partita.compiler.program import Program
 from partita.compiler.recompute import recompute
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.shard import Sharded, shard
+from partita.compiler.shard import Sharded, gathered_bytes, shard
 from partita.compiler.update import UpdateGraph, update_graph
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -190,7 +192,10 @@ def _split(state: Compilation) -> Compilation:
 def _shard(state: Compilation) -> Compilation:
     assert state.step is not None
     homes = homes_of(state.spec.layout, state.mesh)
-    sharded = shard(state.step, homes, Moves(state.mesh), portable_values(state.step))
+    # Parameters that are stored split are gathered once a step where a quarter of the memory holds them all.
+    gathered = max(gathered_bytes(state.step, homes), default=0) * state.pipeline.chunks
+    hoist = gathered <= state.device.memory / 4
+    sharded = shard(state.step, homes, Moves(state.mesh), portable_values(state.step), hoist)
     return evolve(state, sharded=sharded, warnings=(*state.warnings, *homes.warnings()))
 
 
@@ -263,8 +268,21 @@ def compile_spec(given: language.Spec, training: bool = True) -> Compilation:
     Raises Refused with what is wrong with the file.
     """
     state = Compilation(given, training)
-    for name, run in PASSES:
-        start = perf_counter()
-        state = run(state)
-        state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
+    with _collector_paused():
+        for name, run in PASSES:
+            start = perf_counter()
+            state = run(state)
+            state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
     return state
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Compiling makes millions of lasting records and hardly a cycle: looking for cycles would double its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

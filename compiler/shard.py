@@ -90,6 +90,20 @@ def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist:
     return _Sharder(graph, homes, moves, portable, hoist).sharded()
 
 
+def gathered_bytes(graph: Graph, homes: Homes) -> list[int]:
+    """For each stage, the bytes of the parameters that it reads and that are stored otherwise than they are used."""
+    sizes = homes.mesh.sizes
+    bytes: dict[Value, int] = {}
+    for parameter in graph.parameters:
+        compute = homes.home(parameter.name, parameter.master, parameter.span)
+        if homes.stored("param", parameter.name, parameter.master, compute) != compute:
+            bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
+    read: dict[int | None, set[Value]] = {}
+    for node in graph.nodes:
+        read.setdefault(node.stage, set()).update(value for value in node.inputs if value in bytes)
+    return [sum(bytes[value] for value in values) for values in read.values()]
+
+
 class _Sharder:
     def __init__(self, graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool) -> None:
         self.source = graph

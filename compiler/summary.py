@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from collections.abc import Iterable
+
 from attrs import frozen
 
-from partita.compiler.communication import peak_in_flight
 from partita.compiler.costs import Link, link_of, seconds
-from partita.compiler.graph import Phase
-from partita.compiler.instructions import BACK, ONWARD, Compute
+from partita.compiler.footprint import peak_memory
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.instructions import BACK, ONWARD
+from partita.compiler.moves import Moves
+from partita.compiler.ops.collective import Collective
 from partita.compiler.pipeline import Compilation
-from partita.compiler.program import RankProgram
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Timeline
+from partita.compiler.traffic import Traffic, grouped, launch_seconds, total, traffic
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,)}
 
@@ -34,13 +38,16 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank."""
+    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline;
+    `pipe_ranks` says for each rank of the mesh which of these it is."""
 
     name: str
-    ranks: int
+    mesh: tuple[tuple[str, int], ...]
+    pipe_ranks: tuple[int, ...]
     stages: tuple[StageSummary, ...]
     parameters: int
     peak_memory: tuple[int, ...]
+    collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     timeline: Timeline
     times: tuple[tuple[str, float], ...]
@@ -158,41 +165,3 @@ def _turns(scopes: list[str]) -> tuple[str, ...]:
                 found[".".join(parts[1 : i + 1])] = None
                 break
     return tuple(found)
-
-
-def peak_memory(state: Compilation, rank: RankProgram) -> int:
-    """What one rank's tensors need at most, in bytes; kernels' own workspace aside.
-
-    Masters, optimizer states, gradient accumulators and received totals; whole batches of the inputs it reads; what
-    microbatches in flight keep, at the moment of the schedule where that is most, with the working set of the
-    function then running, and buffers in flight.
-    """
-    assert state.program is not None
-    program = state.program
-    fixed = 0
-    for name in rank.parameters:
-        record = program.parameter(name)
-        fixed += record.type.bytes * (1 + len(record.states))
-    computed: set[str] = set()
-    for index in rank.stages:
-        stage = program.stages[index]
-        fixed += sum(each.type.bytes for each in stage.accumulators)
-        read = {each.name for each in (*stage.inputs, *stage.whole_inputs)}
-        fixed += sum(e.type.bytes for e in program.inputs if e.name in read - computed)
-        computed |= read
-    fixed += sum(each.type.bytes for each in rank.receives)
-    now = peak = 0
-    for instruction in rank.instructions:
-        if isinstance(instruction, Compute):
-            stage = program.stages[instruction.stage]
-            kind = instruction.action.kind
-            if kind == "F":
-                now += stage.saved
-                peak = max(peak, now + stage.peak)
-            else:
-                peak = max(peak, now + stage.peak)
-                if kind == "B":
-                    now += stage.kept
-                else:
-                    now -= stage.saved + (stage.kept if kind == "W" else 0)
-    return fixed + peak + peak_in_flight(rank.instructions)

@@ -202,7 +202,7 @@ MOST_RANKS = 32
 
 
 @st.composite
-def layouts(draw: st.DrawFn, mesh: dict[str, int]):
+def layouts(draw: st.DrawFn, mesh: dict[str, int], model: str):
     """Shard rules for the axes of a mesh, in random order; each axis of the mesh stands in one of them at least."""
     rules = []
     usual = {
@@ -222,7 +222,10 @@ def layouts(draw: st.DrawFn, mesh: dict[str, int]):
         targets = draw(st.lists(st.sampled_from(SHARDED), min_size=1, max_size=2, unique=True))
         rules.append(f"shard {', '.join(targets)} -> {draw(several)}")
     if draw(st.integers(0, 3)) == 0:
-        tensor, axis = draw(st.sampled_from([("wte", "embed"), ("wte", "vocab"), ("wq", "key"), ("mlp.up", "embed")]))
+        there = [("wte", "embed"), ("wte", "vocab")]
+        there += [("mlp.up", "embed"), ("down", "ffn")] if "= mlp(" in model else []
+        there += [("attention.wq", "key"), ("wo", "embed")] if "= attention(" in model else []
+        tensor, axis = draw(st.sampled_from(there))
         rules.append(f"shard {tensor}: {axis} -> {draw(several)}")
     rules = draw(st.permutations(rules))
     if draw(st.booleans()):
@@ -266,8 +269,8 @@ def sharded_programs(draw: st.DrawFn):
         most = min(4, MOST_RANKS // (pipeline.ranks * prod(mesh.values())))
         mesh[name] = draw(st.integers(1, most))
     mesh = {name: size for name, size in mesh.items() if size > 1} or {"data": 2}
-    rules = draw(layouts(mesh))
     model = draw(models(pipeline.stages))
+    rules = draw(layouts(mesh, model))
     text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches)) + model
     declared = list({**mesh, "pipe": pipeline.ranks}.items())
     declared = draw(st.permutations(declared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Way, accumulation, broadcast, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Way, accumulation, agree, broadcast, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
@@ -26,6 +26,10 @@ class _Attention(Positioned):
     scale: float
     mask: bool
     bias: bool
+
+    def _check(self, q: Type, *others: Type) -> None:
+        """Sizes agree, but for queries' own positions."""
+        assert agree(q.without([self.over]), *others), (self, q, others)
 
     def _orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
         """Axes of q in three groups: batch axes that k or v have too; further ones; and the query position.
@@ -99,11 +103,12 @@ class Attend(_Attention):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """q's axes; and those without `along`."""
+        self._check(*types)
         q = types[0]
         return q, q.without([self.along]).with_dtype(accumulation(q.dtype))
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of q but `along`. Where that is `over`, queries are split, and each part reads all keys and values."""
+        """Any axis of q but `along`. If it is `over`, queries are split, and each part reads all keys."""
         ways = [
             Way(tuple(name if x.has(name) else None for x in operands), (name, name))
             for name in self._split_axes(operands[0])
@@ -154,6 +159,9 @@ class AttendGradient(_Attention):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The operands' types."""
+        *inputs, o, denominator, d = types
+        self._check(*inputs)
+        assert agree(types[0], o, denominator, d), types
         bias = (types[3 + self.mask],) if self.bias else ()
         return (*types[:3], *bias)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, op, permuted, shape_text
+from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
@@ -27,6 +27,7 @@ class Dot(Op):
         a, b = types
         assert all(a.has(name) and b.has(name) for name in self.over), (self.over, a, b)
         assert a.dtype == b.dtype, (a, b)
+        assert agree(a, b), (a, b)
         rest = tuple(axis for axis in b.axes if not a.has(axis.name))
         return (Type(a.dtype, a.without(self.over).axes + rest),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Way, op, permuted
+from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Way, agree, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 
@@ -35,6 +35,7 @@ class Gather(Positioned):
         """The ids' axes, then the table's others."""
         ids, table = types
         assert not ids.has(self.over), (self, ids)
+        assert agree(ids, table), (self, types)
         rest = tuple(a for a in table.axes if a.name != self.over and not ids.has(a.name))
         return (Type(table.dtype, ids.axes + rest),)
 
@@ -88,7 +89,9 @@ class ScatterAdd(Positioned):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The table's axes."""
-        return (Type(types[1].dtype, self.table),)
+        result = Type(types[1].dtype, self.table)
+        assert agree(*types, result), (self, types)
+        return (result,)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, op, permuted
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -29,6 +29,7 @@ class NegativeLogLikelihood(Op):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The targets' axes, twice."""
         logits, targets = types
+        assert agree(*types), (self, types)
         result = targets.with_dtype(accumulation(logits.dtype))
         return result, result
 
@@ -80,6 +81,7 @@ class NegativeLogLikelihoodGradient(Positioned):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The logits'."""
+        assert agree(*types), (self, types)
         return (types[1],)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
@@ -115,6 +117,7 @@ class ExpSum(Op):
         """The peak's."""
         x, peak = types
         assert peak.dtype == accumulation(x.dtype), types
+        assert agree(x, peak), (self, types)
         return (peak,)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
@@ -145,6 +148,7 @@ class Pick(Positioned):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The indices' axes."""
         x, index = types
+        assert agree(x, index), (self, types)
         return (index.with_dtype(accumulation(x.dtype)),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, aligned_ways, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, aligned_ways, op, permuted
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
@@ -88,6 +88,7 @@ class NormalizeGradient(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The normalized tensor's."""
+        assert agree(*types), (self, types)
         return (types[1],)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:

@@ -131,6 +131,12 @@ def op(name: str) -> Callable[[_Class], _Class]:
     return register
 
 
+def agree(*types: Type) -> bool:
+    """Whether axes of one name have one size: kernels do not check it, and torch repeats an axis of 1."""
+    sizes: dict[str, int] = {}
+    return all(sizes.setdefault(axis.name, axis.size) == axis.size for type in types for axis in type.axes)
+
+
 # ---------------------------------------------------------------- ways that many operations share
 
 

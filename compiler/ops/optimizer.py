@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from partita.compiler.ops.op import MAX, SUM, Argument, Op, Way, aligned_ways, op, permuted
+from partita.compiler.ops.op import MAX, SUM, Argument, Op, Way, agree, aligned_ways, op, permuted
 from partita.dsl.types import Type
 
 
@@ -84,6 +84,7 @@ class Update(Op):
         """The new parameter and states."""
         parameter, gradient, *states = types
         assert parameter.axes == gradient.axes, (parameter, gradient)
+        assert agree(*types), (self, types)
         return (parameter, *states)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:

@@ -18,6 +18,7 @@ from partita.compiler.ops.op import (
     Op,
     State,
     Way,
+    agree,
     aligned_ways,
     as_tensor,
     broadcast,
@@ -139,6 +140,7 @@ class Pointwise(Op):
         widest = max(types, key=lambda type: len(type.axes))
         names = set(widest.names)
         assert all(set(type.names) <= names for type in types), (self.function, types)
+        assert agree(*types), (self.function, types)
         dtype = "bool" if FUNCTIONS[self.function].boolean else types[-1].dtype
         return (Type(dtype, widest.axes),)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, aligned_ways, broadcast, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class Dropout(Op):
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x's."""
+        assert agree(*types), (self, types)
         return (types[0],)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:

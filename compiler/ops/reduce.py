@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, op, permuted
+from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, agree, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
@@ -121,6 +121,7 @@ class FirstIndex(Positioned):
         """The peak's axes, i64."""
         x, peak = types
         assert peak.dtype == x.dtype, types
+        assert agree(x, peak), (self, types)
         return (peak.with_dtype("i64"),)
 
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, op, permuted, shape_text
+from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -280,6 +280,7 @@ class Concat(Op):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The first operand's axes with the new one for its own."""
         first = types[0]
+        assert agree(*(x.without([name]) for x, name in zip(types, self.axes, strict=True))), (self, types)
         sizes = sum(x.axis(name).size for x, name in zip(types, self.axes, strict=True))
         assert sizes == self.into.size, (self, types)
         return (Type(first.dtype, tuple(self.into if a.name == self.axes[0] else a for a in first.axes)),)

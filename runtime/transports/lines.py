@@ -14,6 +14,7 @@ import torch
 from attrs import define
 
 from partita.runtime.transports.collectives import collect, total
+from partita.runtime.transports.packing import as_bytes
 
 
 class CommunicationError(RuntimeError):
@@ -172,11 +173,7 @@ def _described(post: Post) -> str:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape are equal bit for bit, NaN and the sign of zero included."""
-    return torch.equal(_bits(a), _bits(b))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    return torch.equal(as_bytes(a), as_bytes(b))
 
 
 def fill_with_garbage(tensor: torch.Tensor) -> None:

@@ -42,7 +42,7 @@ def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tenso
         pieces.append(Piece(width, each.dtype, tuple(each.shape[1:])))
         width += each[0].nbytes + -each[0].nbytes % ALIGNMENT
     if len(cut) == 1:
-        return cut[0].contiguous().view(parts, cut[0][0].numel()).view(torch.uint8), tuple(pieces)
+        return as_bytes(cut[0]).view(parts, cut[0][0].nbytes), tuple(pieces)
     rows = torch.empty(parts, width, dtype=torch.uint8, device=cut[0].device)
     for piece, each in zip(pieces, cut, strict=True):
         piece.of(rows).copy_(each)
@@ -56,6 +56,12 @@ def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> 
         parts = piece.of(rows)
         found.append(parts[0] if len(rows) == 1 else parts.movedim(0, dim).flatten(dim, dim + 1).contiguous())
     return tuple(found)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements' bytes in order, one-dimensional; a view of a contiguous tensor."""
+    # Not `view(-1)`, which keeps a stride that a contiguous tensor may have along an axis of size 1.
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _cut(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:

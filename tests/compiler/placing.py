@@ -93,7 +93,8 @@ def equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> bool:
         return False
     if not a.is_floating_point() or not tolerance:
         return torch.equal(a, b)
-    return bool(torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()) if b.numel() else 0.0))
+    largest = float(b.abs().max())  # NaN equals nothing
+    return largest == largest and torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest)
 
 
 def local_op(op: Op, types: Sequence[Type], placed: Sequence[Layout], sizes: Sizes) -> Op:

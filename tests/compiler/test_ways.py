@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from partita.compiler.layout import is_split, layout_of, local_type
+from partita.compiler.layout import layout_of, local_type
 from partita.compiler.ops.op import MAX, SUM, Op, State, Way
-from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.types import Type
 from tests.compiler.op_cases import CASES, Case
-from tests.compiler.placing import cut, equal, join, layouts, on_ranks, run
+from tests.compiler.placing import cut, equal, join, layouts, local_op, on_ranks, run
 
 BY_NAME = {case.name: case for case in CASES}
+COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
 
 # Operations that only move, add, multiply and compare: on integers their parts make up the result to the bit.
-EXACT = frozenset(
-    "cast detach dot reduce argmax first_index arrange rename split merge expand slice pad concat gather scatter_add "
-    "pick iota random "
-    "add subtract multiply negate maximum minimum where relu abs relu_gradient abs_gradient "
-    "less less_equal greater greater_equal equal not_equal".split()
-)
+EXACT = {
+    *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
+    *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
+    *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
+    *("relu_gradient", "abs_gradient", *COMPARISONS),
+}
 
 
 def tolerance(op: Op) -> float:
@@ -49,7 +50,12 @@ def feeds(case: Case, types: Sequence[Type], generator: np.random.Generator, int
         if type.dtype in ("i64", "i32"):
             dtype = torch.int64 if type.dtype == "i64" else torch.int32
             return torch.from_numpy(np.asarray(generator.integers(0, case.limit, type.shape))).to(dtype)
-        x = generator.integers(-2, 3, type.shape).astype(float) if integers else generator.normal(size=type.shape)
+        # Quarters are equal often enough for comparisons to tell something.
+        x = (
+            generator.integers(-2, 3, type.shape).astype(float)
+            if integers
+            else generator.integers(-9, 9, type.shape) / 4
+        )
         return torch.from_numpy(np.asarray(np.abs(x) + 1 if case.positive else x))
 
     tensors = [tensor(type) for type in types]
@@ -87,7 +93,7 @@ def all_ways(op: Op, types: Sequence[Type]) -> tuple[Way, ...]:
 def test_every_way_is_sound(name: str):
     """In two parts and in three, with the operands' axes in several orders."""
     case = BY_NAME[name]
-    for order in (0, 5, 11):
+    for order in (0, 11):
         types = case.types(order)
         ways = all_ways(case.op, types)
         assert len(set(ways)) == len(ways)
@@ -101,20 +107,68 @@ def test_every_way_is_sound(name: str):
 def test_ways_on_two_mesh_axes_are_sound(name: str):
     """Any two together, also on one axis, where the first mesh axis cuts the larger parts.
 
-    But no value is partial as a sum and as a maximum at once: which of them comes first would matter.
+    None make a value partial as a sum and as a maximum at once: it would matter which of them comes first.
     """
     case = BY_NAME[name]
     types = case.types(7)
     for pair in product(all_ways(case.op, types), repeat=2):
-        states = list(zip(*((*way.operands, *way.results) for way in pair), strict=True))
-        if not any({SUM, MAX} <= set(state) for state in states):
-            holds(case, types, pair, {"x": 2, "y": 3}, 7)
+        for states in zip(*((*way.operands, *way.results) for way in pair), strict=True):
+            assert not {SUM, MAX} <= set(states), pair
+        holds(case, types, pair, {"x": 2, "y": 3}, 7)
 
 
 # ---------------------------------------------------------------- completeness
 
 # Above this many combinations of the operands' states, they are tried one axis at a time.
-FEW = 700
+FEW = 400
+
+
+class Trial:
+    """One drawing of random operands of a case, the results that belong to them, and the operands in parts."""
+
+    def __init__(self, case: Case, parts: int, seed: int) -> None:
+        self.case, self.types, self.sizes = case, case.operands, {"x": parts}
+        self.results = case.op.infer(*case.operands)
+        self.generator = np.random.default_rng(seed)
+        self.operands = feeds(case, self.types, self.generator, integers=False)
+        self.whole = run(case.op, self.types, [x.clone() for x in self.operands], {})
+        self.parts: dict[tuple[int, State], list[torch.Tensor]] = {}
+
+    def cut(self, i: int, state: State) -> list[torch.Tensor]:
+        if (i, state) not in self.parts:
+            at = layout_of([("x", state)])
+            self.parts[i, state] = cut(self.operands[i], self.types[i], at, self.sizes, self.generator)
+        return self.parts[i, state]
+
+    def holding(self, before: tuple[State, ...], made: str | None) -> list[set[State]]:
+        """For each result the states in which its parts make it up; nothing where they cannot be computed."""
+        after = [made if made in result.names else None for result in self.results]
+        placed = [layout_of([("x", state)]) for state in (*before, *after)]
+        op = local_op(self.case.op, [*self.types, *self.results], placed, self.sizes)
+        local = [local_type(type, at, self.sizes) for type, at in zip(self.types, placed, strict=False)]
+        try:
+            options = [self.fitting(*pair) for pair in zip(self.results, op.infer(*local), strict=True)]
+            if made is not None and not any(made in fitting for fitting in options):
+                return []
+            if not all(options):
+                return []
+            parts = [self.cut(i, state) for i, state in enumerate(before)]
+            found = on_ranks(self.case.op, self.types, self.results, placed, self.sizes, parts)
+        except (AssertionError, IndexError, KeyError, RuntimeError, ValueError):
+            return []
+        for fitting, expected, type, pieces in zip(options, self.whole, self.results, found, strict=True):
+            for state in tuple(fitting):
+                joined = join(pieces, type, layout_of([("x", state)]), self.sizes)
+                if joined is None or not equal(joined, expected, 1e-9):
+                    fitting.discard(state)
+            if None in fitting:
+                fitting.discard(MAX)  # a whole value is a maximum in parts as well
+        return options if all(options) else []
+
+    def fitting(self, type: Type, local: Type) -> set[State]:
+        """States in which a rank holds that much of a result."""
+        states: tuple[State, ...] = (None, *(() if type.dtype == "bool" else (SUM, MAX)), *type.names)
+        return {state for state in states if local_type(type, layout_of([("x", state)]), self.sizes) == local}
 
 
 def placements(case: Case) -> Iterator[tuple[State, ...]]:
@@ -129,78 +183,45 @@ def placements(case: Case) -> Iterator[tuple[State, ...]]:
     if prod(map(len, every)) <= FEW:
         yield from product(*every)
         return
-    seen = set()
-    for axis in dict.fromkeys(name for type in types for name in type.names):
-        for found in product(*(states(type, [axis]) for type in types)):
-            if found not in seen:
-                seen.add(found)
-                yield found
+    axes = dict.fromkeys(name for type in types for name in type.names)
+    one = (found for axis in axes for found in product(*(states(type, [axis]) for type in types)))
+    yield from dict.fromkeys(one)
 
 
 def found_ways(case: Case) -> Iterator[Way]:
     """All placements that hold with random numbers, in two parts and in three."""
-    types = case.operands
-    results = case.op.infer(*types)
-    axes = dict.fromkeys(name for result in results for name in result.names)
+    trials = [Trial(case, 2, 1), Trial(case, 3, 2), Trial(case, 2, 3)]
+    axes = dict.fromkeys(name for result in trials[0].results for name in result.names)
     for before in placements(case):
         # Axes that the operation makes are cut beside those of its operands.
         for made in (None, *(axis for axis in axes if axis not in before)):
-            options = holding(case, types, results, before, made, {"x": 2}, 1)
-            for sizes, seed in (({"x": 2}, 2), ({"x": 3}, 3)):
-                if options:
-                    again = holding(case, types, results, before, made, sizes, seed)
-                    options = [a & b for a, b in zip(options, again, strict=True)] if again else []
+            options: list[set[State]] = []
+            for trial in trials:
+                found = trial.holding(before, made)
+                options = [a & b for a, b in zip(options, found, strict=True)] if options and found else found
+                if not options:
+                    break
             for after in product(*options) if options else ():
                 if made is None or made in after:
                     yield Way(before, tuple(after))
 
 
-def holding(
-    case: Case,
-    types: Sequence[Type],
-    results: Sequence[Type],
-    before: tuple[State, ...],
-    made: str | None,
-    sizes: dict[str, int],
-    seed: int,
-) -> list[set[State]]:
-    """For each result the states in which the parts make it up; nothing where they cannot be computed."""
-    generator = np.random.default_rng(seed)
-    operands = feeds(case, types, generator, integers=False)
-    placed = [layout_of([("x", state)]) for state in before]
-    after = [layout_of([("x", made if made in result.names else None)]) for result in results]
-    parts = [cut(x, type, at, sizes, generator) for x, type, at in zip(operands, types, placed, strict=True)]
-    try:
-        found = on_ranks(case.op, types, results, [*placed, *after], sizes, parts)
-    except (AssertionError, IndexError, KeyError, RuntimeError, ValueError):
-        return []
-    whole = run(case.op, types, operands, {})
-    options: list[set[State]] = []
-    for expected, type, pieces in zip(whole, results, found, strict=True):
-        possible: list[State] = [None, *(() if type.dtype == "bool" else (SUM, MAX)), *type.names]
-        good = set()
-        for state in possible:
-            at = layout_of([("x", state)])
-            if tuple(pieces[0].shape) == local_type(type, at, sizes).shape:
-                joined = join(pieces, type, at, sizes)
-                if joined is not None and equal(joined, expected, 1e-9):
-                    good.add(state)
-        options.append(good)
-    return options if all(options) else []
-
-
-def follows(way: Way, table: Sequence[Way]) -> bool:
-    """Whether a placement is in the table, or has less to offer: a whole value is a maximum in parts as well."""
-    return any(
-        all(a == b or (a is None and b == MAX) for a, b in zip(way.operands, known.operands, strict=True))
-        and all(a == b or (b is None and a == MAX) for a, b in zip(way.results, known.results, strict=True))
-        for known in table
-    )
+# Legal placements that the tables leave out on purpose, by the operands that are sums: the operation, and why.
+LEFT_OUT = {
+    ("attend", (2,)): "values are no larger than what is attended: nothing is saved by adding them up later",
+    ("attend_gradient", (2, -3)): "the same, for values and the attended together",
+    ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
+    ("sgd", (0, 1, 2)): "a parameter in parts of a sum would have to be added up before it is used",
+}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_no_way_is_missing(name: str):
+    """What holds is in the table, but for what is left out on purpose; all of which is found."""
     case = BY_NAME[name]
-    table = all_ways(case.op, case.operands)
-    missing = [way for way in found_ways(case) if not follows(way, table)]
-    assert not missing, f"a legal placement is missing: {missing}"
+    found, table = set(found_ways(case)), set(all_ways(case.op, case.operands))
+    assert table <= found, f"not found: {table - found}"
+    summed = {way: tuple(i for i, state in enumerate(way.operands) if state == SUM) for way in found - table}
+    count = len(case.operands)
+    left_out = [tuple(i % count for i in positions) for op, positions in LEFT_OUT if op == case.op.name]
+    assert list(summed.values()) == left_out, f"legal placements are missing: {set(summed)}"

@@ -1,0 +1,126 @@
+"""What a rank's tensors need at most, in bytes, from the static program; kernels' own workspace aside.
+
+A step has three moments, and the peak is the greatest of them, beside what is always there:
+
+    always        this rank's parts of masters, optimizer states and gradient accumulators, totals that it is sent, and
+                  what its stages compute with for a whole step (casts of masters, gathered parameters)
+    its start     whole batches of the inputs, and a stage's constants, made anew beside those of the step before
+    microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
+                  transfers in flight; gradients as they are reduced
+    its end       the reduced gradients, and the working set of the update
+
+A collective in flight holds what it sends and gets once more: of all, the greatest is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
+
+from partita.compiler.communication import peak_in_flight
+from partita.compiler.cut import StageGraph
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.instructions import Compute
+from partita.compiler.layout import local_type
+from partita.compiler.memory import held, working_set
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.optimizer import Update
+from partita.compiler.pipeline import Compilation
+from partita.compiler.program import InputPart, RankProgram
+from partita.compiler.traffic import update_nodes
+
+
+def peak_memory(state: Compilation, rank: RankProgram) -> int:
+    """The bound of each rank that runs the program of a pipeline rank."""
+    assert state.partitioned is not None
+    assert state.update is not None
+    stages = [state.partitioned.stages[index] for index in rank.stages]
+    reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
+    reduced = {index: _made(nodes) for index, nodes in reduce.items()}
+    update = update_nodes(state, rank)
+    inputs = _inputs(state, rank)
+    start = inputs + max((_constants(stage, remade=True) for stage in stages), default=0)
+    during = inputs + _microbatches(state, rank, reduced)
+    # Updates work in place: their results are parameter and state.
+    in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
+    end = sum(reduced.values()) + working_set(in_place, set())
+    groups = [*(stage.nodes for stage in stages), *reduce.values(), update]
+    return _always(state, rank, stages) + max(start, during, end) + _largest_buffer(groups)
+
+
+def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> int:
+    assert state.program is not None
+    program, sizes = state.program, state.mesh.sizes
+    total = 0
+    for name in rank.parameters:
+        record = program.parameter(name)
+        total += local_type(record.type, record.layout, sizes).bytes
+        total += local_type(record.type, record.state_layout, sizes).bytes * len(record.states)
+    total += sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
+    total += sum(each.type.bytes for each in rank.receives)
+    return total + sum(_constants(stage) for stage in stages)
+
+
+def _constants(stage: StageGraph, remade: bool = False) -> int:
+    """What a stage computes with for a whole step, beside its masters; or all that making it holds."""
+    prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+    read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
+    casts = [p.value for p in stage.parameters if p.value.type.dtype != p.master.dtype]
+    kept = {value for node in prologue for value in node.outputs if value in read}
+    total = sum(value.type.bytes for value in casts if remade or value in read)
+    return total + (working_set(prologue, kept) if remade else held(kept, prologue))
+
+
+def _inputs(state: Compilation, rank: RankProgram) -> int:
+    """The parts of a whole batch that a rank reads."""
+    assert state.program is not None
+    program = state.program
+    types = {each.name: each.type for each in program.inputs}
+    parts: dict[InputPart, int] = {}
+    for index in rank.stages:
+        for part in (*program.stages[index].inputs, *program.stages[index].whole_inputs):
+            type, times = types[part.name], 1
+            if part.batch is not None:
+                times = program.microbatches
+                type = type.resized(part.batch, type.axis(part.batch).size // times)
+            parts[evolve(part, slot=None)] = times * local_type(type, part.layout, state.mesh.sizes).bytes
+    return sum(parts.values())
+
+
+def _microbatches(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> int:
+    """The greatest moment between the first and the last microbatch."""
+    assert state.program is not None
+    now = peak = 0
+    for i, instruction in enumerate(rank.instructions):
+        if not isinstance(instruction, Compute):
+            continue
+        stage = state.program.stages[instruction.stage]
+        kind = instruction.action.kind
+        if kind == "F":
+            now += stage.saved
+        peak = max(peak, now + stage.peak)
+        if kind == "B":
+            now += stage.kept
+        elif kind != "F":
+            now -= stage.saved + (stage.kept if kind == "W" else 0)
+        now += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
+        peak = max(peak, now)
+    return peak + peak_in_flight(rank.instructions)
+
+
+def _largest_buffer(groups: Iterable[Sequence[Node]]) -> int:
+    """The most that one collective sends and gets."""
+    sizes = [
+        sum(value.type.bytes for value in (*node.inputs, *node.outputs))
+        for nodes in groups
+        for node in nodes
+        if isinstance(node.op, Collective)
+    ]
+    return max(sizes, default=0)
+
+
+def _made(nodes: Sequence[Node]) -> int:
+    """Bytes that are left of the results of nodes: those that no other of them reads."""
+    read: set[Value] = {value for node in nodes for value in node.inputs}
+    return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)

@@ -1,0 +1,206 @@
+"""What a program sends along its mesh axes: every collective of a step with count, bytes and seconds, and its cause.
+
+Comes in: a compilation that has passed all passes. Goes out: one record for each tensor that a collective moves, for
+each stage (or rank, at the end of a step) that moves it. Bytes are what one rank of that stage sends, by ring
+algorithms (`Collective.moved`); seconds are those of the cost function that chose the layouts (`Moves.seconds`), a
+bucket's latency shared by its tensors.
+
+The line that causes a collective: of what is moved because a parameter is stored in parts or its gradient is summed,
+the parameter's; of the sum of parts, the line that makes the parts; of any other, the line that first reads the result.
+So a `dot` whose operand is gathered has the reduction of that operand's gradient too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from attrs import define, field, frozen
+
+from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.layout import Layout
+from partita.compiler.moves import Moves
+from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceScatter
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.pipeline import Compilation
+from partita.compiler.program import RankProgram
+from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+# What runs once for each microbatch; everything else runs once a step.
+EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
+
+
+@frozen(eq=False)
+class Traffic:
+    """One tensor in a collective `kind` along mesh axis `axis`, over a step, as each rank of a pipeline rank has it.
+
+    `tensor` is the value that is moved from `source` to `target`, and `type` what a rank holds of it before.
+    `parameter` names the parameter that it is, or whose gradient. `count` is how often a step, `launches` its share in
+    as many messages (one of a bucket of four: a quarter), `bytes` what one rank sends in a step, `seconds` how long
+    that takes.
+    """
+
+    kind: str
+    axis: str
+    phase: Phase
+    tensor: str
+    parameter: str | None
+    type: Type
+    source: Layout
+    target: Layout
+    scope: str
+    span: Span | None
+    rank: int
+    count: int
+    launches: float
+    bytes: float
+    seconds: float
+
+
+@frozen
+class Total:
+    """Sums over records. `count`, `bytes` and `seconds` of all ranks of one pipeline; `busiest` is the most bytes that
+    one rank sends."""
+
+    count: int
+    launches: float
+    bytes: float
+    seconds: float
+    busiest: float
+
+
+def total(records: Iterable[Traffic]) -> Total:
+    """The sums of some records."""
+    found = list(records)
+    by_rank: dict[int, float] = {}
+    for each in found:
+        by_rank[each.rank] = by_rank.get(each.rank, 0.0) + each.bytes
+    return Total(
+        sum(each.count for each in found),
+        sum(each.launches for each in found),
+        sum(each.bytes for each in found),
+        sum(each.seconds for each in found),
+        max(by_rank.values(), default=0.0),
+    )
+
+
+def grouped(records: Iterable[Traffic], key: Callable[[Traffic], object]) -> dict[object, list[Traffic]]:
+    """Records by a key, in the order in which keys first appear."""
+    found: dict[object, list[Traffic]] = {}
+    for each in records:
+        found.setdefault(key(each), []).append(each)
+    return found
+
+
+def traffic(state: Compilation) -> tuple[Traffic, ...]:
+    """All collectives of a step, stage by stage, then those of its end."""
+    assert state.partitioned is not None
+    assert state.program is not None
+    assert state.update is not None
+    spans = {each.name: each.span for each in state.partitioned.graph.parameters}
+    moves = Moves(state.mesh)
+    found: list[Traffic] = []
+    for stage in state.partitioned.stages:
+        rank = state.program.stages[stage.index].rank
+        parameters = {each.value: each.name for each in stage.parameters}
+        found += _Reader(moves, state.microbatches, rank, spans, parameters).records(stage.nodes)
+        parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
+        reduce = dict(state.update.reduce).get(stage.index, ())
+        found += _Reader(moves, 1, rank, spans, parameters).records(reduce)
+        metrics = [node for node in state.update.metrics if node.stage == stage.index]
+        found += _Reader(moves, 1, rank, spans, {}).records(metrics)
+    for each in state.program.ranks:
+        nodes = update_nodes(state, each)
+        parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
+        found += _Reader(moves, 1, each.rank, spans, parameters).records(nodes)
+    return tuple(found)
+
+
+def update_nodes(state: Compilation, rank: RankProgram) -> list[Node]:
+    """The nodes of a rank's update, in buckets as they are emitted."""
+    assert state.update is not None
+    own = set(rank.parameters)
+    nodes = [node for each in state.update.parameters if each.name in own for node in (*each.finish, *each.update)]
+    return bucketed(by_depth(nodes), BUCKET_BYTES)
+
+
+def launch_seconds(moves: Moves, node: Node) -> tuple[float, float]:
+    """Of a collective: its latency, and the time that its bytes take."""
+    op = node.op
+    assert isinstance(op, Collective)
+    types = [value.type for value in node.inputs]
+    bandwidth = moves.mesh.link(op.over).bandwidth
+    latency = moves.seconds(op, types[0]) - op.moved(types[:1]) / bandwidth
+    return latency, op.moved(types) / bandwidth
+
+
+@define(eq=False)
+class _Reader:
+    """Reads the records off nodes in order. `parameters` are values that are parameters, or sums of gradients."""
+
+    moves: Moves
+    microbatches: int
+    rank: int
+    spans: Mapping[str, Span | None]
+    parameters: Mapping[Value, str]
+    makers: dict[Value, Node] = field(factory=dict)
+    readers: dict[Value, Node] = field(factory=dict)
+    roots: dict[Value, Value] = field(factory=dict)
+
+    def records(self, nodes: Sequence[Node]) -> Iterator[Traffic]:
+        for node in nodes:
+            for value in node.outputs:
+                self.makers[value] = node
+            if isinstance(node.op, Move):
+                for before, after in zip(node.inputs, node.outputs, strict=True):
+                    self.roots[after] = self.roots.get(before, before)
+        for node in reversed(nodes):
+            if isinstance(node.op, Move):
+                for before, after in zip(node.inputs, node.outputs, strict=True):
+                    if after in self.readers:
+                        self.readers[before] = self.readers[after]
+            else:
+                self.readers.update(dict.fromkeys(node.inputs, node))
+        for node in nodes:
+            if isinstance(node.op, Collective):
+                yield from self._of(node, node.op)
+
+    def _of(self, node: Node, op: Collective) -> Iterator[Traffic]:
+        times = self.microbatches if node.phase in EACH_MICROBATCH else 1
+        latency, _ = launch_seconds(self.moves, node)
+        bandwidth = self.moves.mesh.link(op.over).bandwidth
+        for before, after in zip(node.inputs, node.outputs, strict=True):
+            root = self.roots.get(before, before)
+            parameter = self._parameter(root, after)
+            moved = op.moved((before.type,))
+            yield Traffic(
+                op.name,
+                op.over,
+                node.phase,
+                root.name,
+                parameter,
+                before.type,
+                before.layout,
+                after.layout,
+                node.scope,
+                self.spans[parameter] if parameter else self._cause(node, root, after),
+                self.rank,
+                times,
+                times / op.count,
+                times * moved,
+                times * (latency / op.count + moved / bandwidth),
+            )
+
+    def _parameter(self, root: Value, after: Value) -> str | None:
+        if root in self.parameters:
+            return self.parameters[root]
+        reader = self.readers.get(after)
+        if reader is not None and isinstance(reader.op, Accumulate) and reader.op.target in self.spans:
+            return reader.op.target
+        return None
+
+    def _cause(self, node: Node, root: Value, after: Value) -> Span | None:
+        sums = isinstance(node.op, (AllReduce, ReduceScatter))
+        found = self.makers.get(root) if sums else self.readers.get(after)
+        return found.span if found is not None and found.span is not None else node.span
