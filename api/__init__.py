@@ -60,7 +60,7 @@ def summary(state: Compilation) -> Summary:
 
 
 def verify(path: str | Path, *overrides: str) -> Verification:
-    """Laws, memory bound, and a shrunken copy of the file run against the single-device program, in float64."""
+    """What `partita verify` finds: certificate, laws, memory, and a shrunken copy run against one device."""
     from partita.runtime.verification import verify as verify_spec
 
     return verify_spec(load(path, *overrides))

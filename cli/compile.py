@@ -12,7 +12,7 @@ from partita.cli.source import add_source_arguments, compile_or_report, report
 if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
 
-SUMMARY = "compile a file: stages, parameters, transfers, memory, bubble; or print a form of the program"
+SUMMARY = "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program"
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
 
 
@@ -74,7 +74,7 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
                 lines += [node_text(node) for node in part.nodes]
         if stage is None:
             lines.append("update")
-            for _, nodes in state.update.finish:
+            for _, nodes in (*state.update.reduce, *state.update.finish):
                 lines += [node_text(node) for node in nodes]
             lines += [node_text(node) for node in state.update.clip]
             for each in state.update.parameters:
@@ -105,6 +105,7 @@ def _summary(state: Compilation, terminal: bool) -> str:
     from rich.table import Table
 
     from partita.cli.figures import bytes_text, count_text, seconds_text
+    from partita.cli.traffic import collective_table, mesh_text, transfer_table
     from partita.compiler.summary import summarize
 
     summary = summarize(state)
@@ -113,11 +114,13 @@ def _summary(state: Compilation, terminal: bool) -> str:
     width = None if colour else 110
     console = Console(file=buffer, force_terminal=colour, width=width, highlight=False)
     program = state.program
+    microbatches = f"{program.microbatches} microbatch{'es' * (program.microbatches > 1)}"
     chunks = "" if state.schedule.chunks == 1 else f" × {state.schedule.chunks} chunks"
     console.print(
         f"[bold]{summary.name}[/]: {count_text(summary.parameters)} parameters; "
-        f"{summary.ranks} rank{'s' * (summary.ranks > 1)}{chunks}, {len(summary.stages)} stages; "
-        f"schedule {state.schedule.name}, {program.microbatches} microbatches; {state.train.precision}"
+        f"{mesh_text(summary.mesh)}{chunks}, {len(summary.stages)} stage{'s' * (len(summary.stages) > 1)}; "
+        f"schedule {state.schedule.name}, {microbatches}; {state.train.precision}",
+        soft_wrap=True,
     )
     table = Table("stage", "rank", "chunk", "holds", "parameters", "tied", "F", "B", "W", "saved", box=None)
     for stage in summary.stages:
@@ -132,23 +135,17 @@ def _summary(state: Compilation, terminal: bool) -> str:
             bytes_text(stage.saved),
         )
     console.print(table)
+    if summary.collectives:
+        console.print(collective_table(summary.collectives))
     if summary.transfers:
-        table = Table("transfer", "from", "to", "direction", "size", "a step", box=None)
-        for each in summary.transfers:
-            table.add_row(
-                each["value"],
-                f"stage {each['from']}",
-                f"stage {each['to']}",
-                each["direction"],
-                bytes_text(each["bytes"]),
-                f"× {each['count']}",
-            )
-        console.print(table)
+        console.print(transfer_table(summary.transfers))
     memory = ", ".join(bytes_text(value) for value in summary.peak_memory)
-    console.print(f"peak memory by rank: {memory} (tensors of the program; kernels' workspace aside)")
+    columns = " of the pipeline" if summary.ranks > len(summary.peak_memory) > 1 else ""
+    console.print(f"peak memory by rank{columns}: {memory} (tensors of the program; kernels' workspace aside)")
+    ends = f", and {seconds_text(summary.ends)} of collectives at its ends" if summary.ends else ""
     console.print(
         f"predicted on {state.device.name}: step {seconds_text(summary.timeline.makespan)}, "
-        f"bubble {summary.timeline.bubble:.1%}"
+        f"bubble {summary.timeline.bubble:.1%}{ends}"
     )
     console.print(f"compiled in {seconds_text(sum(value for _, value in summary.times))}")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"

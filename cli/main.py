@@ -17,9 +17,10 @@ from importlib import import_module
 COMMANDS = {
     "check": "check a file: errors with place, cause and fix",
     "fmt": "bring files into canonical form, comments kept",
-    "compile": "compile a file: stages, parameters, transfers, memory, bubble; or print a form of the program",
+    "compile": "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program",
+    "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
-    "verify": "prove a file: laws, memory, and a shrunken copy run against one device, in float64",
+    "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
 }
 INTERRUPTED = 130
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
     """The arguments; argparse itself takes no overrides after an option that follows the first ones."""
     parsed, rest = parser.parse_known_args(given)
-    strays = [word for word in rest if word.startswith("-") or "=" not in word]
+    words = hasattr(parsed, "takes_name")
+    strays = [word for word in rest if word.startswith("-") or not ("=" in word or words)]
     if strays or (rest and not hasattr(parsed, "overrides")):
         parser.error(f"unrecognized arguments: {' '.join(strays or rest)}")
     if rest:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from partita.runtime.verification import Execution, Verification
 
-SUMMARY = "prove a file: laws, memory, and a shrunken copy run against one device, in float64"
+SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run against one device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +59,10 @@ def _show(file: str, found: Verification, console: Console) -> None:
     table = Table("", "", "", box=None, show_header=False, pad_edge=False)
     table.add_row("laws", "[green]hold[/]", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock")
     table.add_row("memory", "[green]bounded[/]", f"at most {bytes_text(most)} on each of {ranks}")
+    certified = all(each.passed for each in found.certificates)
+    nodes, moves = (sum(getattr(each, what) for each in found.certificates) for what in ("nodes", "moves"))
+    what = f"{nodes:,} operations and {moves:,} changes of layout, each by its rule"
+    table.add_row("certificate", _verdict(certified, "holds"), what)
     table.add_row("execution", _verdict(found.execution.passed, "equal"), _execution(found.execution))
     console.print(table)
     verdict = "verified" if found.passed else "[red]wrong[/]"

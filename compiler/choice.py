@@ -2,8 +2,8 @@
 
 One mesh axis at a time: its candidates are the ways of the op, and everything whole. What a candidate moves is what
 its operands need to come there (a copy that exists already is free) and the results' way home. Weights stay: moving a
-parameter, or its gradient, counts a thousandfold. Of candidates that move equally, the one that computes least is taken, then the one
-that leaves fewer partial results.
+parameter, or its gradient, counts a thousandfold. Of candidates that move equally, the one that computes least is
+taken, then the one that leaves fewer partial results.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from partita.compiler.costs import rounds
-from partita.compiler.layout import Layout, is_split, layout_of
+from partita.compiler.graph import Node
+from partita.compiler.layout import Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.moves import LOCAL_SECONDS
 from partita.compiler.ops.op import MAX, SUM, Op, State, Way
+from partita.compiler.ops.position import Positioned
 from partita.dsl.types import Type
 
 IMPOSSIBLE = float("inf")
@@ -183,3 +185,19 @@ def _divides(
         if type.axis(str(state)).size % parts:
             return False
     return True
+
+
+def localized(node: Node, operands: Sequence[Layout], results: Sequence[Layout], mesh: Mesh) -> Op:
+    """The op of a node on what one rank holds, when its operands and results have these layouts."""
+    op = node.op
+    pairs = list(zip((*node.inputs, *node.outputs), (*operands, *results), strict=True))
+    for over in mesh.sharding:
+        for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):
+            if not is_split(axis):
+                continue
+            assert axis is not None
+            value, layout = next((value, at) for value, at in pairs if at.state(over) == axis)
+            op = op.resized(axis, local_type(value.type, layout, mesh.sizes).axis(axis).size)
+            if isinstance(op, Positioned):
+                op = op.sharded(axis, over, mesh.sizes[over])
+    return op

@@ -95,13 +95,13 @@ class Homes:
             size = type.axis(axis).size
             if size % parts:
                 targets = [t for m, t, a in self.reasons(name, type) if a == axis and m in layout.over(axis)]
-                over = " × ".join(f"{m} = {sizes[m]}" for m in layout.over(axis))
+                over = " × ".join(f"`{m}` of {sizes[m]}" for m in layout.over(axis))
                 raise refuse(
                     "E0411",
-                    f"axis `{axis}` of {size} does not divide into the {parts} parts of {over}",
+                    f"axis `{axis}` of {size} does not divide over {over}",
                     targets[0].span if targets else span,
                     notes=[f"{name}: {type}" + (f"   (declared at {span.place})" if span else "")],
-                    help=f"choose sizes of `{axis}` and of the mesh that divide",
+                    help=f"choose sizes that divide: here `{axis}` into {parts} parts of each microbatch",
                 )
 
     # ------------------------------------------------------------ storage
@@ -138,12 +138,13 @@ class Homes:
                 continue
             what = f"{'.'.join(target.path)}: {target.name}" if target.path else target.name
             over = ", ".join(wish.mesh_axes)
-            yield Diagnostic(
-                "W0301",
-                f"`shard {what} -> {over}` applies to no tensor",
-                target.span,
-                help="remove it, or move it before the rule that takes its mesh axis",
-            )
+            if target.is_class:
+                help = "a parameter is stored split along an axis that is whole and divides: none is here"
+            elif target.path is not None:
+                help = f"it has no axis `{target.name}`, or an earlier rule for it takes the mesh axis"
+            else:
+                help = f"wherever `{target.name}` stands, an earlier rule takes the mesh axis: move this one before it"
+            yield Diagnostic("W0301", f"`shard {what} -> {over}` applies to no tensor", target.span, help=help)
 
 
 def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
@@ -155,10 +156,12 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
         if not isinstance(rule, spec.ShardRule):
             continue
         if mesh.pipe in rule.mesh_axes:
+            staged = [r.span for r in layout.rules if isinstance(r, (spec.StageRule, spec.PlaceRule))]
             raise refuse(
                 "E0412",
                 f"mesh axis `{mesh.pipe}` is the pipeline's, and cannot split tensors as well",
                 rule.span,
+                notes=[f"`{span.text}`   ({span.place})" for span in staged[:1]],
                 help="use another mesh axis for one of the two",
             )
         for target in rule.targets:

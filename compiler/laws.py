@@ -10,6 +10,12 @@
 6. Microbatches of one chunk and kind run in ascending order, so that what a gradient sums, and in which
    order, does not depend on the schedule.
 
+Collectives along the other mesh axes need no law of their own. The instructions are those of a pipeline rank, which
+stands for a column of ranks that all run the same functions in the same order; so the ranks of a group start and
+await the same collectives in the same order, and the pipelines of all columns exchange the same transfers. Fold the
+happens-before relation of all ranks onto one column: a collective joins the same place of several ranks, which is one
+place there. A cycle among all ranks would fold to one within the column, and law 2 excludes that.
+
 `check_schedule` holds a schedule to 1, 4 and 6 (its own part), `check_program` the instructions to 1 (what
 crosses between stages), 2 and 3. A violation raises `Refused` naming the law, the ranks and the actions.
 """

@@ -4,10 +4,8 @@ Comes in: the graph of one microbatch, every node on its stage, tensors whole. G
 rank holds, with collectives between them, and accumulators with layouts of their own. Local, one node at a time in
 graph order (`partita.compiler.choice`), with these laws:
 
-- a value is made once in each layout. Copies that are larger than what they are made from (gathered) belong to the
-  stage and pass that use them, and are not kept for the backward pass; reduced ones belong to the value;
-- a partial sum is reduced once, to its home, where it was made; what a gradient or the loss needs stays partial until
-  the step ends;
+- a value is made once in each layout (`partita.compiler.copies`), and a partial sum reduced once, to its home;
+- what a gradient or the loss needs stays partial until the step ends;
 - parameters are gathered from how they are stored once a step, or where `hoist` is false before each use.
 
 Where an op can work on a split axis in its own way, it is replaced (`Op.split`) and its parts are sharded.
@@ -17,27 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
-from partita.compiler.choice import Choice, Chooser, Operand, Result
-from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.choice import Choice, Chooser, Operand, Result, localized
+from partita.compiler.copies import GROUP, Copies, Known
+from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
 from partita.compiler.homes import Homes
 from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.moves import Moves
-from partita.compiler.ops.op import MAX, SUM, Op, State
+from partita.compiler.ops.op import SUM, State
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.position import Positioned
-
-# Passes that share the copies made in them: B and W of a microbatch are one.
-GROUP = {
-    Phase.PROLOGUE: "P",
-    Phase.FORWARD: "F",
-    Phase.BACKWARD: "B",
-    Phase.WEIGHT: "B",
-    Phase.FINISH: "E",
-}
-ENDINGS = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "reduced", "part": "part"}
 
 
 @frozen(eq=False)
@@ -57,32 +45,6 @@ class Sharded:
     graph: Graph
     parameters: dict[str, ParameterLayouts]
     choices: dict[Node, Choice]
-
-
-@define(eq=False)
-class _Known:
-    """A whole value: what it is, where it lies, and where it was made (None: an input, parameter or free node)."""
-
-    value: Value
-    home: Layout
-    deferred: bool = False
-    free: bool = False
-    weight: bool = False
-    primary: Value | None = None
-    stage: int | None = None
-    phase: Phase = Phase.FORWARD
-    scope: str = ""
-    node: Node | None = None
-    kept: dict[Layout, Value] = field(factory=dict)
-    expanded: dict[tuple[int | None, str], dict[Layout, Value]] = field(factory=dict)
-
-    def copies(self, stage: int | None, group: str) -> dict[Layout, Value]:
-        """What a node on a stage, in a group of passes, can read."""
-        found = self.kept
-        for key in ((stage, "P"), (stage, group)):
-            if key in self.expanded:
-                found = {**found, **self.expanded[key]}
-        return found
 
 
 def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool = True) -> Sharded:
@@ -111,18 +73,14 @@ class _Sharder:
         self.moves = moves
         self.mesh: Mesh = moves.mesh
         self.sizes = self.mesh.sizes
-        self.portable = portable
-        self.hoist = hoist
         self.chooser = Chooser(self.mesh)
         names = [value.name for node in graph.nodes for value in node.outputs]
         self.build = Builder([*names, *(p.name for p in graph.parameters)])
-        self.known: dict[Value, _Known] = {}
-        self.inputs: list[Input] = []
-        self.input_of: dict[Value, Input] = {each.value: each for each in graph.inputs}
+        self.copies = Copies(self.build, moves, portable, hoist, {each.value: each for each in graph.inputs})
+        self.known: dict[Value, Known] = {}
         self.layouts: dict[str, ParameterLayouts] = {}
         self.parameters: list[Parameter] = []
         self.choices: dict[Node, Choice] = {}
-        self.producers = graph.producers()
         self.deferred = _deferred(graph)
         # What lies split as a replacement wants it, while that is sharded.
         self.staying: set[Value] = set()
@@ -140,7 +98,7 @@ class _Sharder:
         """Walk the nodes once; accumulators get their layouts before what reads them at the end of the step."""
         for each in self.source.inputs:
             home = self.homes.home(each.name, each.value.type, each.span)
-            self.known[each.value] = _Known(each.value, home, free=True)
+            self.known[each.value] = Known(each.value, home, free=True)
         for parameter in self.source.parameters:
             self._parameter(parameter)
         for node in self.source.nodes:
@@ -152,7 +110,7 @@ class _Sharder:
                 self._node(node)
         graph = evolve(
             self.source,
-            inputs=tuple(self.inputs),
+            inputs=tuple(self.copies.inputs),
             parameters=tuple(self.parameters),
             nodes=tuple(self.build.nodes),
             loss=self._primary(self.source.loss),
@@ -164,7 +122,7 @@ class _Sharder:
     def _primary(self, value: Value) -> Value:
         known = self.known[value]
         if known.free:
-            return self._free(known, WHOLE)
+            return self.copies.free(known, WHOLE)
         assert known.primary is not None
         return known.primary
 
@@ -180,7 +138,7 @@ class _Sharder:
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = Value(parameter.name, type, stored["param"])
         self.parameters.append(evolve(parameter, value=value))
-        known = _Known(parameter.value, compute, weight=True, primary=value, phase=Phase.PROLOGUE)
+        known = Known(parameter.value, compute, weight=True, primary=value, phase=Phase.PROLOGUE)
         known.kept[value.layout] = value
         self.known[parameter.value] = known
 
@@ -192,7 +150,7 @@ class _Sharder:
             return
         if node.op.free and not node.inputs:
             home = self.homes.home(node.output.name, node.output.type)
-            self.known[node.output] = _Known(node.output, home, free=True, node=node)
+            self.known[node.output] = Known(node.output, home, free=True, node=node)
             return
         operands = tuple(self._operand(value, node) for value in node.inputs)
         axis = self._unsplittable(node, operands)
@@ -201,9 +159,10 @@ class _Sharder:
         results = tuple(self._result(value, node) for value in node.outputs)
         choice = self.chooser.choose(node.op, operands, results)
         inputs = tuple(
-            self._read(value, layout, node) for value, layout in zip(node.inputs, choice.operands, strict=True)
+            self.copies.read(self.known[value], layout, node)
+            for value, layout in zip(node.inputs, choice.operands, strict=True)
         )
-        op = self._local(node, choice)
+        op = localized(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
             Value(value.name, type, layout)
@@ -218,7 +177,7 @@ class _Sharder:
 
     def _made(self, value: Value, output: Value, node: Node, result: Result) -> None:
         home = self.layouts[self.gradients[value]].grad if value in self.gradients else result.home
-        known = _Known(value, home, result.deferred, primary=output)
+        known = Known(value, home, result.deferred, primary=output)
         known.stage, known.phase, known.scope = node.stage, node.phase, node.scope
         known.kept[output.layout] = output
         self.known[value] = known
@@ -236,21 +195,6 @@ class _Sharder:
         if value in self.gradients:
             return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
         return Result(value.type, self.homes.home(value.name, value.type, node.span), value in self.deferred)
-
-    def _local(self, node: Node, choice: Choice) -> Op:
-        """The node's op on what one rank holds."""
-        op = node.op
-        pairs = list(zip((*node.inputs, *node.outputs), (*choice.operands, *choice.results), strict=True))
-        for over in self.mesh.sharding:
-            for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):
-                if not is_split(axis):
-                    continue
-                assert axis is not None
-                value, layout = next((v, at) for v, at in pairs if at.state(over) == axis)
-                op = op.resized(axis, local_type(value.type, layout, self.sizes).axis(axis).size)
-                if isinstance(op, Positioned):
-                    op = op.sharded(axis, over, self.sizes[over])
-        return op
 
     def _unsplittable(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand lies split, and which the op itself cannot split."""
@@ -285,114 +229,6 @@ class _Sharder:
             self.known[value] = self.known[result]
         return True
 
-    # ------------------------------------------------------------ changes of layout
-
-    def _read(self, value: Value, layout: Layout, node: Node) -> Value:
-        """The value in a layout, for a node; made if it is not there."""
-        known = self.known[value]
-        if known.free:
-            return self._free(known, layout)
-        group = GROUP[node.phase]
-        crosses = known.stage not in (None, node.stage) and value not in self.portable
-        if (found := self._there(known, layout, node, crosses)) is not None:
-            return found
-        assert known.primary is not None
-        if known.primary.layout.partial:
-            base = self._reduced_layout(known, layout)
-            if base not in known.kept:
-                source = min(known.kept.values(), key=lambda v: self.moves.cost(v.type, v.layout, base))
-                known.kept[base] = self._move(source, base, known.stage, known.phase, known.scope, node)
-            if (found := self._there(known, layout, node, crosses)) is not None:
-                return found
-        copies = known.copies(node.stage, group)
-        sources = [copy for at, copy in copies.items() if not at.partial] or list(copies.values())
-        source = min(sources, key=lambda v: self.moves.cost(v.type, v.layout, layout))
-        if crosses and source in known.kept.values():
-            wire = self._wire(source)
-            if wire not in known.kept:
-                known.kept[wire] = self._move(source, wire, known.stage, known.phase, known.scope, node)
-            source = known.kept[wire]
-        if known.weight and self.hoist:
-            phase, key = Phase.PROLOGUE, (node.stage, "P")
-        else:
-            phase, key = node.phase, (node.stage, group)
-        moved = self._move(source, layout, node.stage, phase, node.scope, node)
-        known.expanded.setdefault(key, {})[layout] = moved
-        return moved
-
-    def _there(self, known: _Known, layout: Layout, node: Node, crosses: bool) -> Value | None:
-        """The value in a layout, if it is there; what would cross a slow link whole is not."""
-        copies = known.copies(node.stage, GROUP[node.phase])
-        found = copies.get(layout)
-        if found is None or (crosses and found is known.kept.get(layout) and self._wire(found) != layout):
-            return None
-        return found
-
-    def _wire(self, value: Value) -> Layout:
-        """The layout in which a value crosses to another stage: as slices where gathering them is cheaper."""
-        pipe = self.mesh.pipe
-        if pipe is None:
-            return value.layout
-        layout, type = value.layout, value.type
-        link = self.mesh.link(pipe)
-        for over in self.mesh.sharding:
-            if layout.state(over) is not None:
-                continue
-            parts = self.sizes[over]
-            states = dict(layout.states)
-            inner = {states.get(m) for m in self.mesh.sharding[self.mesh.sharding.index(over) + 1 :]}
-            axis = next((a for a in type.axes if a.size % parts == 0 and a.name not in inner), None)
-            if axis is None:
-                continue
-            cut = layout_of((m, axis.name if m == over else states.get(m)) for m in self.mesh.sharding)
-            part = type.resized(axis.name, axis.size // parts)
-            saved = (type.bytes - part.bytes) / link.bandwidth
-            if self.moves.cost(part, cut, layout) < saved:
-                layout, type = cut, part
-        return layout
-
-    def _reduced_layout(self, known: _Known, wanted: Layout) -> Layout:
-        """Where a partial value is reduced to: its home, along the mesh axes on which its parts are to be added."""
-        assert known.primary is not None
-        primary = known.primary.layout
-        states: dict[str, State] = {}
-        for over in self.mesh.sharding:
-            state = primary.state(over)
-            if state == SUM and wanted.state(over) != SUM:
-                state = known.home.state(over)
-            elif state == MAX and wanted.state(over) != MAX:
-                state = None
-            states[over] = state
-        return layout_of(states.items())
-
-    def _move(self, source: Value, target: Layout, stage: int | None, phase: Phase, scope: str, reader: Node) -> Value:
-        """Append the steps from a value to a layout."""
-        self.build.scope, self.build.span = scope, reader.span
-        self.build.stage, self.build.phase = stage, phase
-        value = source
-        for step in self.moves.path(source.type, source.layout, target):
-            ending = ENDINGS.get(step.op.name, "moved")
-            moved = Value(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
-            self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
-            value = moved
-        return value
-
-    def _free(self, known: _Known, layout: Layout) -> Value:
-        """An input, or a node without operands, in a layout."""
-        if layout in known.kept:
-            return known.kept[layout]
-        whole = known.value
-        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
-        value = Value(name, local_type(whole.type, layout, self.sizes), layout)
-        if known.node is None:
-            self.inputs.append(evolve(self.input_of[whole], value=value))
-        else:
-            choice = Choice((), (layout,), ())
-            op = self._local(known.node, choice)
-            self.build.nodes.append(evolve(known.node, op=op, outputs=(value,)))
-        known.kept[layout] = value
-        return value
-
     # ------------------------------------------------------------ accumulation
 
     def _accumulate(self, node: Node, op: Accumulate) -> None:
@@ -400,12 +236,12 @@ class _Sharder:
         (value,) = node.inputs
         known = self.known[value]
         layout = self._accumulated_layout(op.target, known)
-        local = self._read(value, layout, node)
+        local = self.copies.read(known, layout, node)
         key = (op.target, node.stage)
         self.contributions.setdefault(key, []).append(len(self.build.nodes))
         self.build.nodes.append(evolve(node, inputs=(local,)))
 
-    def _accumulated_layout(self, target: str, known: _Known) -> Layout:
+    def _accumulated_layout(self, target: str, known: Known) -> Layout:
         if known.free:
             return WHOLE
         assert known.primary is not None
@@ -445,7 +281,7 @@ class _Sharder:
                 self.build.nodes[i] = evolve(node, op=op)
             if each.parameter is None:
                 home = self.homes.home(name, each.value.type)
-                known = _Known(each.value, home, primary=total, stage=stage, phase=Phase.FINISH)
+                known = Known(each.value, home, primary=total, stage=stage, phase=Phase.FINISH)
                 known.kept[layout] = total
                 self.known[each.value] = known
         if joined:
@@ -453,7 +289,7 @@ class _Sharder:
             for i, node in enumerate(nodes):
                 if i in joined:
                     value, layout = joined[i]
-                    moved = self._move(value, layout, node.stage, node.phase, node.scope, node)
+                    moved = self.copies.move(value, layout, node.stage, node.phase, node.scope, node)
                     node = evolve(node, inputs=(moved,))
                 self.build.nodes.append(node)
 

@@ -11,35 +11,24 @@ cost the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import lcm, prod
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
-from partita.compiler.costs import link_of
+from partita.compiler.costs import device_of, link_of
 from partita.compiler.placement import pipeline_of
+from partita.compiler.resize import Initial, Resized, of_order_one
 from partita.compiler.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import Axis
 
 # Ranks of a mesh axis that tensors are split over. The longest gets three, so that two axes that are mixed up differ
 # in size, and an exchange with the next rank is not one with the rank before.
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
 MOST_RANKS, MOST_STAGES = 40, 48
-
-Initial = Callable[[spec.Call], spec.Call]
-
-
-def of_order_one(_: spec.Call) -> spec.Call:
-    """Random values that keep activations of order 1, whatever a parameter's declared beginning is."""
-    return spec.Call("kaiming", {})
-
-
-def unless_zero(declared: spec.Call) -> spec.Call:
-    """The declared beginning; random values instead of zeros."""
-    return of_order_one(declared) if declared.name == "zeros" else declared
 
 
 @frozen(eq=False)
@@ -61,8 +50,10 @@ class _Pipe:
         return prod(self.after)
 
 
-def shrink(given: spec.Spec, initial: Initial = of_order_one) -> spec.Spec:
+def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True) -> spec.Spec:
     """A small copy of a file that compiles. `initial` gives each parameter's beginning.
+
+    Without `hoist` there is too little memory to gather parameters but before each use, as for the whole file.
 
     Raises Refused (E0703) where no sizes are found that go together.
     """
@@ -74,7 +65,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one) -> spec.Spec:
     axes = axes_of(given.model)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
     for longest in (LONGEST, OTHERS):
-        mesh = _mesh(given, pipe, longest)
+        mesh = _mesh(given, pipe, longest, hoist)
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
         sizes = Search(axes, multiples, avoided).run()
         if sizes is not None:
@@ -88,7 +79,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one) -> spec.Spec:
             help="`partita run --transport virtual` runs the file as it is",
         )
     counts = _turns(given, pipe)
-    body = _Rewriter(sizes, counts, initial).body(given.model.body)
+    body = Resized(sizes, counts, initial).body(given.model.body)
     return evolve(
         given,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
@@ -151,7 +142,7 @@ def _group(call: spec.Call, pipe: _Pipe) -> int | None:
     return None if group is None else pipe.after[0] + (int(group) > pipe.before[0])
 
 
-def _mesh(given: spec.Spec, pipe: _Pipe, longest: int) -> spec.Mesh | None:
+def _mesh(given: spec.Spec, pipe: _Pipe, longest: int, hoist: bool) -> spec.Mesh | None:
     mesh = given.mesh
     if mesh is None:
         return None
@@ -165,7 +156,14 @@ def _mesh(given: spec.Spec, pipe: _Pipe, longest: int) -> spec.Mesh | None:
     links = {
         name: spec.Call("link", {"bandwidth": link_of(mesh, name).bandwidth, "latency": 0.0}) for name, _ in mesh.axes
     }
-    return evolve(mesh, axes=tuple((name, sizes[name]) for name, _ in mesh.axes), links=links)
+    device = device_of(mesh)
+    figures = {"flops": device.flops["f64"], "bandwidth": device.bandwidth, "memory": device.memory if hoist else 1}
+    return evolve(
+        mesh,
+        axes=tuple((name, sizes[name]) for name, _ in mesh.axes),
+        device=spec.Call("device", figures),
+        links=links,
+    )
 
 
 def _demands(
@@ -272,49 +270,3 @@ def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule
     if "group" in arguments:
         arguments["group"] = _group(call, pipe)
     return evolve(given.schedule, call=evolve(call, arguments=arguments))
-
-
-# ---------------------------------------------------------------- the model
-
-
-@frozen(eq=False)
-class _Rewriter:
-    """Bodies with other sizes, turns and beginnings; each is rewritten once, however often it is called."""
-
-    sizes: Mapping[str, int]
-    counts: Mapping[int, int]
-    initial: Initial
-    _done: dict[int, spec.Body] = field(factory=dict)
-
-    def body(self, body: spec.Body) -> spec.Body:
-        """A body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
-        found = self._done.get(id(body))
-        if found is None:
-            steps = tuple(self.step(step, body) for step in body.steps)
-            found = evolve(body, steps=steps, types=tuple(map(self.type, body.types)))
-            self._done[id(body)] = found
-        return found
-
-    def type(self, type: Type) -> Type:
-        """A type with the new sizes."""
-        return evolve(type, axes=tuple(Axis(axis.name, self.sizes[axis.name]) for axis in type.axes))
-
-    def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
-        """A step of a body."""
-        if isinstance(step, spec.CallBlock):
-            return evolve(step, body=self.body(step.body))
-        if isinstance(step, spec.Repeat):
-            return evolve(step, body=self.body(step.body), count=self.counts[id(step)])
-        if isinstance(step, spec.Parameter):
-            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
-        if isinstance(step, spec.Sample):
-            return evolve(step, type=self.type(step.type))
-        options = step.options
-        if step.function == "slice":
-            (operand,) = step.operands
-            assert isinstance(operand, int)
-            declared = body.types[operand].axis(options["axis"]).size - step.type.axis(options["into"]).size
-            room = self.sizes[options["axis"]] - self.sizes[options["into"]]
-            start = room if options["start"] == declared else min(options["start"], room)
-            options = {**options, "start": start}
-        return evolve(step, type=self.type(step.type), options=options)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from collections.abc import Iterable
+from typing import Any
 
 from attrs import frozen
 
@@ -12,14 +11,15 @@ from partita.compiler.costs import Link, link_of, seconds
 from partita.compiler.footprint import peak_memory
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import BACK, ONWARD
+from partita.compiler.mesh import Mesh
 from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import Collective
 from partita.compiler.pipeline import Compilation
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Timeline
-from partita.compiler.traffic import Traffic, grouped, launch_seconds, total, traffic
+from partita.compiler.traffic import EACH_MICROBATCH, Traffic, grouped, launch_seconds, total, traffic
 
-PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,)}
+PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
 
 
 @frozen(eq=False)
@@ -38,12 +38,10 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline;
-    `pipe_ranks` says for each rank of the mesh which of these it is."""
+    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline."""
 
     name: str
-    mesh: tuple[tuple[str, int], ...]
-    pipe_ranks: tuple[int, ...]
+    mesh: Mesh
     stages: tuple[StageSummary, ...]
     parameters: int
     peak_memory: tuple[int, ...]
@@ -51,6 +49,17 @@ class Summary:
     transfers: tuple[dict[str, Any], ...]
     timeline: Timeline
     times: tuple[tuple[str, float], ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the whole mesh."""
+        return self.mesh.ranks
+
+    @property
+    def ends(self) -> float:
+        """Seconds of collectives at a step's ends, outside the timeline: those of the rank that has most."""
+        outside = [each for each in self.collectives if each.phase not in EACH_MICROBATCH]
+        return max((total(own).seconds for own in grouped(outside, lambda each: each.rank).values()), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
         """The stable object of `compile --json`."""
@@ -71,8 +80,8 @@ class Summary:
                 for s in self.stages
             ],
             "parameters": self.parameters,
-            "peak_memory": list(self.peak_memory),
-            "collectives": [],
+            "peak_memory": [self.peak_memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)],
+            "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
@@ -80,16 +89,60 @@ class Summary:
         }
 
 
+def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
+    """One object for each kind, mesh axis, phase and source line, in source order."""
+    phases = list(Phase)
+
+    def key(each: Traffic) -> tuple[str, int, int, str, str]:
+        file, line = (each.span.source.name, each.span.line) if each.span else ("", 0)
+        return file, line, phases.index(each.phase), each.axis, each.kind
+
+    rows = []
+    for (file, line, phase, axis, kind), found in sorted(grouped(records, key).items(), key=lambda pair: pair[0]):
+        sums = total(found)
+        rows.append(
+            {
+                "kind": kind,
+                "axis": axis,
+                "phase": phases[phase].name.lower(),
+                "count": sums.count,
+                "bytes": round(sums.bytes),
+                "busiest": round(sums.busiest),
+                "seconds": sums.seconds,
+                "file": file or None,
+                "line": line or None,
+            }
+        )
+    return rows
+
+
 def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
     assert state.partitioned is not None
+    moves = Moves(state.mesh)
     found: dict[tuple[int, str], float] = {}
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
-            found[stage.index, kind] = sum(seconds(node, state.device) for node in nodes)
-        found[stage.index, "BW"] = found[stage.index, "B"] + found[stage.index, "W"]
+            found[stage.index, kind] = _elapsed(nodes, state, moves)
     return found
+
+
+def _elapsed(nodes: Iterable[Node], state: Compilation, moves: Moves) -> float:
+    """The time of nodes in order. A collective is under way from where it stands to where its result is read first;
+    those along one mesh axis follow each other."""
+    now = 0.0
+    free: dict[str, float] = {}
+    arrival: dict[Value, float] = {}
+    for node in nodes:
+        now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
+        if isinstance(node.op, Collective):
+            end = max(now, free.get(node.op.over, 0.0)) + sum(launch_seconds(moves, node))
+            free[node.op.over] = end
+            arrival.update(dict.fromkeys(node.outputs, end))
+        else:
+            now += seconds(node, state.device)
+    return max([now, *free.values()])
 
 
 def timeline(state: Compilation) -> Timeline:
@@ -114,10 +167,10 @@ def summarize(state: Compilation) -> Summary:
     program = state.program
     costs = stage_seconds(state)
     sizes = {p.name: p.type.elements for p in program.parameters}
+    tied = {p.name for p in program.parameters if len(p.stages) > 1}
     stages = []
     for stage in program.stages:
         nodes = state.partitioned.stages[stage.index].nodes
-        tied = tuple(n for n in stage.parameters if len(program.parameter(n).stages) > 1)
         stages.append(
             StageSummary(
                 stage.index,
@@ -125,33 +178,46 @@ def summarize(state: Compilation) -> Summary:
                 stage.chunk,
                 _turns([node.scope for node in nodes if node.phase is Phase.FORWARD]),
                 sum(sizes[name] for name in stage.parameters),
-                tied,
-                {kind: costs[stage.index, kind] for kind in PHASES},
+                tuple(name for name in stage.parameters if name in tied),
+                {kind: costs[stage.index, kind] for kind in ("F", "B", "W")},
                 stage.saved,
             )
         )
-    transfers = [
+    return Summary(
+        program.name,
+        state.mesh,
+        tuple(stages),
+        sum(sizes.values()),
+        tuple(peak_memory(state, rank) for rank in program.ranks),
+        traffic(state),
+        transfers(state),
+        timeline(state),
+        state.times,
+    )
+
+
+def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
+    """What crosses between ranks of a pipeline: values of microbatches, then sums of tied gradients once a step."""
+    assert state.program is not None
+    assert state.partitioned is not None
+    program = state.program
+    messages = [
+        (message, program.microbatches)
+        for message in state.partitioned.messages
+        if message.direction in (ONWARD, BACK)
+        and program.stages[message.source].rank != program.stages[message.destination].rank
+    ]
+    messages += [(each.transfer.message, 1) for rank in program.ranks for each in rank.sends]
+    return tuple(
         {
             "value": message.value,
             "from": message.source,
             "to": message.destination,
             "direction": message.direction,
             "bytes": message.bytes,
-            "count": program.microbatches,
+            "count": count,
         }
-        for message in state.partitioned.messages
-        if message.direction in (ONWARD, BACK)
-        and program.stages[message.source].rank != program.stages[message.destination].rank
-    ]
-    return Summary(
-        program.name,
-        len(program.ranks),
-        tuple(stages),
-        sum(sizes.values()),
-        tuple(peak_memory(state, rank) for rank in program.ranks),
-        tuple(transfers),
-        timeline(state),
-        state.times,
+        for message, count in messages
     )
 
 

@@ -12,7 +12,8 @@ So a `dot` whose operand is gathered has the reduction of that operand's gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from attrs import define, field, frozen
 
@@ -26,6 +27,8 @@ from partita.compiler.pipeline import Compilation
 from partita.compiler.program import RankProgram
 from partita.dsl.source import Span
 from partita.dsl.types import Type
+
+Key = TypeVar("Key", bound=Hashable)
 
 # What runs once for each microbatch; everything else runs once a step.
 EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
@@ -85,9 +88,9 @@ def total(records: Iterable[Traffic]) -> Total:
     )
 
 
-def grouped(records: Iterable[Traffic], key: Callable[[Traffic], object]) -> dict[object, list[Traffic]]:
+def grouped(records: Iterable[Traffic], key: Callable[[Traffic], Key]) -> dict[Key, list[Traffic]]:
     """Records by a key, in the order in which keys first appear."""
-    found: dict[object, list[Traffic]] = {}
+    found: dict[Key, list[Traffic]] = {}
     for each in records:
         found.setdefault(key(each), []).append(each)
     return found

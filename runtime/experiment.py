@@ -21,7 +21,8 @@ import torch
 from attrs import evolve, frozen
 
 from partita.compiler.program import Program
-from partita.compiler.shrink import Initial, of_order_one, shrink, single, unless_zero
+from partita.compiler.resize import Initial, of_order_one, unless_zero
+from partita.compiler.shrink import shrink, single
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Input
@@ -62,25 +63,30 @@ class Experiment:
 # ---------------------------------------------------------------- the experiment
 
 
-def experiment_of(given: Spec) -> Experiment:
-    """Shrink a file and compile it, with values at which everything is finite."""
-    assert given.train is not None
+def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
+    """Shrink a file and compile it, with values at which everything is finite. Raises Refused (E0703)."""
     values: tuple[Initial, ...] = (of_order_one, unless_zero, lambda declared: declared)
     for initial in values:
-        small = shrink(given, initial)
-        norm = _norm(_compiled(single(small)))
-        if norm > 0 and isfinite(norm):
-            break
-    else:
-        raise refuse(
-            "E0703",
-            f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
-            small.model.loss_span if small.model else None,
-            help="`log`, `sqrt`, `exp` and divisions need values in range: see that they get them",
-        )
+        small = shrink(given, initial, hoist)
+        experiment = settled(small)
+        if experiment is not None:
+            return experiment
+    raise refuse(
+        "E0703",
+        f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
+        small.model.loss_span if small.model else None,
+        help="`log`, `sqrt`, `exp` and divisions need values in range: see that they get them",
+    )
+
+
+def settled(small: Spec) -> Experiment | None:
+    """An experiment on a file as it is, but for clipping at half the norm of its first gradient, and updates that
+    neither vanish nor explode; None where that norm is zero or not finite."""
     assert small.train is not None
-    optimizer = small.train.optimizer
-    rate = UPDATE
+    norm = _norm(_compiled(single(small)))
+    if not (norm > 0 and isfinite(norm)):
+        return None
+    optimizer, rate = small.train.optimizer, UPDATE
     if "eps" in optimizer.arguments:
         least = max(float(optimizer.arguments["eps"]), ADAM_EPSILON * norm)
         optimizer = Call(optimizer.name, {**optimizer.arguments, "eps": least})

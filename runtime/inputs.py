@@ -41,7 +41,8 @@ class Inputs:
                 tensor = tensor[region]
             else:
                 position = self._batch_positions[part]
-                tensor = tensor.unflatten(position, (self._microbatches, -1)).movedim(position, 0)
+                cut = tensor.unflatten(position, (self._microbatches, -1))  # type: ignore[no-untyped-call]
+                tensor = cut.movedim(position, 0)
                 tensor = tensor[(slice(None), *region)]
             found[part] = tensor.contiguous().to(self._device)
         return found

@@ -1,9 +1,10 @@
 """`partita verify`: what is proved of one file, and what is tried.
 
 The program of the file as it stands is compiled, which holds its schedule and messages to the laws (E05xx) and bounds
-its memory. A shrunken copy of the file is run on all its ranks and compared with what the file means
-(`partita.runtime.experiment`). Where the two differ, both run again, traced, and the first value that differs is
-named with its source line and its layout.
+its memory. It is certified: every operation and every change of layout is checked against its rule, without running
+any (`partita.compiler.certificate`). And a shrunken copy of the file is run on all its ranks and compared with what
+the file means (`partita.runtime.experiment`). Where the two differ, both run again, traced, and the first value that
+differs is named with its source line and its layout.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
+from partita.compiler.certificate import Certificate, certify
+from partita.compiler.graph import Phase
+from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.summary import summarize
 from partita.dsl.diagnostic import Diagnostic
@@ -65,13 +69,17 @@ class Execution:
 
 @frozen(eq=False)
 class Verification:
-    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank of the pipeline, in bytes."""
+    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank of the pipeline, in bytes.
+
+    `certificates` are those of the programs of training and, where the file evaluates, of evaluation.
+    """
 
     name: str
     ranks: int
     actions: int
     messages: int
     peak_memory: tuple[int, ...]
+    certificates: tuple[Certificate, ...]
     execution: Execution
     warnings: tuple[Diagnostic, ...]
     seconds: float
@@ -79,7 +87,8 @@ class Verification:
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What is wrong."""
-        return self.execution.diagnostics
+        problems = [problem for certificate in self.certificates for problem in certificate.problems]
+        return (*problems, *self.execution.diagnostics)
 
     @property
     def passed(self) -> bool:
@@ -95,6 +104,11 @@ class Verification:
             "actions": self.actions,
             "messages": self.messages,
             "peak_memory": list(self.peak_memory),
+            "certificate": {
+                "passed": all(each.passed for each in self.certificates),
+                "nodes": sum(each.nodes for each in self.certificates),
+                "moves": sum(each.moves for each in self.certificates),
+            },
             "execution": self.execution.as_json(),
             "diagnostics": [diagnostic.as_json() for diagnostic in self.diagnostics],
             "seconds": self.seconds,
@@ -104,10 +118,11 @@ class Verification:
 def verify(given: Spec) -> Verification:
     """Verify a file. Raises Refused for one that does not compile or cannot be shrunk (E0703)."""
     start = perf_counter()
-    state, _ = compile_run(given)
+    state, evaluation = compile_run(given)
     assert state.program is not None
     assert state.schedule is not None
-    execution = verify_execution(given)
+    certificates = tuple(certify(each) for each in (state, evaluation) if each is not None)
+    execution = verify_execution(given, _hoists(state))
     summary = summarize(state)
     return Verification(
         given.name,
@@ -115,18 +130,30 @@ def verify(given: Spec) -> Verification:
         sum(len(actions) for actions in state.schedule.actions),
         sum(transfer["count"] for transfer in summary.transfers),
         summary.peak_memory,
+        certificates,
         execution,
         state.warnings,
         perf_counter() - start,
     )
 
 
-def verify_execution(given: Spec) -> Execution:
-    """Shrink a file that compiles, run it, and compare (E0702).
+def _hoists(state: Compilation) -> bool:
+    """Whether no parameter is gathered in a microbatch."""
+    assert state.sharded is not None
+    graph = state.sharded.graph
+    stored = {parameter.value for parameter in graph.parameters}
+    return not any(
+        isinstance(node.op, AllGather) and node.phase is not Phase.PROLOGUE and stored.intersection(node.inputs)
+        for node in graph.nodes
+    )
+
+
+def verify_execution(given: Spec, hoist: bool = True) -> Execution:
+    """Shrink a file that compiles, run it, and compare (E0702). `hoist`: whether it gathers parameters once a step.
 
     Raises Refused (E0703) where the file cannot be shrunk, or not be run on random data.
     """
-    return executed(experiment_of(given))
+    return executed(experiment_of(given, hoist))
 
 
 def executed(experiment: Experiment) -> Execution:

@@ -28,9 +28,10 @@ block grouped(x: [batch, seq, embed], seen: bool[batch, seq]) {
   param wk, wv: [embed, key] ~ normal(0.5)
   param wo: [heads, key, embed] ~ normal(0.5)
   param near: [seq, spot] ~ normal(0.5)
-  let q = rope(dot(x, wq, over = embed), over = seq, pairs = key, base = 50)
-  let k = rename(rope(dot(x, wk, over = embed), over = seq, pairs = key, base = 50), seq -> spot)
-  let v = rename(dot(x, wv, over = embed), seq -> spot)
+  let h = rms_norm(x, over = embed)
+  let q = rope(dot(h, wq, over = embed), over = seq, pairs = key, base = 50)
+  let k = rename(rope(dot(h, wk, over = embed), over = seq, pairs = key, base = 50), seq -> spot)
+  let v = rename(dot(h, wv, over = embed), seq -> spot)
   let a = attend(q, k, v, over = spot, along = key, mask = rename(seen, seq -> spot), bias = near)
   return x + dot(a, wo, over = [heads, key])
 }
@@ -66,8 +67,8 @@ LINES = (
     "let x = concat(slice(x, seq -> left, start = 0) * 0.5, slice(x, seq -> right, start = size(left)), "
     "[left, right] -> seq)",
     "let x = x + stop_gradient(layer_norm(x, over = [seq, embed]))",
-    "let s = softmax(dot(x, rename(x, seq -> spot), over = embed), over = spot)  "
-    "let x = x + dot(s, rename(x, seq -> spot), over = spot)",
+    "let h = rms_norm(x, over = embed)  let s = softmax(dot(h, rename(h, seq -> spot), over = embed), over = spot)  "
+    "let x = x + dot(s, rename(h, seq -> spot), over = spot)",
     "let x = x - max(x, over = embed) * 0.1 + min(x, over = seq) * 0.1",
     "let x = grouped(x, tokens > 0)",
 )

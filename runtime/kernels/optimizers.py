@@ -36,13 +36,13 @@ def sgd(
     momentum: float,
     nesterov: bool,
     decay: float,
-) -> tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, ...]:
     """One step of SGD in place, as torch.optim.SGD. A buffer of zeros makes the first step's buffer the gradient."""
     if decay:
         gradient = gradient.add(parameter, alpha=decay)
     if buffer is None:
         parameter.add_(gradient, alpha=-rate)
-        return (parameter,)
+        return parameter
     buffer.mul_(momentum).add_(gradient)
     direction = gradient.add(buffer, alpha=momentum) if nesterov else buffer
     parameter.add_(direction, alpha=-rate)

@@ -72,11 +72,12 @@ class AxisGroup:
 
     def reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> Collecting:
         """Post a sum of which each rank gets a part."""
-        return self._start("reduce-scatter", self._reduce_scatter(tensors, dims))
+        return self._start("reduce-scatter", self._for_each_dtype(self._reduce_scatter, tensors, dims))
 
     def all_reduce(self, tensors: Tensors, maximum: bool) -> Collecting:
         """Post a sum or maximum."""
-        return self._start("all-reduce", self._all_reduce(tensors, maximum))
+        operations = (maximum,) * len(tensors)
+        return self._start("all-reduce", self._for_each_dtype(self._all_reduce, tensors, operations))
 
     def all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> Collecting:
         """Post an exchange."""
@@ -97,54 +98,62 @@ class AxisGroup:
         return unpack(rows, pieces, gathered_dims)
 
     def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> Launches:
+        """Of tensors of one dtype."""
+        rows, pieces = pack(tensors, dims, self.size)
+        sent = rows.view(tensors[0].dtype)
+        if self.nccl:
+            part = sent.new_empty(sent.shape[1])
+            yield [self._post(_scatter, part, sent)]
+        else:
+            exchanged = torch.empty_like(sent)
+            yield [self._post(dist.all_to_all_single, exchanged, sent)]
+            part = total(exchanged.unbind())
+        return unpack(part.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
+
+    def _all_reduce(self, tensors: Tensors, operations: Sequence[bool]) -> Launches:
+        """Of tensors of one dtype; all of `operations` are the same."""
+        maximum = operations[0]
+        row, pieces = pack(tensors, (0,) * len(tensors), 1)
+        flat = row.view(-1).view(tensors[0].dtype)
+        if self.nccl:
+            if len(tensors) == 1:
+                flat = flat.clone()  # NCCL reduces in place, and a bucket of one may be the tensor itself
+            yield [self._post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
+        else:
+            # Each rank reduces a part and all gather the parts: as many bytes as a ring sends.
+            size = flat.numel()
+            if size % self.size:
+                flat = torch.nn.functional.pad(flat, (0, -size % self.size))
+            exchanged = torch.empty_like(flat)
+            yield [self._post(dist.all_to_all_single, exchanged, flat)]
+            part = total(exchanged.view(self.size, -1).unbind(), maximum)
+            yield [self._post(_gather, exchanged.view(torch.uint8), part.view(torch.uint8))]
+            flat = exchanged[:size]
+        return unpack(flat.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
+
+    def _for_each_dtype(
+        self, reduction: Callable[[Tensors, Sequence[Any]], Launches], tensors: Tensors, arguments: Sequence[Any]
+    ) -> Launches:
+        """A reduction of the tensors of each dtype, side by side."""
+        places: dict[torch.dtype, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            places.setdefault(tensor.dtype, []).append(i)
+        running = {
+            dtype: reduction(tuple(tensors[i] for i in own), [arguments[i] for i in own])
+            for dtype, own in places.items()
+        }
         found: dict[int, torch.Tensor] = {}
-        buckets = []
-        works = []
-        for places in by_dtype(tensors):
-            sent, pieces = pack(tuple(tensors[i] for i in places), [dims[i] for i in places], self.size)
-            sent = sent.view(pieces[0].dtype)
-            received = sent.new_empty(sent.shape[1]) if self.nccl else torch.empty_like(sent)
-            works.append(self._post(_scatter if self.nccl else dist.all_to_all_single, received, sent))
-            buckets.append((places, pieces, sent, received))
-        yield works
-        for places, pieces, _, received in buckets:
-            summed = received if self.nccl else total(received.unbind())
-            parts = unpack(summed.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
-            found.update(zip(places, parts, strict=True))
+        while running:
+            works = []
+            for dtype, launches in tuple(running.items()):
+                try:
+                    works += next(launches)
+                except StopIteration as end:
+                    found.update(zip(places[dtype], end.value, strict=True))
+                    del running[dtype]
+            if works:
+                yield works
         return tuple(found[i] for i in range(len(tensors)))
-
-    def _all_reduce(self, tensors: Tensors, maximum: bool) -> Launches:
-        found: dict[int, torch.Tensor] = {}
-        buckets = []
-        for places in by_dtype(tensors):
-            bucket = tuple(tensors[i] for i in places)
-            row, pieces = pack(bucket, (0,) * len(bucket), 1)
-            flat = row.view(-1).view(pieces[0].dtype)
-            # NCCL reduces in place, and a bucket of one is the tensor itself.
-            buckets.append((places, pieces, flat.clone() if self.nccl and len(bucket) == 1 else flat))
-        flats = [flat for _, _, flat in buckets]
-        summed = yield from (self._reduced_by_nccl(flats, maximum) if self.nccl else self._reduced_here(flats, maximum))
-        for (places, pieces, _), flat in zip(buckets, summed, strict=True):
-            parts = unpack(flat.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
-            found.update(zip(places, parts, strict=True))
-        return tuple(found[i] for i in range(len(tensors)))
-
-    def _reduced_by_nccl(self, flats: Sequence[torch.Tensor], maximum: bool) -> Launches:
-        """In place."""
-        operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        yield [self._post(dist.all_reduce, flat, operation) for flat in flats]
-        return tuple(flats)
-
-    def _reduced_here(self, flats: Sequence[torch.Tensor], maximum: bool) -> Launches:
-        """Each rank reduces a part and all gather the parts: what a ring sends, in two launches."""
-        padded = [torch.nn.functional.pad(flat, (0, -flat.numel() % self.size)) for flat in flats]
-        exchanged = [torch.empty_like(flat) for flat in padded]
-        pairs = zip(exchanged, padded, strict=True)
-        yield [self._post(dist.all_to_all_single, into, flat) for into, flat in pairs]
-        parts = [total(flat.view(self.size, -1).unbind(), maximum) for flat in exchanged]
-        pairs = zip(exchanged, parts, strict=True)
-        yield [self._post(_gather, into.view(torch.uint8), part.view(torch.uint8)) for into, part in pairs]
-        return tuple(into[: flat.numel()] for into, flat in zip(exchanged, flats, strict=True))
 
     # ------------------------------------------------------------ posting
 
@@ -153,11 +162,3 @@ class AxisGroup:
 
     def _post(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         return post(f"a collective along {self.axis}", operation, *arguments, group=self.group, async_op=True)
-
-
-def by_dtype(tensors: Tensors) -> list[list[int]]:
-    """The places of the tensors of each dtype, in order."""
-    places: dict[torch.dtype, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(i)
-    return list(places.values())

@@ -66,4 +66,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _cut(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     """[parts, …]: the parts along a dimension."""
-    return tensor.unsqueeze(0) if parts == 1 else tensor.unflatten(dim, (parts, -1)).movedim(dim, 0)
+    if parts == 1:
+        return tensor.unsqueeze(0)
+    cut: torch.Tensor = tensor.unflatten(dim, (parts, -1))  # type: ignore[no-untyped-call]
+    return cut.movedim(dim, 0)

@@ -17,7 +17,7 @@ the device together, which is why channels ask for few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Any
@@ -79,7 +79,6 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self._mesh = Mesh()
         self._channels: dict[Channel, tuple[Channel, dist.ProcessGroup]] = {}  # between which ranks, and their group
         self._axes: dict[str, AxisGroup] = {}
         self._world = dist.new_group(backend=self.backend, group_desc="partita: sums over all ranks")
@@ -95,8 +94,9 @@ class ProcessTransport:
                 if self.rank in ranks:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
             self.all_gather(axis, (greeting,), (0,)).done()
+        columns = _first_ranks(mesh, mesh.pipe)
         for channel in sorted(set(channels)):
-            for column in _first_ranks(mesh, mesh.pipe):
+            for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
                 description = f"partita: {between}"
@@ -180,9 +180,9 @@ class ProcessTransport:
         return options
 
 
-def _first_ranks(mesh: Mesh, axis: str | None) -> Iterator[int]:
+def _first_ranks(mesh: Mesh, axis: str | None) -> list[int]:
     """The ranks at coordinate 0 of a mesh axis, in order: one for each group along it."""
-    return (rank for rank in range(mesh.ranks) if axis is None or mesh.coordinates(rank)[axis] == 0)
+    return [rank for rank in range(mesh.ranks) if axis is None or mesh.coordinates(rank)[axis] == 0]
 
 
 def _destroy() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -11,11 +11,11 @@ from partita.compiler.writer import HEADER, Writer
 from partita.runtime.context import Context
 
 
-def interpret(
-    nodes: Sequence[Node], feeds: Mapping[Value, torch.Tensor], wanted: Sequence[Value], step: int = 1
-) -> list[torch.Tensor]:
-    """The wanted values, computed from the fed ones."""
-    writer = Writer("x, c", {value: f"x[{i}]" for i, value in enumerate(feeds)})
+def prepare(
+    nodes: Sequence[Node], given: Sequence[Value], wanted: Sequence[Value], step: int = 1
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """The wanted values as a function of the given ones."""
+    writer = Writer("x, c", {value: f"x[{i}]" for i, value in enumerate(given)})
     writer.block(nodes, set(wanted), {})
     results = []
     for value in wanted:
@@ -25,13 +25,25 @@ def interpret(
     body = [*writer.lines, f"return [{', '.join(results)}]"]
     source = HEADER.format(name="test") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in body)
     namespace: dict[str, object] = {}
-    try:
-        exec(compile(source, "<test>", "exec"), namespace)
-        context = Context(seed=0, device=torch.device("cpu"), step=step)
-        found = namespace["run"](list(feeds.values()), context)  # type: ignore[operator]
-    except Exception as error:
-        error.add_note(source)
-        raise
-    for value, tensor in zip(wanted, found, strict=True):
-        assert tuple(tensor.shape) == value.type.shape, f"{value} came out as {tuple(tensor.shape)}\n{source}"
-    return list(found)
+    context = Context(seed=0, device=torch.device("cpu"), step=step)
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            if not namespace:
+                exec(compile(source, "<test>", "exec"), namespace)
+            found = namespace["run"](tensors, context)  # type: ignore[operator]
+        except Exception as error:
+            error.add_note(source)
+            raise
+        for value, tensor in zip(wanted, found, strict=True):
+            assert tuple(tensor.shape) == value.type.shape, f"{value} came out as {tuple(tensor.shape)}\n{source}"
+        return list(found)
+
+    return run
+
+
+def interpret(
+    nodes: Sequence[Node], feeds: Mapping[Value, torch.Tensor], wanted: Sequence[Value], step: int = 1
+) -> list[torch.Tensor]:
+    """The wanted values, computed from the fed ones."""
+    return prepare(nodes, list(feeds), wanted, step)(list(feeds.values()))

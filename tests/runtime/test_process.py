@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from partita.runtime.rendezvous import LOOPBACK_INTERFACE
+from partita.runtime.transports.virtual import VirtualCluster
+from tests.runtime.programs.collectives import COLUMNS, LINE, SQUARE, steps
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXCHANGE = str(PROGRAMS / "exchange.py")
@@ -88,6 +90,20 @@ def test_a_peer_that_leaves_is_reported_and_closing_ends() -> None:
     (record,) = records(run.stdout)
     assert record["rank"] == 0
     assert record["lost"].startswith("the receive from rank 1 (1->0 forward) failed: "), record["lost"]
+
+
+def test_collectives_on_gloo_and_on_the_virtual_cluster_agree_bit_for_bit() -> None:
+    run = supervised(str(PROGRAMS / "collectives.py"), ranks=4, OMP_NUM_THREADS="1")
+    assert run.returncode == 0, run.stderr
+    found: list[dict[str, list[str]]] = [{} for _ in range(4)]
+    for mesh in (SQUARE, LINE, COLUMNS):
+        cluster = VirtualCluster(4)
+        cluster.run([steps(cluster.transport(rank), mesh, found[rank]) for rank in range(4)])
+    gloo = records(run.stdout)
+    for record, expected in zip(gloo, found, strict=True):
+        assert record["found"] == expected, record["rank"]
+    assert gloo[1]["lost"].startswith("the all-gather along tensor failed: "), gloo[1]["lost"]
+    assert "Warning" not in run.stderr
 
 
 def torchrun(*arguments: str) -> list[str]:

@@ -26,19 +26,6 @@ def test_checks(name: str):
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
 
 
-@pytest.mark.parametrize("name", ["gpt.par", "llama.par", "mlp.par"])
-def test_what_is_not_supported_yet_is_said_at_its_place(name: str):
-    spec, _ = load(SPECS / name)
-    assert spec is not None
-    with pytest.raises(Refused) as refused:
-        compile_spec(spec)
-    lines = (SPECS / name).read_text().splitlines()
-    assert refused.value.diagnostics
-    for diagnostic in refused.value.diagnostics:
-        assert diagnostic.code == "E0401"
-        assert lines[diagnostic.span.line - 1].lstrip().startswith("shard")
-
-
 def without_shard(name: str) -> str:
     return re.sub(r"(?m)^\s*shard .*$", "", (SPECS / name).read_text())
 

@@ -53,7 +53,7 @@ def test_the_usual_compiles():
 
 
 CASES = [
-    ("E0401", "shard", {"rules": "stage layer -> pipe\n  shard batch -> pipe"}),
+    ("E0412", "`pipe`", {"rules": "stage layer -> pipe\n  shard batch -> pipe"}),
     ("E0401", "auto", {"rules": "stage layer -> pipe\n  recompute auto"}),
     ("E0402", "`data` of 2", {"mesh": "pipe = 2, data = 2"}),
     ("E0402", "`pipe` of 2", {"rules": ""}),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, assume, given, note, settings
 
-from partita.compiler.shrink import single
 from partita.dsl.load import load_text
-from partita.runtime.experiment import Experiment
-from partita.runtime.training import prepare
+from partita.runtime.experiment import settled
 from partita.runtime.verification import executed
 from tests.programs import Program, sharded_programs
 
@@ -17,7 +15,9 @@ def check(text: str) -> None:
     """Run a file as it stands and in one piece, and compare."""
     spec, diagnostics = load_text(text, "random.par")
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
-    execution = executed(Experiment(prepare(spec), prepare(single(spec)), 0.01))
+    experiment = settled(spec)
+    assume(experiment is not None)
+    execution = executed(experiment)
     assert execution.passed, "\n\n".join(d.render() for d in execution.diagnostics)
 
 

@@ -1,0 +1,91 @@
+"""Messages between stages: every one is sent once, by the stage that makes it, and received once, as it was sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from attrs import define, field
+
+from partita.compiler.certificate.report import Checker
+from partita.compiler.certificate.rules import Violation, demand
+from partita.compiler.cut import Partitioned
+from partita.compiler.graph import Node, Phase
+from partita.compiler.instructions import BACK, ONWARD, Message
+from partita.compiler.ops.communication import Receive, Send
+
+# Value, source, destination, direction: a message is told from others by these.
+Key = tuple[str, int, int, str]
+
+# What travels onward is made and read in the forward pass, what travels back in the first half of the backward one.
+PHASES = {ONWARD: Phase.FORWARD, BACK: Phase.BACKWARD}
+
+
+@define(eq=False)
+class Messages:
+    """Both ends of every message. `sent` are those whose ends match."""
+
+    sends: dict[Key, Node] = field(factory=dict)
+    receives: dict[Key, Node] = field(factory=dict)
+    sent: set[Key] = field(factory=set)
+    count: int = 0
+
+    @staticmethod
+    def of(partitioned: Partitioned, check: Checker) -> Messages:
+        """Match the ends of all messages, and what was promised (`Partitioned.messages`)."""
+        found = Messages()
+        received = {v for stage in partitioned.stages for n in stage.nodes if _receives(n) for v in n.outputs}
+        for stage in partitioned.stages:
+            for node in stage.nodes:
+                with check.at(node.span, f"on stage {stage.index}"):
+                    if isinstance(node.op, Send):
+                        found._end(found.sends, send_key(node, stage.index), node, "sent")
+                        demand(not received & {*node.inputs}, "a stage sends what it was sent itself", *node.inputs)
+                    elif isinstance(node.op, Receive):
+                        found._end(found.receives, receive_key(node, stage.index), node, "received")
+        for key in dict.fromkeys((*found.sends, *found.receives)):
+            node = found.sends.get(key) or found.receives[key]
+            with check.at(node.span, f"from stage {key[1]} to stage {key[2]}"):
+                found._match(key)
+        with check.at():
+            promised = Counter(partitioned.messages)
+            made = Counter(Message(*key, node.inputs[0].type.bytes) for key, node in found.sends.items())
+            demand(promised == made, "the list of messages is not that of the sends")
+        return found
+
+    def _end(self, ends: dict[Key, Node], key: Key, node: Node, done: str) -> None:
+        name, source, destination, direction = key
+        (value,) = node.inputs or node.outputs
+        demand(key not in ends, f"`{name}` is {done} twice", value)
+        ends[key] = node
+        demand(value.name == name, f"`{value.name}` is {done} as `{name}`", value)
+        demand(direction in PHASES, f"`{name}` has no direction")
+        forward = direction == ONWARD
+        demand((source < destination) == forward and source != destination, f"`{name}` travels against its direction")
+        demand(node.phase is PHASES[direction], f"`{name}` is {done} in phase {node.phase}", value)
+
+    def _match(self, key: Key) -> None:
+        self.count += 1
+        send, receive = self.sends.get(key), self.receives.get(key)
+        if send is None or receive is None:
+            raise Violation(f"`{key[0]}` is {'received but never sent' if send is None else 'sent but never received'}")
+        (source,), (target,) = send.inputs, receive.outputs
+        assert isinstance(receive.op, Receive)
+        demand(source.type == target.type == receive.op.type, f"the ends of `{key[0]}` differ in type", source, target)
+        demand(source.layout == target.layout, f"the ends of `{key[0]}` differ in layout", source, target)
+        self.sent.add(key)
+
+
+def _receives(node: Node) -> bool:
+    return isinstance(node.op, Receive)
+
+
+def send_key(node: Node, stage: int) -> Key:
+    """The message that a node of a stage sends."""
+    assert isinstance(node.op, Send)
+    return node.op.value, stage, node.op.destination, node.op.direction
+
+
+def receive_key(node: Node, stage: int) -> Key:
+    """The message that a node of a stage receives."""
+    assert isinstance(node.op, Receive)
+    return node.op.value, node.op.source, stage, node.op.direction

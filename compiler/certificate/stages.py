@@ -1,0 +1,204 @@
+"""The stages of a microbatch: without changes of layout, sends and receives, each computes the whole program's values.
+
+Stages are walked together, a stage waiting at a receive until the stage that sends has come to its send; so each value
+gets its meaning after what it is made from. Laws:
+
+- a value is an input, a parameter or the result of one node, and stands before its uses; what a node reads was made in
+  its own phase or in an earlier one (P before F before B before W), since phases are functions of their own;
+- what it means is a value of the whole program: the same operation on operands that mean the same;
+- the accumulators of a stage get the contributions that the whole program gives them there, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import define, field
+
+from partita.compiler.certificate.meanings import UNKNOWN
+from partita.compiler.certificate.messages import Key, Messages, receive_key, send_key
+from partita.compiler.certificate.report import Checker, quoted
+from partita.compiler.certificate.rules import demand
+from partita.compiler.certificate.whole import Contribution, Whole
+from partita.compiler.cut import Partitioned, StageGraph
+from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.op import MAX, SUM
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.position import TIME, Positioned
+from partita.compiler.shard import ParameterLayouts
+
+ORDER = {Phase.PROLOGUE: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.WEIGHT: 3}
+
+
+@define(eq=False)
+class _Stage:
+    """A stage under way. `values` are those made so far, with what they mean and the phase they are there from."""
+
+    graph: StageGraph
+    accumulators: dict[str, Accumulator]
+    values: dict[Value, tuple[int, int]] = field(factory=dict)
+    contributions: dict[str, list[Contribution]] = field(factory=dict)
+    position: int = 0
+
+
+@define(eq=False)
+class Stages:
+    """All stages of a partitioned program, held against the whole one."""
+
+    partitioned: Partitioned
+    layouts: Mapping[str, ParameterLayouts]
+    whole: Whole
+    messages: Messages
+    check: Checker
+    arrived: dict[Key, int] = field(factory=dict)
+
+    def run(self) -> None:
+        """Check all stages. They go on in turns, each as far as its messages have come."""
+        check = self.check
+        with check.at():
+            declared = [parameter for parameter, _ in self.whole.parameters.values()]
+            alike = all(map(_same, self.partitioned.graph.parameters, declared))
+            demand(alike and len(declared) == len(self.partitioned.graph.parameters), "the parameters are other ones")
+        stages = [self._begun(index, graph) for index, graph in enumerate(self.partitioned.stages)]
+        waiting: dict[Key, _Stage] = {}
+        ready = list(reversed(stages))
+        while ready:
+            stage = ready.pop()
+            nodes = stage.graph.nodes
+            while stage.position < len(nodes):
+                node = nodes[stage.position]
+                if isinstance(node.op, Receive):
+                    key = receive_key(node, stage.graph.index)
+                    if key in self.messages.sent and key not in self.arrived:
+                        waiting[key] = stage
+                        break
+                stage.position += 1
+                self._node(stage, node)
+                if isinstance(node.op, Send):
+                    woken = waiting.pop(send_key(node, stage.graph.index), None)
+                    ready += [woken] if woken else []
+        for key, stage in waiting.items():
+            node = stage.graph.nodes[stage.position]
+            check.report(f"`{key[0]}` is sent only after what follows from it", node.span, node.outputs, "")
+        for stage in stages:
+            with check.at(where=f"on stage {stage.graph.index}"):
+                self._accumulated(stage)
+
+    # ------------------------------------------------------------ what is there before the nodes
+
+    def _begun(self, index: int, graph: StageGraph) -> _Stage:
+        check = self.check
+        stage = _Stage(graph, {each.name: each for each in graph.accumulators})
+        with check.at():
+            demand(graph.index == index, f"stage {graph.index} is the {index + 1}th")
+        for each in graph.inputs:
+            with check.at(each.span, f"on stage {index}"):
+                self._add(stage, each.value, UNKNOWN, ORDER[Phase.FORWARD if each.batch else Phase.PROLOGUE])
+                number = check.given(self.whole.inputs[each.name, each.batch], each.value)
+                partial = any(state in (SUM, MAX) for _, state in each.value.layout.states)
+                demand(not partial, f"the data yields no parts of sums, as `{each.name}` is said to be", each.value)
+                self._set(stage, each.value, number)
+        for parameter in graph.parameters:
+            with check.at(parameter.span, f"on stage {index}"):
+                value = parameter.value
+                self._add(stage, value, UNKNOWN, ORDER[Phase.PROLOGUE])
+                declared, number = self.whole.parameters[parameter.name]
+                check.given(number, value)
+                demand(value.layout == self.layouts[parameter.name].param, "a parameter is not as it is stored", value)
+                demand(_same(parameter, declared), f"`{parameter.name}` is another parameter than declared", value)
+                self._set(stage, value, number)
+        return stage
+
+    def _add(self, stage: _Stage, value: Value, number: int, phase: int) -> None:
+        demand(value not in stage.values, f"`{value.name}` is made twice", value)
+        stage.values[value] = number, phase
+
+    def _set(self, stage: _Stage, value: Value, number: int) -> None:
+        stage.values[value] = number, stage.values[value][1]
+
+    # ------------------------------------------------------------ one node
+
+    def _node(self, stage: _Stage, node: Node) -> None:
+        where = f"on stage {stage.graph.index}"
+        numbers: tuple[int, ...] = (UNKNOWN,) * len(node.outputs)
+        with self.check.at(node.span, where):
+            numbers = self._meaning(stage, node)
+        with self.check.at(node.span, where):
+            for value, number in zip(node.outputs, numbers, strict=True):
+                self._add(stage, value, number, ORDER.get(node.phase, 0))
+
+    def _meaning(self, stage: _Stage, node: Node) -> tuple[int, ...]:
+        phase = ORDER.get(node.phase)
+        demand(phase is not None, f"{quoted(node)} is no work of a microbatch")
+        assert phase is not None
+        demand(node.stage == stage.graph.index, f"{quoted(node)} is said to be on stage {node.stage}")
+        operands = []
+        for value in node.inputs:
+            demand(value in stage.values, f"`{value.name}` is read before it is made, or is not made at all", value)
+            number, made = stage.values[value]
+            demand(made <= phase, f"`{value.name}` is made after phase {node.phase}, in which it is read", value)
+            operands.append(number)
+        op = node.op
+        if isinstance(op, Receive):
+            return (self.arrived.get(receive_key(node, stage.graph.index), UNKNOWN),)
+        if isinstance(op, Send):
+            self.arrived[send_key(node, stage.graph.index)] = operands[0]
+            return ()
+        if isinstance(op, Accumulate):
+            self._accumulate(stage, node, op, operands[0])
+            return ()
+        if phase == 0 and isinstance(op, Positioned):
+            demand(all(shard[1] != TIME for shard in op.shards), "the prologue has no microbatch", *node.outputs)
+        return self.check.results(node, tuple(operands))
+
+    # ------------------------------------------------------------ accumulation
+
+    def _accumulate(self, stage: _Stage, node: Node, op: Accumulate, number: int) -> None:
+        (value,) = node.inputs
+        demand(node.phase is not Phase.PROLOGUE, f"`{value.name}` is accumulated before the first microbatch", value)
+        whole = self.check.rules.operation(op, node.inputs, ())
+        assert isinstance(whole, Accumulate)
+        self.check.nodes += 1
+        stage.contributions.setdefault(op.target, []).append((whole, number))
+        accumulator = stage.accumulators.get(op.target)
+        demand(accumulator is not None, f"stage {stage.graph.index} has no accumulator `{op.target}`", value)
+        assert accumulator is not None
+        total = accumulator.value
+        alike = total.layout == value.layout and total.type == op.type
+        demand(alike, f"`{value.name}` is accumulated in another layout than its own", value, total)
+
+    def _accumulated(self, stage: _Stage) -> None:
+        """The stage's accumulators are those of the whole program, and so is what they get."""
+        index = stage.graph.index
+        wanted = {target: found for (target, at), found in self.whole.contributions.items() if at == index}
+        names = [each.name for each in stage.graph.accumulators]
+        demand(len(set(names)) == len(names), f"stage {index} has two accumulators of one name")
+        demand(set(names) == wanted.keys(), f"stage {index} has other accumulators than the whole program gives it")
+        for each in stage.graph.accumulators:
+            declared, number = self.whole.accumulators[each.name]
+            with self.check.at(where=f"on stage {index}"):
+                self.check.given(number, each.value)
+                kind = each.parameter == declared.parameter and each.maximum == declared.maximum
+                demand(kind and each.stage == index, f"`{each.name}` is accumulated as something else", each.value)
+                if each.parameter is not None:
+                    self._stored(each, each.parameter)
+                got, due = stage.contributions.get(each.name, []), wanted[each.name]
+                count = f"{len(got)} contributions, not the {len(due)} of the whole program in their order"
+                demand(got == due, f"`{each.name}` gets {count}", each.value)
+
+    def _stored(self, each: Accumulator, parameter: str) -> None:
+        """A gradient is stored split where the layout says so; elsewhere it may stay parts of a sum."""
+        stored, layout = self.layouts[parameter].grad, each.value.layout
+        for over in self.check.rules.mesh.sharding:
+            state, wanted = layout.state(over), stored.state(over)
+            demand(
+                state == wanted or (wanted is None and state == SUM),
+                f"the gradient of `{parameter}` is not stored as {stored}",
+                each.value,
+            )
+
+
+def _same(a: Parameter, b: Parameter) -> bool:
+    """Whether two records are of one parameter, but for its layout."""
+    return (a.name, a.master, a.fans, a.decays) == (b.name, b.master, b.fans, b.decays) and a.initial is b.initial

@@ -1,0 +1,52 @@
+"""The whole program in numbers: what its values mean, and what it demands."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from partita.compiler.certificate.meanings import Meanings
+from partita.compiler.graph import Accumulator, Graph, Parameter, Value
+from partita.compiler.ops.optimizer import Accumulate
+
+# A contribution to an accumulator: what is accumulated, and how.
+Contribution = tuple[Accumulate, int]
+
+
+@frozen(eq=False)
+class Whole:
+    """What the graph of one microbatch and of the end of its step demands of any program that stands for it.
+
+    `contributions` are those to each accumulator on each stage, in order; `statistics` are the loss and the metrics.
+    """
+
+    graph: Graph
+    inputs: dict[tuple[str, str | None], int] = field(factory=dict)
+    parameters: dict[str, tuple[Parameter, int]] = field(factory=dict)
+    accumulators: dict[str, tuple[Accumulator, int]] = field(factory=dict)
+    contributions: dict[tuple[str, int | None], list[Contribution]] = field(factory=dict)
+    statistics: dict[str, int] = field(factory=dict)
+
+    @staticmethod
+    def of(graph: Graph, meanings: Meanings) -> Whole:
+        """Number a graph."""
+        whole = Whole(graph)
+        numbers: dict[Value, int] = {}
+        for each in graph.inputs:
+            number = meanings.given("input", each.name, each.batch, type=each.value.type)
+            numbers[each.value] = whole.inputs[each.name, each.batch] = number
+        for parameter in graph.parameters:
+            number = numbers[parameter.value] = meanings.given("parameter", parameter.name, type=parameter.value.type)
+            whole.parameters[parameter.name] = parameter, number
+        for total in graph.accumulators:
+            number = numbers[total.value] = meanings.given("total", total.name, type=total.value.type)
+            whole.accumulators[total.name] = total, number
+        for node in graph.nodes:
+            operands = tuple(numbers[value] for value in node.inputs)
+            if isinstance(node.op, Accumulate):
+                key = node.op.target, node.stage
+                whole.contributions.setdefault(key, []).append((node.op, operands[0]))
+            else:
+                numbers.update(zip(node.outputs, meanings.of(node.op, operands), strict=True))
+        for name, value in (("loss", graph.loss), *graph.metrics):
+            whole.statistics[name] = numbers[value]
+        return whole

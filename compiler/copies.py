@@ -1,0 +1,184 @@
+"""The copies of values in other layouts: each made once, where it costs least, and by whom it may be read.
+
+A copy that is no larger than what it is made from (reduced, or a part) belongs to the value: it is made on the value's
+stage, and everyone reads it. A larger one (gathered, exchanged) belongs to the stage and the pass that use it: it is
+not sent, and not kept from the forward pass for the backward pass. A partial sum is reduced once, to its home, and
+other layouts are derived from there.
+"""
+
+from __future__ import annotations
+
+from attrs import define, evolve, field
+
+from partita.compiler.choice import localized
+from partita.compiler.graph import Builder, Input, Node, Phase, Value
+from partita.compiler.layout import Layout, is_split, layout_of, local_type
+from partita.compiler.moves import Moves
+from partita.compiler.ops.op import MAX, SUM, State
+from partita.dsl.types import Type
+
+# Passes that share the copies made in them: B and W of a microbatch are one.
+GROUP = {
+    Phase.PROLOGUE: "P",
+    Phase.FORWARD: "F",
+    Phase.BACKWARD: "B",
+    Phase.WEIGHT: "B",
+    Phase.FINISH: "E",
+}
+ENDINGS = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "reduced", "part": "part"}
+
+
+@define(eq=False)
+class Known:
+    """A whole value: where it lies, where it was made (`stage` None: nowhere yet), and its copies by layout.
+
+    `free`: an input, or a `node` without operands, made in whatever layout is wanted; `weight`: a parameter;
+    `primary`: how it was made; `kept`: this and the copies that belong to it; `expanded`: those of a stage and pass.
+    """
+
+    value: Value
+    home: Layout
+    deferred: bool = False
+    free: bool = False
+    weight: bool = False
+    primary: Value | None = None
+    stage: int | None = None
+    phase: Phase = Phase.FORWARD
+    scope: str = ""
+    node: Node | None = None
+    kept: dict[Layout, Value] = field(factory=dict)
+    expanded: dict[tuple[int | None, str], dict[Layout, Value]] = field(factory=dict)
+
+    def copies(self, stage: int | None, group: str) -> dict[Layout, Value]:
+        """What a node on a stage, in a group of passes, can read."""
+        found = self.kept
+        for key in ((stage, "P"), (stage, group)):
+            if key in self.expanded:
+                found = {**found, **self.expanded[key]}
+        return found
+
+
+@define(eq=False)
+class Copies:
+    """Makes the copies, as nodes of `build`. `portable` values are made on every stage that reads them."""
+
+    build: Builder
+    moves: Moves
+    portable: set[Value]
+    hoist: bool
+    declared: dict[Value, Input]
+    inputs: list[Input] = field(factory=list)
+
+    def read(self, known: Known, layout: Layout, node: Node) -> Value:
+        """A value in a layout, for a node; made if it is not there."""
+        if known.free:
+            return self.free(known, layout)
+        group = GROUP[node.phase]
+        crosses = known.stage not in (None, node.stage) and known.value not in self.portable
+        if (found := self._there(known, layout, node, crosses)) is not None:
+            return found
+        assert known.primary is not None
+        if known.primary.layout.partial:
+            base = self._reduced_layout(known, layout)
+            if base not in known.kept:
+                source = min(known.kept.values(), key=lambda v: self.moves.cost(v.type, v.layout, base))
+                known.kept[base] = self.move(source, base, known.stage, known.phase, known.scope, node)
+            if (found := self._there(known, layout, node, crosses)) is not None:
+                return found
+        copies = known.copies(node.stage, group)
+        sources = [copy for at, copy in copies.items() if not at.partial] or list(copies.values())
+        source = min(sources, key=lambda v: self.moves.cost(v.type, v.layout, layout))
+        if crosses and source in known.kept.values():
+            wire = self._wire(source)
+            if wire not in known.kept:
+                known.kept[wire] = self.move(source, wire, known.stage, known.phase, known.scope, node)
+            source = known.kept[wire]
+        if known.weight and self.hoist:
+            phase, key = Phase.PROLOGUE, (node.stage, "P")
+        else:
+            phase, key = node.phase, (node.stage, group)
+        moved = self.move(source, layout, node.stage, phase, node.scope, node)
+        known.expanded.setdefault(key, {})[layout] = moved
+        return moved
+
+    def _there(self, known: Known, layout: Layout, node: Node, crosses: bool) -> Value | None:
+        """The value in a layout, if it is there; what would cross a slow link whole is not."""
+        copies = known.copies(node.stage, GROUP[node.phase])
+        found = copies.get(layout)
+        if found is None or (crosses and found is known.kept.get(layout) and self._wire(found) != layout):
+            return None
+        return found
+
+    def _wire(self, value: Value) -> Layout:
+        """The layout in which a value crosses to another stage: as slices where gathering them is cheaper."""
+        pipe = self.moves.mesh.pipe
+        if pipe is None:
+            return value.layout
+        layout, type = value.layout, value.type
+        link = self.moves.mesh.link(pipe)
+        for over in self.moves.mesh.sharding:
+            if layout.state(over) is not None:
+                continue
+            parts = self.moves.mesh.sizes[over]
+            states = dict(layout.states)
+            inner = {states.get(m) for m in self.moves.mesh.sharding[self.moves.mesh.sharding.index(over) + 1 :]}
+            axis = next((a for a in type.axes if a.size % parts == 0 and a.name not in inner), None)
+            if axis is None:
+                continue
+            cut = layout_of((m, axis.name if m == over else states.get(m)) for m in self.moves.mesh.sharding)
+            part = type.resized(axis.name, axis.size // parts)
+            saved = (type.bytes - part.bytes) / link.bandwidth
+            if self.moves.cost(part, cut, layout) < saved:
+                layout, type = cut, part
+        return layout
+
+    def _reduced_layout(self, known: Known, wanted: Layout) -> Layout:
+        """Where a partial value is reduced to: its home, along the mesh axes on which its parts are to be added."""
+        assert known.primary is not None
+        primary = known.primary.layout
+        states: dict[str, State] = {}
+        for over in self.moves.mesh.sharding:
+            state = primary.state(over)
+            if state == SUM and wanted.state(over) != SUM:
+                state = known.home.state(over)
+                if is_split(state) and not self._divides(known.value.type, str(state), over, primary, states):
+                    state = None
+            elif state == MAX and wanted.state(over) != MAX:
+                state = None
+            states[over] = state
+        return layout_of(states.items())
+
+    def _divides(self, type: Type, axis: str, over: str, primary: Layout, states: dict[str, State]) -> bool:
+        """Whether an axis can be split over one mesh axis more."""
+        parts = self.moves.mesh.sizes[over]
+        for other in self.moves.mesh.sharding:
+            if other != over and states.get(other, primary.state(other)) == axis:
+                parts *= self.moves.mesh.sizes[other]
+        return type.axis(axis).size % parts == 0
+
+    def move(self, source: Value, target: Layout, stage: int | None, phase: Phase, scope: str, reader: Node) -> Value:
+        """Append the steps from a value to a layout."""
+        self.build.scope, self.build.span = scope, reader.span
+        self.build.stage, self.build.phase = stage, phase
+        value = source
+        for step in self.moves.path(source.type, source.layout, target):
+            ending = ENDINGS.get(step.op.name, "moved")
+            moved = Value(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
+            self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
+            value = moved
+        return value
+
+    def free(self, known: Known, layout: Layout) -> Value:
+        """An input, or a node without operands, in a layout."""
+        if layout in known.kept:
+            return known.kept[layout]
+        whole = known.value
+        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
+        value = Value(name, local_type(whole.type, layout, self.moves.mesh.sizes), layout)
+        if known.node is None:
+            self.inputs.append(evolve(self.declared[whole], value=value))
+        else:
+            op = localized(known.node, (), (layout,), self.moves.mesh)
+            self.build.nodes.append(evolve(known.node, op=op, outputs=(value,)))
+        known.kept[layout] = value
+        return value

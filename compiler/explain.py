@@ -1,0 +1,278 @@
+"""How a tensor lies on the mesh, and why: what `partita explain FILE NAME` says.
+
+Comes in: a compilation that has passed all passes, and a name: a full one or the end of one, with or without turn
+numbers, as rules take it. Goes out: for each tensor of that name its home by mesh axis with the rule that gave it, the
+rules that would have split it and came too late; how a parameter, its gradient and its optimizer state are stored; the
+copies that are made of a value and the lines that want them; and which ways there were of making it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from partita.compiler.causes import Moved, moved_of
+from partita.compiler.choice import Option
+from partita.compiler.graph import Input, Node, Parameter, Value, without_turns
+from partita.compiler.layout import Layout, local_type, whole_type
+from partita.compiler.ops.collective import Move
+from partita.compiler.ops.op import MAX, SUM, State
+from partita.compiler.pipeline import Compilation
+from partita.compiler.reasons import Late, Split, reasons_of
+from partita.compiler.shard import ParameterLayouts
+from partita.compiler.traffic import traffic
+from partita.dsl.report import nearest
+from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+
+@frozen(eq=False)
+class Stored:
+    """How the parameter, gradient or optimizer state is kept between uses, by the rules for its class, if any. The
+    gradient is that of the microbatches so far: partial where it is summed at the end of the step."""
+
+    what: str
+    layout: Layout
+    type: Type
+    rules: tuple[Span, ...]
+
+
+@frozen(eq=False)
+class Copy:
+    """The value in another layout: the steps that lead there, in which phase, and the lines that read it."""
+
+    layout: Layout
+    type: Type
+    steps: tuple[str, ...]
+    phase: str
+    readers: tuple[Span, ...]
+
+
+@frozen(eq=False)
+class Alternative:
+    """One way of splitting the operation that makes the value, along one mesh axis: what it would have moved."""
+
+    mesh_axis: str
+    states: str
+    seconds: float
+    taken: bool
+
+
+@frozen(eq=False)
+class Explanation:
+    """A tensor: all that its layout follows from. `names` are those of its turns, the first of which is described.
+
+    `type` is the whole tensor's (of one microbatch), `local` what a rank computes with at home. `made` is the layout
+    in which `operation` makes it; `instead` are the operations in the place of one that cannot be split. `moved` is
+    what is sent of it, or of a parameter's gradient and updates, in all its turns.
+    """
+
+    names: tuple[str, ...]
+    role: str
+    type: Type
+    local: Type
+    span: Span | None
+    home: Layout
+    splits: tuple[Split, ...]
+    late: tuple[Late, ...]
+    stages: tuple[int, ...]
+    stored: tuple[Stored, ...] = ()
+    operation: str | None = None
+    made: Layout | None = None
+    instead: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    moved: tuple[Moved, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name without turn numbers."""
+        return without_turns(self.names[0])
+
+
+def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
+    """The tensors of a name, one of each that differ in more than their turns. ValueError where there is none."""
+    found = _Tensors(state)
+    groups: dict[str, list[str]] = {}
+    for each in found.names():
+        if _means(name, each):
+            groups.setdefault(without_turns(each), []).append(each)
+    if not groups:
+        near = nearest(name, dict.fromkeys(_short(each) for each in found.names()))
+        raise ValueError(f"`{name}` names no tensor of this program" + (f"; did you mean `{near}`?" if near else ""))
+    return tuple(found.explained(tuple(names)) for names in groups.values())
+
+
+def _means(name: str, tensor: str) -> bool:
+    """Whether a name means a tensor: it is its whole name or its end, turn numbers aside. `d(h)` is a cotangent."""
+    if name.startswith("d(") != tensor.startswith("d("):
+        return False
+    inner, of = (_inner(name), _inner(tensor)) if name.startswith("d(") else (name, tensor)
+    return any(each == inner or each.endswith("." + inner) for each in (of, without_turns(of)))
+
+
+def _inner(name: str) -> str:
+    return name[2:].replace(")", "", 1) if name.startswith("d(") else name
+
+
+def _short(name: str) -> str:
+    last = _inner(name).rsplit(".", 1)[-1]
+    return f"d({last})" if name.startswith("d(") else last
+
+
+class _Tensors:
+    """What is known of the tensors of a compilation, by name."""
+
+    def __init__(self, state: Compilation) -> None:
+        assert state.step is not None
+        assert state.sharded is not None
+        self.state = state
+        self.mesh = state.mesh
+        self.records = traffic(state)
+        self.reasons = reasons_of(state.spec.layout, state.mesh)
+        self.parameters: dict[str, Parameter] = {each.name: each for each in state.step.parameters}
+        self.inputs = {each.value.name: each for each in state.step.inputs}
+        self.whole: dict[str, tuple[Value, Node]] = {
+            value.name: (value, node) for node in state.step.nodes for value in node.outputs
+        }
+        self.graph = state.sharded.graph
+        self.local = {
+            value.name: (value, node)
+            for node in self.graph.nodes
+            if not isinstance(node.op, Move)
+            for value in node.outputs
+        }
+
+    def names(self) -> Iterator[str]:
+        """Of all tensors."""
+        yield from dict.fromkeys((*self.parameters, *self.inputs, *self.whole, *self.local))
+
+    def explained(self, names: tuple[str, ...]) -> Explanation:
+        """The first of some tensors that differ in their turns alone, with what is sent of all."""
+        own = set(names)
+        moved = moved_of(each for each in self.records if (each.parameter or each.tensor) in own)
+        return evolve(self._first(names), moved=moved)
+
+    def _first(self, names: tuple[str, ...]) -> Explanation:
+        name = names[0]
+        if name in self.parameters:
+            return self._parameter(names, self.parameters[name])
+        if name in self.inputs:
+            return self._input(names, self.inputs[name])
+        known = self.whole if name in self.whole else self.local
+        value, node = known[name]
+        type = whole_type(value.type, value.layout, self.mesh.sizes)
+        stages = tuple(sorted({known[each][1].home for each in names}))
+        return self._value(self._of(names, "a value", type, node.span, stages), name)
+
+    # ------------------------------------------------------------ home
+
+    def _of(
+        self, names: tuple[str, ...], role: str, type: Type, span: Span | None, stages: tuple[int, ...]
+    ) -> Explanation:
+        home = self.reasons.homes.home(names[0], type, span)
+        local = local_type(type, home, self.mesh.sizes)
+        splits, late = self.reasons.home(names[0], type)
+        return Explanation(names, role, type, local, span, home, splits, late, stages)
+
+    def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
+        """An input can be had in any layout: the data is a function of seed and step."""
+        assert self.state.partitioned is not None
+        stages = [s.index for s in self.state.partitioned.stages if any(each.name == given.name for each in s.inputs)]
+        parts = [each.value for each in self.graph.inputs if each.name == given.name]
+        copies = []
+        for part in parts:
+            readers = [node for node in self.graph.nodes if part in node.inputs and node.span is not None]
+            phases = dict.fromkeys(node.phase.name.lower() for node in readers)
+            spans = dict.fromkeys(node.span for node in readers if node.span is not None)
+            copies.append(Copy(part.layout, part.type, ("reading",), ", ".join(phases), tuple(spans)))
+        found = self._of(names, "an input", given.value.type, given.span, tuple(stages))
+        return evolve(found, copies=tuple(copies))
+
+    # ------------------------------------------------------------ parameters
+
+    def _parameter(self, names: tuple[str, ...], parameter: Parameter) -> Explanation:
+        assert self.state.sharded is not None
+        assert self.state.program is not None
+        stages = tuple(sorted({s for each in names for s in self.state.program.parameter(each).stages}))
+        found = self._of(names, "a parameter", parameter.master, parameter.span, stages)
+        layouts = self.state.sharded.parameters[parameter.name]
+        return evolve(
+            found,
+            local=found.local.with_dtype(parameter.value.type.dtype),
+            stored=tuple(self._stored(parameter, layouts, kind) for kind in ("param", "grad", "state")),
+            copies=self._copies(parameter.name),
+        )
+
+    def _stored(self, parameter: Parameter, layouts: ParameterLayouts, kind: str) -> Stored:
+        layout: Layout = getattr(layouts, kind)
+        rules = self.reasons.stored(kind, parameter.name, layouts.compute, layout)
+        if kind == "grad":
+            layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
+        return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules)
+
+    # ------------------------------------------------------------ values
+
+    def _value(self, found: Explanation, name: str) -> Explanation:
+        assert self.state.sharded is not None
+        if name not in self.local:
+            return evolve(found, operation=self.whole[name][1].op.label, instead=self._instead(self.whole[name][1]))
+        value, node = self.local[name]
+        found = evolve(found, operation=node.op.label, copies=self._copies(name))
+        choice = self.state.sharded.choices.get(node)
+        if choice is None:
+            return found
+        whole = self.whole.get(name, (value, node))[1]
+        options = sorted(choice.options, key=lambda each: (each.mesh_axis, not each.taken, each.seconds))
+        return evolve(
+            found,
+            made=value.layout,
+            alternatives=tuple(
+                Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken) for each in options
+            ),
+        )
+
+    def _instead(self, replaced: Node) -> tuple[str, ...]:
+        """The operations that stand in the place of one that cannot be split as its operands are."""
+        return tuple(
+            dict.fromkeys(
+                node.op.label
+                for name, (_, node) in self.local.items()
+                if name not in self.whole and node.span is replaced.span and node.scope == replaced.scope
+            )
+        )
+
+    def _copies(self, name: str) -> tuple[Copy, ...]:
+        """The value's copies in other layouts, in the order in which they are made."""
+        steps: dict[Value, tuple[str, ...]] = {}
+        made: list[tuple[Value, Node]] = []
+        readers: dict[Value, dict[Span, None]] = {}
+        for node in self.graph.nodes:
+            for i, value in enumerate(node.inputs):
+                if value.name != name and value not in steps:
+                    continue
+                if isinstance(node.op, Move):
+                    moved = node.outputs[i]
+                    steps[moved] = (*steps.get(value, ()), f"{node.op.name} over {node.op.over}")
+                    made.append((moved, node))
+                elif node.span is not None:
+                    readers.setdefault(value, {})[node.span] = None
+        return tuple(
+            Copy(value.layout, value.type, steps[value], node.phase.name.lower(), tuple(readers[value]))
+            for value, node in made
+            if value in readers
+        )
+
+
+def _states(node: Node, option: Option) -> str:
+    """`h: whole, wq: heads → q: heads`."""
+    if not any((*option.way.operands, *option.way.results)):
+        return "all whole"
+    left = ", ".join(f"{_short(v.name)}: {_word(s)}" for v, s in zip(node.inputs, option.way.operands, strict=True))
+    right = ", ".join(f"{_short(v.name)}: {_word(s)}" for v, s in zip(node.outputs, option.way.results, strict=True))
+    return f"{left} → {right}"
+
+
+def _word(state: State) -> str:
+    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)

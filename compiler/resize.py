@@ -1,0 +1,69 @@
+"""A model with other sizes of its axes, other turns of its repeats, and other beginnings of its parameters.
+
+The steps stay as they are, and no type is inferred again: an axis has one size in a whole model, so that types follow
+from the sizes. Only the start of a `slice` is a number that depends on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import evolve, field, frozen
+
+from partita.dsl import spec
+from partita.dsl.types import Axis, Type
+
+Initial = Callable[[spec.Call], spec.Call]
+
+
+def of_order_one(_: spec.Call) -> spec.Call:
+    """Random values that keep activations of order 1, whatever a parameter's declared beginning is."""
+    return spec.Call("kaiming", {})
+
+
+def unless_zero(declared: spec.Call) -> spec.Call:
+    """The declared beginning; random values instead of zeros."""
+    return of_order_one(declared) if declared.name == "zeros" else declared
+
+
+@frozen(eq=False)
+class Resized:
+    """Bodies with other sizes, turns and beginnings; each is rewritten once, however often it is called."""
+
+    sizes: Mapping[str, int]
+    counts: Mapping[int, int]
+    initial: Initial
+    _done: dict[int, spec.Body] = field(factory=dict)
+
+    def body(self, body: spec.Body) -> spec.Body:
+        """A body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
+        found = self._done.get(id(body))
+        if found is None:
+            steps = tuple(self.step(step, body) for step in body.steps)
+            found = evolve(body, steps=steps, types=tuple(map(self.type, body.types)))
+            self._done[id(body)] = found
+        return found
+
+    def type(self, type: Type) -> Type:
+        """A type with the new sizes."""
+        return evolve(type, axes=tuple(Axis(axis.name, self.sizes[axis.name]) for axis in type.axes))
+
+    def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
+        """A step of a body."""
+        if isinstance(step, spec.CallBlock):
+            return evolve(step, body=self.body(step.body))
+        if isinstance(step, spec.Repeat):
+            return evolve(step, body=self.body(step.body), count=self.counts[id(step)])
+        if isinstance(step, spec.Parameter):
+            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
+        if isinstance(step, spec.Sample):
+            return evolve(step, type=self.type(step.type))
+        options = step.options
+        if step.function == "slice":
+            (operand,) = step.operands
+            assert isinstance(operand, int)
+            declared = body.types[operand].axis(options["axis"]).size - step.type.axis(options["into"]).size
+            room = self.sizes[options["axis"]] - self.sizes[options["into"]]
+            start = room if options["start"] == declared else min(options["start"], room)
+            options = {**options, "start": start}
+        return evolve(step, type=self.type(step.type), options=options)

@@ -1,0 +1,254 @@
+"""The executor with functions that communicate: a program of two stages written by hand, on a mesh of data × pipe."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from partita.compiler.instructions import (
+    Channel,
+    Compute,
+    Message,
+    PostReceive,
+    PostSend,
+    Transfer,
+    WaitReceive,
+    WaitSend,
+)
+from partita.compiler.layout import Layout
+from partita.compiler.mesh import Mesh
+from partita.compiler.program import (
+    AccumulatorRecord,
+    InputPart,
+    InputRecord,
+    ParameterRecord,
+    Program,
+    RankProgram,
+    StageProgram,
+)
+from partita.compiler.schedules.schedule import Action
+from partita.dsl.spec import Call
+from partita.dsl.types import Axis, Type
+from partita.runtime.context import Context, begun
+from partita.runtime.executor import Executor
+from partita.runtime.stages import Memory
+from partita.runtime.transports.virtual import VirtualCluster
+
+CPU = torch.device("cpu")
+MESH = Mesh((("data", 2), ("pipe", 2)), "pipe")
+ROWS, WIDTH, MICROBATCHES = 8, 4, 2
+LOCAL = ROWS // MICROBATCHES // 2
+
+# y = x w0 on stage 0; loss = sum(y w1) on stage 1; both parameters are stored split over data. The gradient of w1
+# is y's sum, scattered; stage 0 accumulates how many rows it has seen. All that can be a generator is one here, but
+# stage 1's forward.
+SOURCE = """
+import torch
+
+log = []
+
+def p0(m, x, c):
+    (w,) = yield c.all_gather("data", (m[0],), (0,))
+    return (w,)
+
+def f0(p, f, a, c):
+    log.append("F")
+    y = (f[0] * p[0]).contiguous()
+    f[1] = y
+    (rows,) = yield c.all_reduce("data", (torch.tensor(float(len(f[0])), dtype=torch.float64),))
+    a[0].add_(rows)
+
+def r0(a, c):
+    started = c.all_reduce("data", (a[0],))
+    log.append("begun")
+    (rows,) = yield started
+    log.append("ended")
+    return (rows / 2,)
+
+def p1(m, x, c):
+    return (m[0],)
+
+def f1(p, f, a, c):
+    a[0].add_(f[0].sum(0))
+
+def r1(a, c):
+    started = c.reduce_scatter("data", (a[0],), (0,))
+    (total,) = yield started
+    return (total,)
+
+def finish0(t, c):
+    return (t[0] / 2,)
+
+def finish1(t, c):
+    (squares,) = yield c.all_reduce("data", ((t[0] ** 2).sum(),))
+    return (squares / 2,)
+
+def update1(m, t, v, s, c):
+    (whole,) = yield c.all_gather("data", (t[0],), (0,))
+    m[0].sub_(c.rate * t[0])
+    v[0].copy_(t[0])
+    assert c.coordinates["pipe"] == 1 and whole.shape[0] == 2 * t[0].shape[0]
+"""
+
+
+def program() -> Program:
+    vector = Type("f64", (Axis("width", WIDTH),))
+    local = Type("f64", (Axis("batch", LOCAL), Axis("width", WIDTH)))
+    message = Message("y", 0, 1, "forward")
+    channel = Channel(0, 1, "forward")
+    transfers = [Transfer(channel, message, m, m) for m in range(MICROBATCHES)]
+    split = Layout((("data", "width"),))
+    rows = InputPart("x", 0, "batch", Layout((("data", "batch"),)))
+
+    def parameter(name: str, stage: int, states: tuple[str, ...]) -> ParameterRecord:
+        return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
+
+    def stage(index: int, **fields) -> StageProgram:
+        common = {"whole_inputs": (), "hand_overs": (), "released": frozenset(), "saved": 0, "kept": 0, "peak": 0}
+        names = {kind: f"{kind.lower()}{index}" for kind in "PFR"}
+        return StageProgram(index=index, rank=index, chunk=0, functions=names, frame=2, **common, **fields)
+
+    stages = (
+        stage(
+            0,
+            parameters=("w0",),
+            inputs=(rows,),
+            sends={message: 1},
+            receives={},
+            accumulators=(AccumulatorRecord("rows", Type("f64", ()), None, False),),
+        ),
+        stage(
+            1,
+            parameters=("w1",),
+            inputs=(),
+            sends={},
+            receives={message: (0, local)},
+            accumulators=(AccumulatorRecord("d(w1)", vector, "w1", False),),
+        ),
+    )
+    sending: list = []
+    receiving: list = []
+    for m, transfer in enumerate(transfers):
+        sending += [Compute(Action("F", 0, m), 0), PostSend(transfer)]
+        receiving += [PostReceive(transfer), WaitReceive(transfer), Compute(Action("F", 0, m), 1)]
+    ranks = tuple(
+        RankProgram(
+            rank=index,
+            stages=(index,),
+            instructions=(*instructions, *(WaitSend(transfer) for transfer in transfers if index == 0)),
+            reductions={done: (index,)},
+            parameters=(f"w{index}",),
+            sends=(),
+            receives=(),
+            totals=((index, stages[index].accumulators[0].name),),
+            statistics=(index,),
+            finish=f"finish{index}",
+            update="update1" if index else None,
+        )
+        for index, (instructions, done) in enumerate([(sending, 2), (receiving, 5)])
+    )
+    return Program(
+        name="by hand",
+        inputs=(InputRecord("x", Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH))), None),),
+        batch="batch",
+        microbatches=MICROBATCHES,
+        mesh=MESH,
+        parameters=(parameter("w0", 0, ()), parameter("w1", 1, ("momentum",))),
+        stages=stages,
+        ranks=ranks,
+        channels=(channel,),
+        statistics=("rows", "squares"),
+        schedule=None,  # type: ignore[arg-type]
+        source=SOURCE,
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_functions_that_communicate(strict: bool) -> None:
+    made = program()
+    cluster = VirtualCluster(MESH.ranks, strict)
+    memories = [Memory() for _ in range(MESH.ranks)]
+    w0 = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    executors = []
+    for rank, memory in enumerate(memories):
+        half = slice(2, 4) if MESH.coordinates(rank)["data"] else slice(0, 2)
+        index = MESH.pipe_rank(rank)
+        memory.masters[f"w{index}"] = (w0 if index == 0 else torch.ones(4, dtype=torch.float64))[half].clone()
+        memory.states["momentum", "w1"] = torch.zeros(2, dtype=torch.float64)
+        cluster.transport(rank).open(MESH, made.channels)
+        executors.append(Executor(made, rank, cluster.transport(rank), memory, 0, CPU, keep_totals=True))
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradient = (x * w0).sum(0)
+    for number in (1, 2):
+        cluster.run([executor.step(number, {"x": x}, 0.5) for executor in executors])
+        for rank, executor in enumerate(executors):
+            # Both ranks of a stage contribute half. Each of the rows was counted on both ranks, and halved.
+            torch.testing.assert_close(executor.statistics.tolist(), [float(ROWS), float((gradient**2).sum())])
+            if MESH.pipe_rank(rank):
+                half = slice(2, 4) if MESH.coordinates(rank)["data"] else slice(0, 2)
+                torch.testing.assert_close(memories[rank].masters["w1"], 1 - 0.5 * number * gradient[half])
+                torch.testing.assert_close(memories[rank].states["momentum", "w1"], gradient[half])
+                torch.testing.assert_close(executor.totals[1, "d(w1)"], gradient[half])
+            assert not any(stage.frames for stage in executor.stages.values() if MESH.pipe_rank(rank))
+
+
+def test_a_reduction_begins_as_its_stage_is_done() -> None:
+    """It posts its collectives where the program says, and is run to its end after the last instruction."""
+    made = program()
+    cluster = VirtualCluster(MESH.ranks, strict=False)
+    logs, steps = [], []
+    for rank in (0, 2):
+        transport = cluster.transport(rank)
+        transport.open(MESH, made.channels)
+        memory = Memory({"w0": torch.ones(2, dtype=torch.float64)})
+        executor = Executor(made, rank, transport, memory, 0, CPU)
+        logs.append(executor.stages[0].functions["R"].__globals__["log"])
+        steps.append(executor.step(1, {"x": torch.ones(ROWS, WIDTH, dtype=torch.float64)}))
+    for _ in range(20):
+        for step in steps:
+            next(step)
+    # Stage 1 has not come to receive, so what was sent is still waited for.
+    assert logs == [["F", "F", "begun"]] * 2
+
+
+class Answered:
+    """A handle that is done with what it was given."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.tensors = tensors
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> tuple[torch.Tensor, ...]:
+        tensors, self.tensors = self.tensors, ()
+        return tensors
+
+
+def test_what_a_function_was_sent_ends_with_its_last_use() -> None:
+    alive: list[bool] = []
+
+    def function() -> Iterator:
+        a, b = yield Answered((torch.ones(3), torch.ones(3)))
+        watched = weakref.ref(a)
+        del a
+        alive.append(watched() is not None)
+        yield Answered((b,))
+        return "end"
+
+    running = begun(function())
+    with pytest.raises(StopIteration) as end:
+        next(running)
+    assert end.value.value == "end"
+    assert alive == [False]
+
+
+def test_what_does_not_communicate_is_called_at_once() -> None:
+    running = begun((1, 2))
+    with pytest.raises(StopIteration) as end:
+        next(running)
+    assert end.value.value == (1, 2)
+    assert Context(seed=0, device=CPU).coordinates == {}

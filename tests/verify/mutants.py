@@ -1,0 +1,302 @@
+"""Mutants of a compiled program: what a defect of the compiler would make of it, one defect at a time.
+
+A change of layout (each tensor of a bucket for itself), a send or a receive is dropped, doubled or redirected, or one
+value is said to lie otherwise. Dropped, its readers read its operand; doubled, it is applied to its own result, or
+done again; redirected, it goes along another mesh axis, another axis of the tensor, to another stage, takes another
+value of the same type, or sums what it should compare. A mutant is a finished compilation, which the certificate can
+check and the virtual cluster run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from attrs import evolve, frozen
+
+from partita.compiler.assemble import assemble
+from partita.compiler.cut import StageGraph, message_of
+from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
+from partita.compiler.layout import layout_of
+from partita.compiler.mesh import Mesh
+from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Move, Part, ReduceScatter
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.op import MAX, SUM
+from partita.compiler.pipeline import Compilation
+from partita.compiler.update import ParameterUpdate, UpdateGraph
+from partita.dsl.types import Type
+from partita.runtime.experiment import TOLERANCE, Experiment, Figure, Outcome, batches, compare
+from partita.runtime.training import Plan, VirtualRun
+
+Exchange: TypeAlias = Mapping[Value, Value]
+Replacement: TypeAlias = Mapping[Node, Sequence[Node]]
+
+
+@frozen(eq=False)
+class Mutant:
+    """One mutant. `kind` is `drop`, `double`, `redirect` or `layout`; `op` the operation that is hit, or `value`."""
+
+    kind: str
+    op: str
+    what: str
+    build: Callable[[], Compilation]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.op}: {self.what}"
+
+
+def mutants(state: Compilation) -> Iterator[Mutant]:
+    """All mutants of a compilation's communication, then all of its layouts."""
+    for place in places(state):
+        for node in place.nodes:
+            for kind, what, replacement, values in _mutations(place, node):
+                build = partial(place.changed, values, {node: replacement})
+                yield Mutant(kind, node.op.name, f"{what} in {place.name}", build)
+    yield from layout_mutants(state)
+
+
+# ---------------------------------------------------------------- places
+
+RECORDS = (StageGraph, UpdateGraph, ParameterUpdate, Input, Parameter, Accumulator)
+
+
+@frozen(eq=False)
+class Place:
+    """A list of nodes in a compilation. `stage` is None for what belongs to the end of the step."""
+
+    state: Compilation
+    name: str
+    nodes: tuple[Node, ...]
+    stage: int | None = None
+
+    def changed(self, values: Exchange, replaced: Replacement | None = None, made: bool = False) -> Compilation:
+        """The compilation with other values read here (and made, where `made`), and with nodes replaced."""
+        change = Change(values, replaced or {}, made)
+        if self.stage is None:
+            return evolve(self.state, update=change.of(self.state.update))
+        partitioned = self.state.partitioned
+        stages = list(partitioned.stages)
+        own = stages[self.stage]
+        stages[self.stage] = change.of(own)
+        sends = [node for stage in stages for node in stage.nodes if isinstance(node.op, Send)]
+        partitioned = evolve(partitioned, stages=tuple(stages), messages=tuple(message_of(node) for node in sends))
+        totals = any(each.value in values for each in own.accumulators)
+        update = change.of(self.state.update) if totals else self.state.update
+        return evolve(self.state, partitioned=partitioned, update=update)
+
+
+def places(state: Compilation) -> Iterator[Place]:
+    """All places of a compilation."""
+    for stage in state.partitioned.stages:
+        yield Place(state, f"stage {stage.index}", stage.nodes, stage.index)
+    update = state.update
+    for index, nodes in update.reduce:
+        yield Place(state, f"the reductions of stage {index}", nodes)
+    for index, nodes in update.finish:
+        yield Place(state, f"the squares of stage {index}", nodes)
+    yield Place(state, "the metrics", update.metrics)
+    yield Place(state, "clipping", update.clip)
+    for each in update.parameters:
+        yield Place(state, f"the gradient of {each.name}", each.finish)
+        yield Place(state, f"the update of {each.name}", each.update)
+
+
+@frozen(eq=False)
+class Change:
+    """Values exchanged and nodes replaced, in whatever record they stand."""
+
+    values: Exchange
+    replaced: Replacement
+    made: bool
+
+    def of(self, thing: Any) -> Any:
+        """The changed thing."""
+        if isinstance(thing, Value):
+            return self.values.get(thing, thing)
+        if isinstance(thing, Node):
+            outputs = self.of(thing.outputs) if self.made else thing.outputs
+            return evolve(thing, inputs=self.of(thing.inputs), outputs=outputs)
+        if isinstance(thing, tuple):
+            return tuple(new for each in thing for new in self._all(each))
+        if isinstance(thing, RECORDS):
+            return evolve(thing, **{f.name: self.of(getattr(thing, f.name)) for f in attrs.fields(type(thing))})
+        return thing
+
+    def _all(self, thing: Any) -> Sequence[Any]:
+        if isinstance(thing, Node) and thing in self.replaced:
+            return self.replaced[thing]
+        return (self.of(thing),)
+
+
+# ---------------------------------------------------------------- communication
+
+Mutation = tuple[str, str, Sequence[Node], Exchange]
+
+
+def _mutations(place: Place, node: Node) -> Iterator[Mutation]:
+    """Kind, description, what stands in the node's place, and what is read instead of its results."""
+    if isinstance(node.op, Move):
+        for i in range(node.op.count):
+            yield from _of_move(place, node, i)
+    elif isinstance(node.op, Send):
+        yield from _of_send(place, node)
+    elif isinstance(node.op, Receive):
+        yield from _of_receive(place, node)
+
+
+def _of_move(place: Place, node: Node, i: int) -> Iterator[Mutation]:
+    source, result = node.inputs[i], node.outputs[i]
+    rest = _without(node, i)
+    what = f"`{result.name}` along {node.op.over}"
+    yield "drop", what, rest, {result: source}
+    op = _alone(node.op, i)
+    again = evolve(result, name=f"{result.name} again", type=op.infer(result.type)[0])
+    yield "double", what, (node, evolve(node, op=op, inputs=(result,), outputs=(again,))), {result: again}
+    for new in _redirected(op, source.type, place.state.mesh):
+        other = evolve(result, type=new.infer(source.type)[0])
+        values = {} if other.type == result.type else {result: other}
+        outputs = (values.get(result, result),)
+        yield "redirect", f"{what} to {new}", (*rest, evolve(node, op=new, inputs=(source,), outputs=outputs)), values
+
+
+def _alone(op: Move, i: int) -> Move:
+    """The operation on one tensor of its bucket."""
+    if isinstance(op, AllReduce):
+        return evolve(op, tensors=1)
+    if isinstance(op, AllToAll):
+        return evolve(op, source=op.source[i : i + 1], axes=op.axes[i : i + 1])
+    if isinstance(op, (AllGather, ReduceScatter)):
+        return evolve(op, axes=op.axes[i : i + 1])
+    return op
+
+
+def _without(node: Node, i: int) -> tuple[Node, ...]:
+    """The bucket without one tensor."""
+    kept = [j for j in range(len(node.inputs)) if j != i]
+    if not kept:
+        return ()
+    op = _alone(node.op, kept[0]).together([_alone(node.op, j) for j in kept])
+    inputs, outputs = (tuple(values[j] for j in kept) for values in (node.inputs, node.outputs))
+    return (evolve(node, op=op, inputs=inputs, outputs=outputs),)
+
+
+def _redirected(op: Move, type: Type, mesh: Mesh) -> Iterator[Move]:
+    for over in mesh.sharding:
+        if over != op.over:
+            yield evolve(op, over=over, parts=mesh.sizes[over])
+    if isinstance(op, AllReduce):
+        yield evolve(op, maximum=not op.maximum)
+    for name in type.names:
+        gathers = isinstance(op, AllGather)
+        if not gathers and type.axis(name).size % op.parts:
+            continue
+        if isinstance(op, Part) and name != op.axis:
+            yield evolve(op, axis=name)
+        elif isinstance(op, (AllGather, ReduceScatter, AllToAll)) and (name,) != op.axes:
+            yield evolve(op, axes=(name,))
+
+
+def _of_send(place: Place, node: Node) -> Iterator[Mutation]:
+    (value,) = node.inputs
+    what = f"`{value.name}` to stage {node.op.destination}"
+    yield "drop", what, (), {}
+    yield "double", what, (node, evolve(node)), {}
+    for stage in range(len(place.state.partitioned.stages)):
+        if stage not in (place.stage, node.op.destination):
+            op = evolve(node.op, destination=stage)
+            yield "redirect", f"{what} to stage {stage}", (evolve(node, op=op),), {}
+    made = [v for n in place.nodes[: place.nodes.index(node)] if n.phase is node.phase for v in n.outputs]
+    alike = [v for v in made if v is not value and (v.type, v.layout) == (value.type, value.layout)]
+    for other in alike[-2:]:
+        yield "redirect", f"{what}, `{other.name}` in its place", (evolve(node, inputs=(other,)),), {}
+
+
+def _of_receive(place: Place, node: Node) -> Iterator[Mutation]:
+    (value,) = node.outputs
+    what = f"`{value.name}` from stage {node.op.source}"
+    yield "drop", what, (), {}
+    again = evolve(value)
+    yield "double", what, (node, evolve(node, outputs=(again,))), {value: again}
+    for stage in range(len(place.state.partitioned.stages)):
+        if stage not in (place.stage, node.op.source):
+            op = evolve(node.op, source=stage)
+            yield "redirect", f"{what} from stage {stage}", (evolve(node, op=op),), {}
+    before = place.nodes[: place.nodes.index(node)]
+    there = [v for n in before if n.phase is node.phase for v in n.outputs if v.type == value.type]
+    for other in there[-2:]:
+        yield "redirect", f"{what}, `{other.name}` read in its place", (node,), {value: other}
+    for other in place.nodes:
+        if isinstance(other.op, Receive) and other is not node and other.op.type == node.op.type:
+            yield "redirect", f"{what} as `{other.op.value}`", (evolve(node, op=other.op),), {}
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def layout_mutants(state: Compilation) -> Iterator[Mutant]:
+    """Each value with another state along each mesh axis, once in each place where it is made or given."""
+    for place in places(state):
+        values = [value for node in place.nodes for value in node.outputs]
+        if place.stage is not None:
+            stage = state.partitioned.stages[place.stage]
+            for each in (*stage.inputs, *stage.parameters, *stage.accumulators):
+                values.append(each.value)
+        yield from (mutant for value in values for mutant in _laid_otherwise(place, value))
+    end = Place(state, "the end of the step", ())
+    for each in state.update.parameters:
+        for value in (each.master, *each.states):
+            yield from _laid_otherwise(end, value)
+    for value in state.update.norms:
+        yield from _laid_otherwise(end, value)
+
+
+def _laid_otherwise(place: Place, value: Value) -> Iterator[Mutant]:
+    sharding = place.state.mesh.sharding
+    for over in sharding:
+        for new in (None, SUM, MAX, *value.type.names):
+            if new == value.layout.state(over):
+                continue
+            layout = layout_of((name, new if name == over else value.layout.state(name)) for name in sharding)
+            build = partial(place.changed, {value: evolve(value, layout=layout)}, made=True)
+            what = f"`{value.name}` as {layout} and not {value.layout} in {place.name}"
+            yield Mutant("layout", "value", what, build)
+
+
+# ---------------------------------------------------------------- execution
+
+
+def executed(experiment: Experiment, expected: Outcome, state: Compilation) -> str | None:
+    """How a mutant of an experiment's training program fails when it is run; None where it computes the same."""
+    try:
+        found = first_step(experiment, state)
+    # A mutant may be refused, get stuck, or break in any way: each is a failure that is seen.
+    except Exception as error:
+        return type(error).__name__
+    wrong = [what for what, error in compare(found, expected).items() if not error <= TOLERANCE]
+    return f"{len(wrong)} figures differ" if wrong else None
+
+
+def first_step(experiment: Experiment, state: Compilation) -> Outcome:
+    """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
+    program = assemble(
+        state.forward,
+        state.partitioned,
+        state.sharded.parameters,
+        state.update,
+        state.schedule,
+        state.batch,
+        state.mesh,
+    )
+    plan = Plan(experiment.plan.spec, evolve(state, program=program), None)
+    run = VirtualRun(plan)
+    loss, norm = run.step(1, batches(program, plan.train.seed)[0], experiment.rate)
+    found = {"loss": loss, **run.metrics(), "gradient norm": norm}
+    figures = {name: Figure(torch.as_tensor(value, dtype=torch.float64)) for name, value in found.items()}
+    for name, gradient in run.gradients().items():
+        figures[f"gradient of {name}"] = Figure(gradient.double(), norm)
+    for name, value in run.parameters().items():
+        figures[name] = Figure(value.double())
+    return figures
