@@ -138,7 +138,7 @@ def _summary(state: Compilation, terminal: bool) -> str:
     if summary.collectives:
         console.print(collective_table(summary.collectives))
     if summary.transfers:
-        console.print(transfer_table(summary.transfers))
+        console.print(transfer_table((*summary.transfers, *summary.tied)))
     memory = ", ".join(bytes_text(value) for value in summary.peak_memory)
     columns = " of the pipeline" if summary.ranks > len(summary.peak_memory) > 1 else ""
     console.print(f"peak memory by rank{columns}: {memory} (tensors of the program; kernels' workspace aside)")

@@ -169,6 +169,8 @@ def _tensor(found: Explanation, console: Console) -> None:
         table = Table("kept", "layout", "on a rank", "because", box=None, pad_edge=False)
         for kept in found.stored:
             rules = ", ".join(_rule(rule) for rule in kept.rules)
+            if kept.whole:
+                rules += f"; no axis divides over {', '.join(kept.whole)}"
             table.add_row(STORED[kept.what], str(kept.layout), f"{_escaped(str(kept.type))}", rules)
         console.print(table)
     if found.instead:

@@ -84,7 +84,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    return launch(command, len(program.ranks))
+    return launch(command, program.mesh.ranks)
 
 
 def _folder(arguments: argparse.Namespace) -> Path:

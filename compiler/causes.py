@@ -18,7 +18,7 @@ from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
 from partita.compiler.placement import turn_of
-from partita.compiler.summary import transfers
+from partita.compiler.summary import tied_transfers, transfers
 from partita.compiler.traffic import EACH_MICROBATCH, Total, Traffic, grouped, total, traffic
 from partita.dsl.source import Span
 from partita.dsl.types import Type
@@ -148,7 +148,7 @@ def communication(state: Compilation) -> Communication:
         causes(records),
         tuple((axis, total(by_axis[axis])) for axis in state.mesh.sharding if axis in by_axis),
         turns(records, repeats),
-        transfers(state),
+        (*transfers(state), *tied_transfers(state)),
         len(state.update.statistics),
     )
 

@@ -30,12 +30,14 @@ from partita.dsl.types import Type
 @frozen(eq=False)
 class Stored:
     """How the parameter, gradient or optimizer state is kept between uses, by the rules for its class, if any. The
-    gradient is that of the microbatches so far: partial where it is summed at the end of the step."""
+    gradient is that of the microbatches so far: partial where it is summed at the end of the step. `whole` are the
+    mesh axes of rules by which none of its axes divides."""
 
     what: str
     layout: Layout
     type: Type
     rules: tuple[Span, ...]
+    whole: tuple[str, ...]
 
 
 @frozen(eq=False)
@@ -208,9 +210,10 @@ class _Tensors:
     def _stored(self, parameter: Parameter, layouts: ParameterLayouts, kind: str) -> Stored:
         layout: Layout = getattr(layouts, kind)
         rules = self.reasons.stored(kind, parameter.name, layouts.compute, layout)
+        whole = self.reasons.unstored(kind, parameter.name, layout)
         if kind == "grad":
             layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
-        return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules)
+        return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules, whole)
 
     # ------------------------------------------------------------ values
 

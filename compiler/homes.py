@@ -101,7 +101,7 @@ class Homes:
                     f"axis `{axis}` of {size} does not divide over {over}",
                     targets[0].span if targets else span,
                     notes=[f"{name}: {type}" + (f"   (declared at {span.place})" if span else "")],
-                    help=f"choose sizes that divide: here `{axis}` into {parts} parts of each microbatch",
+                    help=f"choose sizes by which `{axis}` divides into {parts} parts in every microbatch",
                 )
 
     # ------------------------------------------------------------ storage
@@ -152,11 +152,12 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
     axes: list[Wish] = []
     tensors: list[Wish] = []
     classes: list[Wish] = []
-    for rule in layout.rules if layout else ():
+    rules = layout.rules if layout else ()
+    for rule in rules:
         if not isinstance(rule, spec.ShardRule):
             continue
         if mesh.pipe in rule.mesh_axes:
-            staged = [r.span for r in layout.rules if isinstance(r, (spec.StageRule, spec.PlaceRule))]
+            staged = [r.span for r in rules if isinstance(r, (spec.StageRule, spec.PlaceRule))]
             raise refuse(
                 "E0412",
                 f"mesh axis `{mesh.pipe}` is the pipeline's, and cannot split tensors as well",

@@ -82,6 +82,15 @@ class Reasons:
                 found.append(self.rules[id(wish.target)])
         return tuple(dict.fromkeys(found))
 
+    def unstored(self, kind: str, name: str, stored: Layout) -> tuple[str, ...]:
+        """The mesh axes of such rules along which it is whole all the same, since none of its axes divides."""
+        wishes = self.homes.class_wishes
+        return tuple(
+            mesh_axis
+            for mesh_axis in self.mesh.sharding
+            if stored.state(mesh_axis) is None and any(_gives(each, kind, name, mesh_axis) for each in wishes)
+        )
+
     def _wishes(self, name: str) -> Sequence[Wish]:
         """The rules that are tried for a tensor: those for it alone, or those for axes."""
         plain = name.split("~")[0].removesuffix(".again")

@@ -10,7 +10,7 @@ from attrs import frozen
 from partita.compiler.costs import Link, link_of, seconds
 from partita.compiler.footprint import peak_memory
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.instructions import BACK, ONWARD
+from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
 from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import Collective
@@ -47,6 +47,7 @@ class Summary:
     peak_memory: tuple[int, ...]
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
+    tied: tuple[dict[str, Any], ...]
     timeline: Timeline
     times: tuple[tuple[str, float], ...]
 
@@ -83,6 +84,7 @@ class Summary:
             "peak_memory": [self.peak_memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)],
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
+            "tied": list(self.tied),
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "seconds": dict(self.times),
@@ -191,34 +193,40 @@ def summarize(state: Compilation) -> Summary:
         tuple(peak_memory(state, rank) for rank in program.ranks),
         traffic(state),
         transfers(state),
+        tied_transfers(state),
         timeline(state),
         state.times,
     )
 
 
 def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
-    """What crosses between ranks of a pipeline: values of microbatches, then sums of tied gradients once a step."""
+    """What crosses between ranks of a pipeline for each microbatch."""
     assert state.program is not None
     assert state.partitioned is not None
     program = state.program
-    messages = [
-        (message, program.microbatches)
+    return tuple(
+        _transfer(message, program.microbatches)
         for message in state.partitioned.messages
         if message.direction in (ONWARD, BACK)
         and program.stages[message.source].rank != program.stages[message.destination].rank
-    ]
-    messages += [(each.transfer.message, 1) for rank in program.ranks for each in rank.sends]
-    return tuple(
-        {
-            "value": message.value,
-            "from": message.source,
-            "to": message.destination,
-            "direction": message.direction,
-            "bytes": message.bytes,
-            "count": count,
-        }
-        for message, count in messages
     )
+
+
+def tied_transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
+    """Sums of gradients of tied parameters, once a step to each other rank of a pipeline that holds one."""
+    assert state.program is not None
+    return tuple(_transfer(each.transfer.message, 1) for rank in state.program.ranks for each in rank.sends)
+
+
+def _transfer(message: Message, count: int) -> dict[str, Any]:
+    return {
+        "value": message.value,
+        "from": message.source,
+        "to": message.destination,
+        "direction": message.direction,
+        "bytes": message.bytes,
+        "count": count,
+    }
 
 
 def _turns(scopes: list[str]) -> tuple[str, ...]:

@@ -154,15 +154,15 @@ def outcome(plan: Plan, rate: float, recorder: Recorder | None = None) -> Outcom
     for step, batch in ((1, first), (2, second)):
         loss, norm = run.step(step, batch, rate)
         add(f"loss of step {step}", loss)
-        for name, value in run.metrics().items():
-            add(f"metric `{name}` of step {step}", value)
+        for name, number in run.metrics().items():
+            add(f"metric `{name}` of step {step}", number)
         for name, gradient in run.gradients().items():
             add(f"gradient of `{name}` in step {step}", gradient, norm)
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
             return found
-    for name, value in run.parameters().items():
-        add(f"`{name}` after two updates", value)
+    for name, tensor in run.parameters().items():
+        add(f"`{name}` after two updates", tensor)
     loss, metrics = run.evaluate(held_out)
     add("evaluation loss", loss)
     for name, number in metrics.items():

@@ -153,7 +153,12 @@ def verify_execution(given: Spec, hoist: bool = True) -> Execution:
 
     Raises Refused (E0703) where the file cannot be shrunk, or not be run on random data.
     """
-    return executed(experiment_of(given, hoist))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
+    try:
+        return executed(experiment_of(given, hoist))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def executed(experiment: Experiment) -> Execution:

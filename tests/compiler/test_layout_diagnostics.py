@@ -1,0 +1,110 @@
+"""Rules that cannot be: each says which tensor, axis, sizes and line it is about."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.dsl.diagnostic import Refused
+from tests.compiler.layout_files import network
+
+BATCH = "shard batch -> data"
+
+
+def refusal(*arguments: str, microbatches: int = 2) -> str:
+    with pytest.raises(Refused) as refused:
+        network(*arguments, microbatches=microbatches)
+    (found,) = refused.value.diagnostics
+    return found.render() + "\n"
+
+
+def warnings(*arguments: str) -> list[str]:
+    return [each.render() + "\n" for each in network(*arguments).warnings]
+
+
+def test_a_size_that_does_not_divide() -> None:
+    assert (
+        refusal("tensor = 5", "shard hidden -> tensor")
+        == """\
+error[E0411]: axis `hidden` of 12 does not divide over `tensor` of 5
+   --> net.par:17:9
+    |
+17  |   shard hidden -> tensor
+    |         ^^^^^^
+    = net.up: f32[width=6, hidden=12]   (declared at net.par:4:9)
+    help: choose sizes by which `hidden` divides into 5 parts in every microbatch
+"""
+    )
+
+
+def test_a_batch_that_divides_by_its_microbatches_but_not_by_the_mesh_as_well() -> None:
+    assert (
+        refusal("pod = 2, data = 4", "shard batch -> pod, data")
+        == """\
+error[E0411]: axis `batch` of 4 does not divide over `pod` of 2 × `data` of 4
+   --> net.par:17:9
+    |
+17  |   shard batch -> pod, data
+    |         ^^^^^
+    = x: f32[batch=4, width=6]   (declared at net.par:3:7)
+    help: choose sizes by which `batch` divides into 8 parts in every microbatch
+"""
+    )
+
+
+def test_a_batch_that_does_not_divide_by_its_microbatches() -> None:
+    assert "error[E0406]: axis `batch` of 8 does not divide into 3 microbatches" in refusal(
+        "data = 2", BATCH, microbatches=3
+    )
+
+
+def test_a_rule_for_one_tensor_that_does_not_divide() -> None:
+    found = refusal("data = 4", BATCH, "shard net.up: width -> data")
+    assert "error[E0411]: axis `width` of 6 does not divide over `data` of 4\n   --> net.par:18:9" in found
+    assert "= net.up: f32[width=6, hidden=12]   (declared at net.par:4:9)" in found
+
+
+@pytest.mark.parametrize(
+    "rules", [("stage layer -> pipe", "shard batch -> pipe"), ("shard batch -> pipe", "stage layer -> pipe")]
+)
+def test_a_mesh_axis_for_stages_and_for_tensors(order: int) -> None:
+    rules = ["stage layer -> pipe", "shard batch -> pipe"][::order]
+    found = refusal("pipe = 2", *rules)
+    assert "error[E0412]: mesh axis `pipe` is the pipeline's, and cannot split tensors as well" in found
+    assert "|   shard batch -> pipe" in found
+    assert f"= `stage layer -> pipe`   (net.par:{17 + rules.index('stage layer -> pipe')}:3)" in found
+
+
+def test_a_mesh_axis_that_no_rule_uses() -> None:
+    found = refusal("data = 2, tensor = 4", BATCH)
+    assert "error[E0402]: no rule of layout `split` uses mesh axis `tensor` of 4" in found
+    assert "help: add a rule that uses it, or set its size to 1" in found
+
+
+def test_a_rule_behind_the_one_that_takes_its_mesh_axis() -> None:
+    """Every tensor that has `hidden` has `width` too, or the batch."""
+    assert warnings("data = 2", BATCH, "shard width -> data", "shard hidden -> data") == [
+        """\
+warning[W0301]: `shard hidden -> data` applies to no tensor
+   --> net.par:19:9
+    |
+19  |   shard hidden -> data
+    |         ^^^^^^
+    help: wherever `hidden` stands, an earlier rule takes the mesh axis: move this one before it
+"""
+    ]
+
+
+def test_a_rule_for_an_axis_that_its_tensor_lacks() -> None:
+    (found,) = warnings("data = 2", BATCH, "shard net.up: batch -> data")
+    assert "warning[W0301]: `shard net.up: batch -> data` applies to no tensor" in found
+    assert "help: it has no axis `batch`, or an earlier rule for it takes the mesh axis" in found
+
+
+def test_a_rule_for_a_class_where_nothing_divides() -> None:
+    (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
+    assert "warning[W0301]: `shard state -> tensor` applies to no tensor" in found
+    assert "help: a parameter is stored split along an axis that is whole and divides: none is here" in found
+
+
+def test_rules_that_all_apply_are_not_warned_of() -> None:
+    assert warnings("data = 2, tensor = 2", BATCH, "shard hidden -> tensor", "shard param -> data") == []

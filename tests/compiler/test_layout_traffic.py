@@ -1,0 +1,177 @@
+"""What each kind of parallelism sends for a layer of a transformer: no more than the state of the art.
+
+The layer is that of specs/gpt.par. Counts and bytes are those of one rank for one turn of `layer`, for each microbatch
+and once a step; by ring algorithms K bytes on N ranks take 2K(N−1)/N to reduce everywhere, half of that to gather or to
+reduce and scatter. Megatron-LM's figures: arXiv 1909.08053 (tensor), 2205.05198 (sequence); ZeRO's: 1910.02054.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from partita.compiler.causes import Turn, communication
+from partita.compiler.pipeline import Compilation
+from partita.compiler.summary import summarize
+from partita.compiler.traffic import EACH_MICROBATCH, traffic
+from tests.compiler.layout_files import LAYERS, MICROBATCHES, transformer
+
+DATA, TENSOR, SEQUENCE = "shard batch -> data", "shard heads, ffn, vocab -> tensor", "shard seq -> tensor"
+# Elements of a layer's parameters: four matrices of attention, two of the network, four vectors of the norms.
+ATTENTION, NETWORK, VECTORS = 4 * 768 * 768, 2 * 768 * 3072, 4 * 768
+PARAMETERS = ATTENTION + NETWORK + VECTORS
+F32, BF16 = 4, 2
+LOSS_LINE = 36
+
+
+def activation(data: int) -> int:
+    """Bytes of one microbatch's [batch, seq, embed] along all mesh axes but `data`."""
+    return 64 // MICROBATCHES // data * 1024 * 768 * BF16
+
+
+def half(bytes: int, ranks: int) -> int:
+    """What a rank sends to gather so many bytes, or to reduce and scatter them."""
+    share = Fraction(bytes * (ranks - 1), ranks)
+    assert share.denominator == 1
+    return int(share)
+
+
+def turn_of(state: Compilation) -> Turn:
+    """The one kind of turn."""
+    (turn,) = communication(state).turns
+    assert turn.repeat == "gpt.layer"
+    assert turn.numbers == tuple(range(LAYERS))
+    return turn
+
+
+def rows(turn: Turn, of: str) -> list[tuple[str, str, str, int, float]]:
+    """(phase, kind, mesh axis, count, bytes) of activations or of parameters, for a microbatch and then for a step."""
+    shares = (*turn.microbatch, *turn.step)
+    return [(each.phase, each.kind, each.axis, each.count, each.bytes) for each in shares if each.of == of]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel(ranks: int) -> None:
+    turn = turn_of(transformer(f"tensor = {ranks}", TENSOR))
+    both = 2 * 2 * half(activation(1), ranks)
+    assert rows(turn, "activations") == [
+        ("forward", "all_reduce", "tensor", 2, both),
+        ("backward", "all_reduce", "tensor", 2, both),
+    ]
+    # Gradients of the norms' vectors may be left partial until the step ends.
+    assert sum(row[4] for row in rows(turn, "parameters")) <= 2 * half(VECTORS * F32, ranks)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sequence_parallel(ranks: int, data: int) -> None:
+    """Gathered inputs are gathered again in the backward pass: two gathers more than where they are kept."""
+    turn = turn_of(transformer(f"data = {data}, tensor = {ranks}", DATA, TENSOR, SEQUENCE))
+    one = half(activation(data), ranks)
+    assert rows(turn, "activations") == [
+        ("forward", "all_gather", "tensor", 2, 2 * one),
+        ("forward", "reduce_scatter", "tensor", 2, 2 * one),
+        ("backward", "all_gather", "tensor", 4, 4 * one),
+        ("backward", "reduce_scatter", "tensor", 2, 2 * one),
+    ]
+    # What is replicated over `tensor` sees a part of the sequence there: small, and once a step.
+    small = [row for row in rows(turn, "parameters") if row[2] == "tensor"]
+    parts = VECTORS * F32
+    assert small == [("reduce", "all_reduce", "tensor", 4, 2 * half(parts, ranks))]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_data_parallel_reduces_each_gradient_once_a_step(ranks: int) -> None:
+    turn = turn_of(transformer(f"data = {ranks}", DATA))
+    assert rows(turn, "activations") == []
+    assert turn.microbatch == ()
+    assert rows(turn, "parameters") == [("reduce", "all_reduce", "data", 10, 2 * half(PARAMETERS * F32, ranks))]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_zero_1_scatters_gradients_and_gathers_parameters_once_a_step(ranks: int) -> None:
+    turn = turn_of(transformer(f"data = {ranks}", DATA, "shard state -> data"))
+    assert turn.microbatch == ()
+    assert rows(turn, "parameters") == [
+        ("reduce", "reduce_scatter", "data", 10, half(PARAMETERS * F32, ranks)),
+        ("update", "all_gather", "data", 10, half(PARAMETERS * F32, ranks)),
+    ]
+
+
+def test_zero_2_scatters_gradients_of_each_microbatch() -> None:
+    turn = turn_of(transformer("data = 4", DATA, "shard grad -> data"))
+    assert rows(turn, "parameters") == [
+        ("backward", "reduce_scatter", "data", 10, half(PARAMETERS * BF16, 4)),
+        ("update", "all_gather", "data", 10, half(PARAMETERS * F32, 4)),
+    ]
+    assert {share.phase for share in turn.microbatch} == {"backward"}
+
+
+def test_zero_3_gathers_parameters_once_a_step_where_memory_holds_them() -> None:
+    turn = turn_of(transformer("data = 4", DATA, "shard param -> data"))
+    assert rows(turn, "parameters") == [
+        ("backward", "reduce_scatter", "data", 10, half(PARAMETERS * BF16, 4)),
+        ("prologue", "all_gather", "data", 10, half(PARAMETERS * BF16, 4)),
+    ]
+
+
+def test_zero_3_gathers_parameters_in_each_pass_where_memory_does_not_hold_them() -> None:
+    """The norms' shifts are not wanted in the backward pass."""
+    turn = turn_of(transformer("data = 4", DATA, "shard param -> data", memory="256MiB"))
+    assert rows(turn, "parameters") == [
+        ("forward", "all_gather", "data", 10, half(PARAMETERS * BF16, 4)),
+        ("backward", "all_gather", "data", 8, half((PARAMETERS - VECTORS // 2) * BF16, 4)),
+        ("backward", "reduce_scatter", "data", 10, half(PARAMETERS * BF16, 4)),
+    ]
+    assert turn.step == ()
+
+
+def test_all_of_it_together_is_the_sum() -> None:
+    """Tensor, sequence and ZeRO-1 data parallel: what each sends by itself, of the parts that the others leave."""
+    turn = turn_of(transformer("data = 2, tensor = 2", DATA, TENSOR, SEQUENCE, "shard state -> data"))
+    one = half(activation(2), 2)
+    matrices = (ATTENTION + NETWORK) // 2 * F32
+    assert rows(turn, "activations") == [
+        ("forward", "all_gather", "tensor", 2, 2 * one),
+        ("forward", "reduce_scatter", "tensor", 2, 2 * one),
+        ("backward", "all_gather", "tensor", 4, 4 * one),
+        ("backward", "reduce_scatter", "tensor", 2, 2 * one),
+    ]
+    assert rows(turn, "parameters") == [
+        ("reduce", "reduce_scatter", "data", 10, half(matrices + VECTORS * F32, 2)),
+        ("reduce", "all_reduce", "tensor", 4, 2 * half(VECTORS // 2 * F32, 2)),
+        ("update", "all_gather", "data", 10, half(matrices + VECTORS * F32, 2)),
+    ]
+
+
+@pytest.mark.parametrize("rules", [(TENSOR,), (TENSOR, SEQUENCE), (DATA, TENSOR, SEQUENCE, "shard param -> data")])
+def test_logits_are_never_moved(rules: tuple[str, ...]) -> None:
+    state = transformer("tensor = 4" if DATA not in rules else "data = 2, tensor = 2", *rules)
+    moved = [each for each in traffic(state) if each.parameter is None]
+    assert moved
+    for each in moved:
+        assert "vocab" not in each.type.names, each
+
+
+def test_the_loss_moves_statistics_of_tokens_alone() -> None:
+    """Over split classes a maximum and two sums, one number a token each; nothing in the backward pass."""
+    found = communication(transformer("tensor = 4", TENSOR)).causes
+    (loss,) = [cause for cause in found if cause.span and cause.span.line == LOSS_LINE]
+    assert {each.tensor for each in loss.moved} == {"gpt.max", "gpt.exp_sum", "gpt.pick"}
+    for each in loss.moved:
+        assert (each.phase.name, each.kind, each.type.names) == ("FORWARD", "all_reduce", ("batch", "seq"))
+
+
+def test_compile_counts_the_whole_step() -> None:
+    """`collectives` of `compile --json`: every microbatch and layer, with the bytes of a ring all-reduce."""
+    state = transformer("tensor = 4", TENSOR)
+    found = summarize(state).as_json()["collectives"]
+    (attention,) = [each for each in found if each["line"] == 16 and each["phase"] == "forward"]
+    assert attention["kind"] == "all_reduce"
+    assert attention["axis"] == "tensor"
+    assert attention["count"] == LAYERS * MICROBATCHES
+    assert attention["bytes"] == LAYERS * MICROBATCHES * 2 * half(activation(1), 4)
+    activations = [each for each in traffic(state) if each.phase in EACH_MICROBATCH and each.type.has("embed")]
+    # Two forward and two backward in each layer, that of the embedding, and that of the gradient of the logits' input.
+    assert sum(each.count for each in activations) == (4 * LAYERS + 2) * MICROBATCHES

@@ -1,0 +1,224 @@
+"""`partita verify`: passes what is right, and names the value, line and layout of what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+import partita
+from partita.cli.main import main
+from partita.compiler import assemble as assembling
+from partita.compiler import pipeline
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.load import load_text
+from partita.runtime import recording
+from partita.runtime.experiment import Figure, error_of
+from partita.runtime.verification import Execution, verify_execution
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "ranks"),
+    [
+        ("mlp.par", (), 2),
+        ("tiny.par", (), 2),
+        ("llama.par", (), 8),
+        ("llama.par", ("layout=zero1",), 8),
+        ("gpt.par", (), 12),
+    ],
+)
+def test_the_examples_pass(name: str, overrides: tuple[str, ...], ranks: int):
+    found = partita.verify(SPECS / name, *overrides)
+    assert found.passed, "\n\n".join(d.render() for d in found.diagnostics)
+    assert found.execution.ranks == ranks
+    assert found.execution.largest < 1e-11
+    assert all(certificate.passed for certificate in found.certificates)
+
+
+FILE = """axis batch = 8, seq = 6, embed = 8, ffn = 12
+block mlp(x: [batch, seq, embed]) {
+  param up: [embed, ffn] ~ zeros()
+  param down: [ffn, embed] ~ normal(0.001)
+  let h = tanh(dot(x, up, over = embed) * 1.25)
+  return x + dropout(dot(h, down, over = ffn), rate = 0.1)
+}
+model m(x: [batch, seq, embed], wanted: [batch, seq, embed]) {
+  param w: [embed] ~ ones()
+  let y = x * w
+  repeat 4 as layer { let y = mlp(y) }
+  loss mse(y, wanted)
+  metric size = sqrt(mean(y * y))
+}
+mesh cluster(pipe = 2, data = 2, tensor = 2)
+layout parts on cluster {
+  shard batch -> data
+  shard ffn -> tensor
+  stage layer -> pipe
+}
+schedule s = one_f_one_b(microbatches = 4)
+train { data = random() optimizer = adamw(lr = 1e-3) steps = 1 }
+"""
+
+
+def execution(text: str = FILE, *overrides: str) -> Execution:
+    spec, diagnostics = load_text(text, "part.par", overrides)
+    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    return verify_execution(spec)
+
+
+def test_all_is_compared():
+    found = execution()
+    assert found.passed, found.diagnostics[0].render()
+    parameters = 1 + 4 * 2
+    # Two steps: loss, metric, norm and every gradient; the parameters; loss and metric of an evaluation.
+    assert found.compared == 2 * (3 + parameters) + parameters + 2
+    assert found.mesh == (("pipe", 2), ("data", 2), ("tensor", 2))
+    assert found.microbatches == 4
+
+
+def tampered(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Let partitioned programs be emitted with a piece of their source changed."""
+
+    def assemble(*arguments, **options):
+        program = assembling.assemble(*arguments, **options)
+        if program.mesh.ranks == 1:
+            return program
+        assert old in program.source
+        return evolve(program, source=program.source.replace(old, new))
+
+    monkeypatch.setattr(pipeline, "assemble", assemble)
+    monkeypatch.setattr(recording, "assemble", assemble)
+
+
+def the(found: Execution) -> Diagnostic:
+    (diagnostic,) = found.diagnostics
+    assert diagnostic.code == "E0702"
+    assert diagnostic.help is not None
+    return diagnostic
+
+
+def test_a_wrong_constant_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch):
+    tampered(monkeypatch, " * 1.25", " * 1.2500001")
+    diagnostic = the(execution())
+    assert "first value that differs" in diagnostic.message
+    assert "`m.layer.0.mlp." in diagnostic.message
+    assert diagnostic.span.line == 5
+    assert "laid out as batch/data ffn/tensor" in diagnostic.notes[0]
+    assert any("gradient of `m" in note or "loss" in note for note in diagnostic.notes[1:])
+
+
+def test_a_wrong_value_of_one_rank_alone_is_found(monkeypatch: pytest.MonkeyPatch):
+    tampered(monkeypatch, "= torch.tanh(", "= (1.0 + 1e-6 * (c.coordinates['data'] == 1)) * torch.tanh(")
+    diagnostic = the(execution())
+    assert "`m.layer.0.mlp.h`" in diagnostic.message
+    assert diagnostic.span.line == 5
+
+
+def test_a_wrong_update_is_found_at_its_parameter(monkeypatch: pytest.MonkeyPatch):
+    tampered(monkeypatch, ", c.rate, 0.9, ", ", c.rate, 0.90001, ")
+    diagnostic = the(execution())
+    assert "`m.w` after two updates differs" in diagnostic.message
+    assert diagnostic.span.line == 9
+
+
+def test_a_lost_reduction_is_found(monkeypatch: pytest.MonkeyPatch):
+    """The sum over `tensor` behind the second product, done by nobody."""
+    tampered(monkeypatch, "c.all_reduce('tensor', (", "c.all_gather('tensor', (")
+    assert not execution().passed
+
+
+def test_a_program_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch):
+    tampered(monkeypatch, "torch.tanh(", "torch.tahn(")
+    diagnostic = the(execution())
+    assert "fails where the single-device program runs" in diagnostic.message
+    assert "tahn" in diagnostic.notes[0]
+    assert diagnostic.span.line == 16
+
+
+def test_what_is_not_finite_on_random_values_begins_as_declared():
+    assert execution(FILE.replace("let y = x * w", "let y = x * w + log(w)")).passed
+
+
+def test_what_is_never_finite_is_refused():
+    with pytest.raises(Refused) as refused:
+        execution(FILE.replace("let y = x * w", "let y = log(x) * w"))
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0703"
+    assert diagnostic.span.line == 12
+
+
+def test_what_cannot_run_on_random_data_is_refused():
+    text = FILE.replace("wanted: [batch, seq, embed])", "wanted: [batch, seq, embed], ids: i64[batch])")
+    text = text.replace(
+        "let y = x * w", "let y = x * w + embedding(ids + 1000, v, over = ffn)  param u: [embed] ~ ones()"
+    )
+    text = text.replace("  param w: [embed]", "  param v: [ffn, embed] ~ ones()\n  param w: [embed]")
+    text = text.replace("  param u: [embed] ~ ones()", "")
+    with pytest.raises(Refused) as refused:
+        execution(text)
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0703"
+    assert "random data" in diagnostic.message
+
+
+def test_errors_are_relative_to_the_scale_of_a_tensor():
+    import torch
+
+    def figure(*values: float, unit: float = 1.0) -> Figure:
+        return Figure(torch.tensor(values, dtype=torch.float64), unit)
+
+    assert error_of(figure(1.0, 100.0), figure(1.0, 101.0)) == pytest.approx(1 / 101)
+    # Rounding noise of a gradient that is zero is small beside the norm of all.
+    assert error_of(figure(1e-17), figure(-1e-17, unit=1.0)) < 1e-12
+    assert error_of(figure(float("nan")), figure(1.0)) == float("inf")
+    assert error_of(figure(1.0, 2.0), figure(1.0)) == float("inf")
+    assert error_of(None, figure(1.0)) == float("inf")
+
+
+def test_the_command(capsys: pytest.CaptureFixture):
+    assert main(["verify", str(SPECS / "mlp.par"), "pair.data=4"]) == 0
+    out = capsys.readouterr().out
+    assert "certificate" in out
+    assert "data 3" in out
+    assert "verified in" in out
+
+
+def test_the_command_as_json(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    assert main(["verify", str(SPECS / "mlp.par"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"]
+    assert found["diagnostics"] == []
+    assert {
+        "name",
+        "ranks",
+        "actions",
+        "messages",
+        "peak_memory",
+        "certificate",
+        "execution",
+        "seconds",
+    } <= found.keys()
+    tampered(monkeypatch, "torch.relu(", "torch.tanh(")
+    assert main(["verify", str(SPECS / "mlp.par"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"]
+    (diagnostic,) = found["diagnostics"]
+    assert (diagnostic["code"], diagnostic["line"]) == ("E0702", 10)
+
+
+def test_the_command_names_the_culprit(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    tampered(monkeypatch, "torch.relu(", "torch.tanh(")
+    assert main(["verify", str(SPECS / "mlp.par")]) == 1
+    captured = capsys.readouterr()
+    assert "error[E0702]: `classifier.h` is the first value that differs" in captured.err
+    assert "mlp.par:10" in captured.err
+    assert "wrong in" in captured.out
+
+
+def test_the_command_on_a_wrong_file(capsys: pytest.CaptureFixture):
+    assert main(["verify", str(SPECS / "mlp.par"), "pixels=0"]) == 1
+    assert "E0310" in capsys.readouterr().err
