@@ -1,8 +1,9 @@
 """Changes of layout: what each step leads from and to, what it costs, and the cheapest path of steps.
 
 One cost function serves both the choice of layouts and the paths between them: seconds over the link of the mesh
-axis, the bytes of ring algorithms and the latency of recursive doubling (Thakur, Rabenseifner and Gropp 2005). Where several mesh axes split one tensor axis, only the innermost can be gathered, added
-or exchanged, since parts are contiguous.
+axis, the bytes of ring algorithms and the latency of recursive doubling (Thakur, Rabenseifner and Gropp 2005). Where
+several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
+contiguous.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class UpdateGraph:
     `reduce` has the nodes that reduce a stage's accumulators, by stage, and `totals` what they become, for each
     accumulator in order. `sums` are the accumulators that are no gradients, each with its stage, and `metrics` the
     nodes that make statistics from them; `finish` the nodes by stage that make its share of the squared norm; `clip`
-    the nodes that make the coefficient from `norms`, the squares after their sum over all ranks: the last entries of the
-    vector (empty without clipping).
+    the nodes that make the coefficient from `norms`, the squares after their sum over all ranks: the last entries of
+    the vector (empty without clipping).
     """
 
     parameters: tuple[ParameterUpdate, ...]

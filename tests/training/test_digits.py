@@ -1,4 +1,4 @@
-"""Handwritten digits, as a fresh clone ships them: four data-parallel ranks learn them, and lose what a torch loop does."""
+"""Handwritten digits, as a clone ships them: four data-parallel ranks learn them, and lose what a torch loop does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shrunken copy of a file runs the same program: the same operations in the same layouts, in every kind of order."""
+"""The shrunken copy of a file runs the same operations, in the same layouts, by the same kinds of instructions."""
 
 from __future__ import annotations
 

@@ -61,8 +61,9 @@ def main() -> None:
         return
     columns: dict[str, dict[str, float]] = {}
     for i, (name, _, _) in enumerate(CASES):
+        command = [sys.executable, __file__, "--case", str(i)]
         runs = [
-            json.loads(subprocess.run([sys.executable, __file__, "--case", str(i)], capture_output=True, check=True).stdout)
+            json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
             for _ in range(arguments.repeat)
         ]
         columns[name] = {key: min(run[key] for run in runs) for key in runs[0]}
