@@ -10,6 +10,7 @@ propagation: a reader can predict all of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 from attrs import define, field, frozen
 
@@ -26,12 +27,17 @@ from partita.dsl.types import Type
 IMPLIED = {"param": ("param", "grad", "state"), "grad": ("grad", "state"), "state": ("state",)}
 
 
+# How many tensors a warning names.
+EXAMPLES = 3
+
+
 @frozen(eq=False)
 class Wish:
-    """One target of a shard rule, with the mesh axes it may take."""
+    """One target of a shard rule, with the mesh axes it may take; `rule` is where the whole rule stands."""
 
     target: spec.Target
     mesh_axes: tuple[str, ...]
+    rule: Span
 
     def names(self, tensor: str) -> bool:
         """Whether the target's path means this tensor: with or without turn numbers, whole or its end."""
@@ -39,67 +45,99 @@ class Wish:
         path = ".".join(self.target.path)
         return any(name == path or name.endswith("." + path) for name in (tensor, without_turns(tensor)))
 
+    def stores(self, kind: str, parameter: str) -> bool:
+        """Whether a rule for a class is about the `kind` (`param`, `grad` or `state`) of this parameter."""
+        return kind in IMPLIED[self.target.name] and (self.target.path is None or self.names(parameter))
+
+    def __str__(self) -> str:
+        """The rule with this target alone: `shard gpt.wte: embed -> tensor`."""
+        path = f"{'.'.join(self.target.path)}: " if self.target.path else ""
+        return f"shard {path}{self.target.name} -> {', '.join(self.mesh_axes)}"
+
+
+# A split of a tensor: the mesh axis, the rule, and the tensor's axis.
+Taken = tuple[str, Wish, str]
+
 
 @define(eq=False)
 class Homes:
-    """Answers for one layout on one mesh; remembers which rules have applied."""
+    """Answers for one layout on one mesh; remembers which rules have applied, and to what they could not.
+
+    `seen` has a tensor for each set of axes, `undivided` the parameters that a rule for a class leaves whole.
+    """
 
     mesh: Mesh
     axis_wishes: tuple[Wish, ...] = ()
     tensor_wishes: tuple[Wish, ...] = ()
     class_wishes: tuple[Wish, ...] = ()
-    applied: set[spec.Target] = field(factory=set)
-    _by_names: dict[tuple[str, ...], tuple[tuple[str, spec.Target, str], ...]] = field(factory=dict)
+    applied: set[Wish] = field(factory=set)
+    seen: dict[tuple[tuple[str, ...], str | None], tuple[str, Type]] = field(factory=dict)
+    undivided: dict[Wish, dict[str, Type]] = field(factory=dict)
+    _taken: dict[tuple[str, ...], tuple[Taken, ...]] = field(factory=dict)
     _layouts: dict[tuple[tuple[str, ...], str | None], Layout] = field(factory=dict)
 
     # ------------------------------------------------------------ homes
 
     def home(self, name: str, type: Type, span: Span | None = None) -> Layout:
         """The home of a tensor. Raises Refused (E0411) if a size does not divide."""
-        override = self._tensor(name) if self.tensor_wishes else None
-        key = (type.names, override)
+        key = (type.names, self._alone(name))
         found = self._layouts.get(key)
         if found is None:
-            taken = self.reasons(name, type)
-            states: dict[str, State] = {mesh_axis: axis for mesh_axis, _, axis in taken}
+            states: dict[str, State] = {mesh_axis: axis for mesh_axis, _, axis in self.taken(name, type)}
             found = self._layouts[key] = layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
-        self.check(name, type, found, span)
+            self.seen[key] = (name, type)
+        self._check(name, type, found, span)
         return found
 
-    def reasons(self, name: str, type: Type) -> tuple[tuple[str, spec.Target, str], ...]:
-        """(mesh axis, the rule's target, tensor axis) for each split of a tensor's home, mesh axes of size 1 too."""
-        if self.tensor_wishes and (tensor := self._tensor(name)) is not None:
-            wishes: Iterable[Wish] = [w for w in self.tensor_wishes if w.names(tensor)]
-            found = tuple(_assigned(wishes, type.names))
-        elif type.names in self._by_names:
-            return self._by_names[type.names]
+    def taken(self, name: str, type: Type) -> tuple[Taken, ...]:
+        """The splits of a tensor's home, those over mesh axes of size 1 too."""
+        if self._alone(name) is not None:
+            found = tuple(_assigned(self.wishes(name), type.names))
+        elif type.names in self._taken:
+            return self._taken[type.names]
         else:
-            found = self._by_names[type.names] = tuple(_assigned(self.axis_wishes, type.names))
-        self.applied.update(target for _, target, _ in found)
+            found = self._taken[type.names] = tuple(_assigned(self.axis_wishes, type.names))
+        self.applied.update(wish for _, wish, _ in found)
         return found
 
-    def _tensor(self, name: str) -> str | None:
+    def wishes(self, name: str) -> tuple[Wish, ...]:
+        """The rules that are tried for a tensor: those for it alone, or those for axes."""
+        alone = self._alone(name)
+        return self.axis_wishes if alone is None else tuple(each for each in self.tensor_wishes if each.names(alone))
+
+    def late(self, name: str, type: Type) -> Iterator[tuple[Wish, str, Wish]]:
+        """The rules that are tried for a tensor that has their axis, and split nothing: why, and the rule before."""
+        taken = self.taken(name, type)
+        for wish in self.wishes(name):
+            if not type.has(wish.target.name) or any(each is wish for _, each, _ in taken):
+                continue
+            own = [each for each in taken if each[2] == wish.target.name]
+            mesh_axis, before, axis = (own or [each for each in taken if each[0] in wish.mesh_axes])[0]
+            because = f"`{axis}` is split over `{mesh_axis}` already" if own else f"`{mesh_axis}` is taken by `{axis}`"
+            yield wish, because, before
+
+    def _alone(self, name: str) -> str | None:
         """The name under which a rule for one tensor means this one, or the one whose cotangent or copy it is."""
+        if not self.tensor_wishes:
+            return None
         name = name.split("~")[0].removesuffix(".again")
         if name.startswith("d(") and name.endswith(")"):
             name = name[2:-1]
         return name if any(wish.names(name) for wish in self.tensor_wishes) else None
 
-    def check(self, name: str, type: Type, layout: Layout, span: Span | None) -> None:
+    def _check(self, name: str, type: Type, layout: Layout, span: Span | None) -> None:
         """Refuse (E0411) a split that does not divide."""
         sizes = self.mesh.sizes
         for axis in {state for _, state in layout.states if type.has(state)}:
-            parts = 1
-            for mesh_axis in layout.over(axis):
-                parts *= sizes[mesh_axis]
+            parts = prod(sizes[mesh_axis] for mesh_axis in layout.over(axis))
             size = type.axis(axis).size
             if size % parts:
-                targets = [t for m, t, a in self.reasons(name, type) if a == axis and m in layout.over(axis)]
+                wish = next(wish for _, wish, each in self.taken(name, type) if each == axis)
                 over = " × ".join(f"`{m}` of {sizes[m]}" for m in layout.over(axis))
                 raise refuse(
                     "E0411",
                     f"axis `{axis}` of {size} does not divide over {over}",
-                    targets[0].span if targets else span,
+                    wish.target.span,
                     notes=[f"{name}: {type}" + (f"   (declared at {span.place})" if span else "")],
                     help=f"choose sizes by which `{axis}` divides into {parts} parts in every microbatch",
                 )
@@ -111,9 +149,7 @@ class Homes:
         states: dict[str, State] = dict(compute.states)
         sizes = self.mesh.sizes
         for wish in self.class_wishes:
-            if kind not in IMPLIED[wish.target.name]:
-                continue
-            if wish.target.path is not None and not wish.names(name):
+            if not wish.stores(kind, name):
                 continue
             for mesh_axis in wish.mesh_axes:
                 if states.get(mesh_axis) is not None:
@@ -122,29 +158,49 @@ class Homes:
                 parts = sizes[mesh_axis]
                 whole = [axis for axis in master.axes if axis.name not in split and axis.size % parts == 0]
                 if not whole:
+                    self.undivided.setdefault(wish, {})[name] = master
                     continue
                 largest = max(whole, key=lambda axis: axis.size)
                 states[mesh_axis] = largest.name
-                self.applied.add(wish.target)
+                self.applied.add(wish)
         return layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
 
     # ------------------------------------------------------------ rules without effect
 
     def warnings(self) -> Iterator[Diagnostic]:
-        """W0301 for each target that no tensor was split by."""
+        """W0301 for each target that no tensor was split by, with the tensors that it might have split."""
         for wish in (*self.axis_wishes, *self.tensor_wishes, *self.class_wishes):
-            target = wish.target
-            if target in self.applied:
+            if wish not in self.applied:
+                notes, help = self._unapplied(wish)
+                yield Diagnostic("W0301", f"`{wish}` applies to no tensor", wish.target.span, notes=notes, help=help)
+
+    def _unapplied(self, wish: Wish) -> tuple[tuple[str, ...], str]:
+        """Tensors that a rule was tried for, with what came before it; and what can be done."""
+        sizes = self.mesh.sizes
+        axis = wish.target.name
+        if wish.target.is_class:
+            over = " or ".join(f"`{each}` of {sizes[each]}" for each in wish.mesh_axes)
+            tried = self.undivided.get(wish, {})
+            notes = [f"{name}: {type}: no axis that is whole divides by {over}" for name, type in tried.items()]
+            help = "a parameter is stored split along an axis that is whole and divides: choose sizes that do"
+            return tuple(notes[:EXAMPLES]), help
+        notes = []
+        help = f"no tensor has axis `{axis}`"
+        for name, type in self.seen.values():
+            if wish not in self.wishes(name):
                 continue
-            what = f"{'.'.join(target.path)}: {target.name}" if target.path else target.name
-            over = ", ".join(wish.mesh_axes)
-            if target.is_class:
-                help = "a parameter is stored split along an axis that is whole and divides: none is here"
-            elif target.path is not None:
-                help = f"it has no axis `{target.name}`, or an earlier rule for it takes the mesh axis"
-            else:
-                help = f"wherever `{target.name}` stands, an earlier rule takes the mesh axis: move this one before it"
-            yield Diagnostic("W0301", f"`shard {what} -> {over}` applies to no tensor", target.span, help=help)
+            late = next(((because, before) for each, because, before in self.late(name, type) if each is wish), None)
+            if late is not None:
+                because, before = late
+                notes.append(f"{name}: {type}: {because}, `{before}` ({before.rule.place})")
+                together = ", ".join((*before.mesh_axes, *wish.mesh_axes))
+                help = "move it before that rule, or give it another mesh axis"
+                if before.target.name == axis:
+                    help = f"name all mesh axes in one rule: `shard {axis} -> {together}`"
+            elif wish.target.path is not None:
+                notes.append(f"{name}: {type}")
+                help = f"name one of its axes: {', '.join(type.names)}"
+        return tuple(notes[:EXAMPLES]), help
 
 
 def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
@@ -166,7 +222,7 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
                 help="use another mesh axis for one of the two",
             )
         for target in rule.targets:
-            wish = Wish(target, rule.mesh_axes)
+            wish = Wish(target, rule.mesh_axes, rule.span)
             if target.is_class:
                 classes.append(wish)
             elif target.path is not None:
@@ -176,7 +232,7 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
     return Homes(mesh, tuple(axes), tuple(tensors), tuple(classes))
 
 
-def _assigned(wishes: Iterable[Wish], names: Sequence[str]) -> Iterator[tuple[str, spec.Target, str]]:
+def _assigned(wishes: Iterable[Wish], names: Sequence[str]) -> Iterator[Taken]:
     used: set[str] = set()
     split: set[str] = set()
     for wish in wishes:
@@ -188,4 +244,4 @@ def _assigned(wishes: Iterable[Wish], names: Sequence[str]) -> Iterator[tuple[st
             split.add(axis)
             used.update(free)
         for mesh_axis in free:
-            yield mesh_axis, wish.target, axis
+            yield mesh_axis, wish, axis

@@ -1,20 +1,17 @@
 """Why a tensor lies as it does: for each mesh axis the rule that split it, or why none did; and rules that came late.
 
-It asks `partita.compiler.homes`, which gave the layouts, and puts the answer into words.
+It asks `partita.compiler.homes`, which gave the layouts, and puts the answers into words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from partita.compiler.homes import IMPLIED, Homes, Wish, homes_of
+from partita.compiler.homes import Homes, Wish
 from partita.compiler.layout import Layout
-from partita.compiler.mesh import Mesh
 from partita.dsl.source import Span
-from partita.dsl.spec import Layout as Rules
-from partita.dsl.spec import ShardRule
 from partita.dsl.types import Type
 
 
@@ -38,78 +35,44 @@ class Late:
     because: str
 
 
-@define(eq=False)
-class Reasons:
-    """The reasons of one layout on one mesh."""
-
-    mesh: Mesh
-    homes: Homes
-    # Rules by the identity of their targets, which rules of one text share.
-    rules: dict[int, Span] = field(factory=dict)
-
-    def home(self, name: str, type: Type) -> tuple[tuple[Split, ...], tuple[Late, ...]]:
-        """Those of a tensor's home: one for each mesh axis, and the rules that came late."""
-        taken = {mesh_axis: (axis, target) for mesh_axis, target, axis in self.homes.reasons(name, type)}
-        over = {axis: mesh_axis for mesh_axis, (axis, _) in taken.items()}
-        wishes = self._wishes(name)
-        late = []
-        for wish in wishes:
-            axis = wish.target.name
-            if not type.has(axis) or any(target is wish.target for _, target in taken.values()):
-                continue
-            if axis in over:
-                because = f"`{axis}` is split over `{over[axis]}` already"
-            else:
-                mesh_axis = next(each for each in wish.mesh_axes if each in taken)
-                because = f"`{mesh_axis}` is taken by `{taken[mesh_axis][0]}`"
-            late.append(Late(axis, self.rules[id(wish.target)], because))
-        splits = []
-        for mesh_axis in self.mesh.sharding:
-            parts = self.mesh.sizes[mesh_axis]
-            if mesh_axis in taken:
-                axis, target = taken[mesh_axis]
-                splits.append(Split(mesh_axis, parts, axis, self.rules[id(target)]))
-            else:
-                splits.append(Split(mesh_axis, parts, None, None, _untouched(type, mesh_axis, wishes)))
-        return tuple(splits), tuple(late)
-
-    def stored(self, kind: str, name: str, compute: Layout, stored: Layout) -> tuple[Span, ...]:
-        """The rules for a class by which the `kind` of a parameter is stored otherwise than it is computed with."""
-        found = []
-        for mesh_axis, state in stored.states:
-            if compute.state(mesh_axis) != state:
-                wish = next(each for each in self.homes.class_wishes if _gives(each, kind, name, mesh_axis))
-                found.append(self.rules[id(wish.target)])
-        return tuple(dict.fromkeys(found))
-
-    def unstored(self, kind: str, name: str, stored: Layout) -> tuple[str, ...]:
-        """The mesh axes of such rules along which it is whole all the same, since none of its axes divides."""
-        wishes = self.homes.class_wishes
-        return tuple(
-            mesh_axis
-            for mesh_axis in self.mesh.sharding
-            if stored.state(mesh_axis) is None and any(_gives(each, kind, name, mesh_axis) for each in wishes)
-        )
-
-    def _wishes(self, name: str) -> Sequence[Wish]:
-        """The rules that are tried for a tensor: those for it alone, or those for axes."""
-        plain = name.split("~")[0].removesuffix(".again")
-        if plain.startswith("d(") and plain.endswith(")"):
-            plain = plain[2:-1]
-        return [wish for wish in self.homes.tensor_wishes if wish.names(plain)] or self.homes.axis_wishes
+def splits(homes: Homes, name: str, type: Type) -> tuple[Split, ...]:
+    """What splits a tensor at home, one for each mesh axis."""
+    taken = {mesh_axis: (axis, wish) for mesh_axis, wish, axis in homes.taken(name, type)}
+    wishes = homes.wishes(name)
+    found = []
+    for mesh_axis in homes.mesh.sharding:
+        parts = homes.mesh.sizes[mesh_axis]
+        if mesh_axis in taken:
+            axis, wish = taken[mesh_axis]
+            found.append(Split(mesh_axis, parts, axis, wish.rule))
+        else:
+            found.append(Split(mesh_axis, parts, None, None, _untouched(type, mesh_axis, wishes)))
+    return tuple(found)
 
 
-def reasons_of(layout: Rules | None, mesh: Mesh) -> Reasons:
-    """The reasons of a layout's shard rules."""
-    rules = [rule for rule in layout.rules if isinstance(rule, ShardRule)] if layout else []
-    return Reasons(mesh, homes_of(layout, mesh), {id(target): rule.span for rule in rules for target in rule.targets})
+def late(homes: Homes, name: str, type: Type) -> tuple[Late, ...]:
+    """The rules that come too late for a tensor."""
+    return tuple(Late(wish.target.name, wish.rule, because) for wish, because, _ in homes.late(name, type))
 
 
-def _gives(wish: Wish, kind: str, parameter: str, mesh_axis: str) -> bool:
-    """Whether a rule for a class says how this kind of tensor of a parameter is stored along a mesh axis."""
-    if kind not in IMPLIED[wish.target.name] or mesh_axis not in wish.mesh_axes:
-        return False
-    return wish.target.path is None or wish.names(parameter)
+def storing(homes: Homes, kind: str, name: str, compute: Layout, stored: Layout) -> tuple[Span, ...]:
+    """The rules for a class by which the `kind` of a parameter is stored otherwise than it is computed with."""
+    moved = [mesh_axis for mesh_axis, state in stored.states if compute.state(mesh_axis) != state]
+    return tuple(dict.fromkeys(_storing(homes, kind, name, mesh_axis)[0].rule for mesh_axis in moved))
+
+
+def undivided(homes: Homes, kind: str, name: str, stored: Layout) -> tuple[str, ...]:
+    """The mesh axes of such rules along which it is whole all the same, since none of its axes divides."""
+    return tuple(
+        mesh_axis
+        for mesh_axis in homes.mesh.sharding
+        if stored.state(mesh_axis) is None and _storing(homes, kind, name, mesh_axis)
+    )
+
+
+def _storing(homes: Homes, kind: str, parameter: str, mesh_axis: str) -> list[Wish]:
+    """The rules that say how this kind of tensor of a parameter is stored along a mesh axis."""
+    return [wish for wish in homes.class_wishes if mesh_axis in wish.mesh_axes and wish.stores(kind, parameter)]
 
 
 def _untouched(type: Type, mesh_axis: str, wishes: Sequence[Wish]) -> str:

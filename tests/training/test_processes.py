@@ -50,6 +50,34 @@ def test_transports_and_groups_agree_bit_for_bit(tmp_path: Path):
     assert ran(tmp_path, "bfs", "schedule=looped_bfs") == gloo
 
 
+def close(found: Path, expected: Path) -> None:
+    """Losses, metrics and gradient norms of two runs in f32, to 1e-5."""
+    assert len(records(found)) == 3
+    for one, other in zip(records(found), records(expected), strict=True):
+        one.pop("tokens_per_second"), other.pop("tokens_per_second")
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+def llama(tmp_path: Path, *overrides: str) -> None:
+    """Eight processes, data 2 × pipe 2 × tensor 2, and one."""
+    alone = [f"cluster.{axis}=1" for axis in ("data", "pipe", "tensor")]
+    for name, mesh in (("eight", []), ("one", alone)):
+        command = ["run", str(SPECS / "llama.par"), *overrides, *mesh, "--transport", "gloo", f"--run-dir={name}"]
+        done = partita(*command, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    close(tmp_path / "eight", tmp_path / "one")
+
+
+def test_llama_on_eight_processes_trains_as_on_one(tmp_path: Path):
+    llama(tmp_path, "batch=8", "seq=32")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["everything", "zero1"])
+def test_llama_as_it_stands_on_eight_processes_trains_as_on_one(tmp_path: Path, layout: str):
+    llama(tmp_path, f"layout={layout}")
+
+
 def test_bf16_trains(tmp_path: Path):
     found = ran(tmp_path, "bf16", "train.precision=bf16", "train.steps=10")
     first, last = dict(found[0])["loss"], dict(found[-2])["loss"]

@@ -1,0 +1,154 @@
+"""When a rank did what: marks in time, taken while it trains, and kept in one file a rank.
+
+A step takes the same marks every time, in the same order (`MARKS_OF_A_STEP`, and one after each instruction), so a mark
+is a number that goes into the next place of an array made beforehand: no names, no allocation, some 0.1 µs. On a GPU a
+mark is an event in the stream on which the rank computes, and says when the device got there, not the host; events are
+read between steps.
+
+The first step of a run is left out: in it memory is allocated and connections are tried for the first time. The next
+`MOST_STEPS` are recorded, and the file is written once they are done, or the run is.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+from attrs import frozen
+
+WARM_UP_STEPS, MOST_STEPS = 1, 20
+# The marks beside the instructions': the step begins (with its data), its prologue is done, and after the instructions
+# its gradients are reduced, its totals exchanged and its statistics made, they are summed over all ranks, the
+# parameters are updated.
+MARKS_OF_A_STEP = 6
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Stopwatch:
+    """Records the marks of one rank's steps: `begin` at the start of each, then `mark` as long as `recording`."""
+
+    def __init__(self, path: Path, instructions: int, device: torch.device) -> None:
+        self.path = path
+        self.recording = False
+        self._marks = instructions + MARKS_OF_A_STEP
+        self._steps: list[int] = []
+        self._begun = 0
+        self._clock = _EventClock(self._marks) if device.type == "cuda" else _HostClock(self._marks)
+        self.mark = self._clock.mark
+
+    def begin(self, step: int) -> None:
+        """A step begins: take its first mark, where it is one of those that are recorded."""
+        if self.recording and len(self._steps) == MOST_STEPS:
+            self.finish()
+        self._begun += 1
+        self.recording = WARM_UP_STEPS < self._begun <= WARM_UP_STEPS + MOST_STEPS
+        if self.recording:
+            self._steps.append(step)
+            self._clock.begin()
+            self.mark()
+
+    def finish(self) -> None:
+        """Write what has been recorded; there is nothing to do where that is done already, or there are no steps."""
+        if self.recording:
+            self.recording = False
+            times = np.array(self._clock.read(), dtype=np.int64).reshape(len(self._steps), self._marks)
+            Marks(tuple(self._steps), times, clock_name()).write(self.path)
+
+
+class _HostClock:
+    """Marks on the host's clock, which all processes of a machine share."""
+
+    def __init__(self, marks: int) -> None:
+        self._times = array("q", bytes(8 * marks * MOST_STEPS))
+        self._next = 0
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def mark(self) -> None:
+        """It is now."""
+        self._times[self._next] = perf_counter_ns()
+        self._next += 1
+
+    def read(self) -> Sequence[int]:
+        """All marks so far, in nanoseconds."""
+        return self._times[: self._next]
+
+
+class _EventClock:
+    """Marks in the current stream of the GPU, brought to the host's clock by one moment at which the device was idle.
+
+    Times between events are short floats, exact within a step only: so steps are chained from first mark to first mark.
+    """
+
+    def __init__(self, marks: int) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(marks)]
+        self._next = 0
+        self._times: list[int] = []
+        self._first = torch.cuda.Event(enable_timing=True)  # at `_first_ns` of the host's clock
+        torch.cuda.synchronize()
+        self._first.record()
+        self._first.synchronize()
+        self._first_ns = perf_counter_ns()
+
+    def begin(self) -> None:
+        """Read the events of the step before, to take them again."""
+        if self._next:
+            self._events[-1].synchronize()
+            first = self._events[0]
+            self._first_ns += _ns(self._first, first)
+            self._times.extend(self._first_ns + _ns(first, event) for event in self._events)
+            self._first, self._events[0] = first, self._first
+            self._next = 0
+
+    def mark(self) -> None:
+        """The device has come to this."""
+        self._events[self._next].record()
+        self._next += 1
+
+    def read(self) -> Sequence[int]:
+        """All marks so far, in nanoseconds."""
+        self.begin()
+        return self._times
+
+
+def _ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+    return round(start.elapsed_time(end) * 1e6)
+
+
+@frozen(eq=False)
+class Marks:
+    """What one rank recorded: `times[i, j]` is mark j of `steps[i]`, in nanoseconds of the clock of that name."""
+
+    steps: tuple[int, ...]
+    times: np.ndarray
+    clock: str
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        aside = path.with_suffix(".new")
+        with aside.open("wb") as file:
+            np.savez(file, steps=np.array(self.steps, dtype=np.int64), times=self.times, clock=np.array(self.clock))
+        os.replace(aside, path)
+
+    @classmethod
+    def read(cls, path: Path) -> Marks:
+        """Read what `write` wrote. Raises FileNotFoundError."""
+        with np.load(path, allow_pickle=False) as found:
+            return cls(tuple(found["steps"].tolist()), found["times"], str(found["clock"]))
+
+
+def path_of(directory: Path, rank: int) -> Path:
+    """The file of a rank."""
+    return directory / f"rank-{rank}.npz"
+
+
+def clock_name() -> str:
+    """Names the clock of this machine: ranks that give the same name can compare their times as they are."""
+    return BOOT.read_text().strip() if BOOT.exists() else platform.node()
