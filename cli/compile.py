@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, compile_or_report, report
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partita.cli.table import Table
     from partita.compiler.pipeline import Compilation
+    from partita.compiler.summary import Summary
 
 SUMMARY = "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program"
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
@@ -22,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emit", choices=FORMS, help="print this form of the program")
     parser.add_argument("--stage", type=int, metavar="N", help="with --emit: only this stage")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
-    parser.add_argument("-o", "--output", metavar="OUT", help="write to a file instead of the terminal")
+    add_output_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,26 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     report(state.warnings)
     if arguments.stage is not None and not 0 <= arguments.stage < state.pipeline.stages:
-        print(f"partita: there is no stage {arguments.stage}: stages are 0 to {state.pipeline.stages - 1}")
+        last = state.pipeline.stages - 1
+        print(f"partita: there is no stage {arguments.stage}: stages are 0 to {last}", file=sys.stderr)
         return 2
     if arguments.emit:
-        text = _form(state, arguments.emit, arguments.stage)
-    elif arguments.json:
-        from partita.compiler.summary import summarize
+        return deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
+    from partita.compiler.summary import summarize
 
-        text = json.dumps(summarize(state).as_json(), indent=2) + "\n"
-    else:
-        text = _summary(state, terminal=arguments.output is None)
-    if arguments.output:
-        try:
-            with open(arguments.output, "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
-            return 2
-    else:
-        sys.stdout.write(text)
-    return 0
+    summary = summarize(state)
+    if arguments.json:
+        return deliver(json.dumps(summary.as_json(), indent=2) + "\n", arguments.output)
+    return deliver(text_of(lambda console: show(state, summary, console), arguments.output), arguments.output)
 
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
@@ -97,62 +94,93 @@ def _stage_source(source: str, wanted: set[str]) -> str:
     return functions[0] + "".join(text for name, text in bodies.items() if name in wanted or name in called)
 
 
-def _summary(state: Compilation, terminal: bool) -> str:
-    """The summary as tables."""
-    import io
-
-    from rich.console import Console
-    from rich.table import Table
-
+def show(state: Compilation, summary: Summary, console: Console) -> None:
+    """Print stages, collectives, transfers, memory and times, as wide as the console."""
     from partita.cli.figures import bytes_text, count_text, seconds_text
-    from partita.cli.traffic import collective_table, mesh_text, transfer_table
-    from partita.compiler.summary import summarize
+    from partita.cli.table import print_table, print_text
+    from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 
-    summary = summarize(state)
-    colour = terminal and sys.stdout.isatty()
-    buffer = io.StringIO()
-    width = None if colour else 110
-    console = Console(file=buffer, force_terminal=colour, width=width, highlight=False)
     program = state.program
     microbatches = f"{program.microbatches} microbatch{'es' * (program.microbatches > 1)}"
     chunks = "" if state.schedule.chunks == 1 else f" × {state.schedule.chunks} chunks"
-    console.print(
-        f"[bold]{summary.name}[/]: {count_text(summary.parameters)} parameters; "
-        f"{mesh_text(summary.mesh)}{chunks}, {len(summary.stages)} stage{'s' * (len(summary.stages) > 1)}; "
+    print_text(
+        console,
+        f": {count_text(summary.parameters)} parameters; {mesh_text(summary.mesh)}{chunks}, "
+        f"{len(summary.stages)} stage{'s' * (len(summary.stages) > 1)}; "
         f"schedule {state.schedule.name}, {microbatches}; {state.train.precision}",
-        soft_wrap=True,
+        title=summary.name,
     )
-    table = Table("stage", "rank", "chunk", "holds", "parameters", "tied", "F", "B", "W", "saved", box=None)
-    for stage in summary.stages:
-        table.add_row(
-            str(stage.index),
-            str(stage.rank),
-            str(stage.chunk),
-            _range(stage.turns),
-            count_text(stage.parameters),
-            ", ".join(stage.tied),
-            *(seconds_text(stage.seconds[kind]) for kind in ("F", "B", "W")),
-            bytes_text(stage.saved),
-        )
-    console.print(table)
+    print_table(console, _stages(summary, console.width))
     if summary.collectives:
-        console.print(collective_table(summary.collectives))
+        console.print()
+        print_table(console, collective_table(summary.collectives, console.width))
+        print_text(console, f"of {BUSIEST}; {RINGS}")
     if summary.transfers:
-        console.print(transfer_table((*summary.transfers, *summary.tied)))
-    memory = ", ".join(bytes_text(value) for value in summary.peak_memory)
+        console.print()
+        print_table(console, transfer_table((*summary.transfers, *summary.tied), console.width))
+    console.print()
+    for axis, names in summary.undivided:
+        print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
     columns = " of the pipeline" if summary.ranks > len(summary.peak_memory) > 1 else ""
-    console.print(f"peak memory by rank{columns}: {memory} (tensors of the program; kernels' workspace aside)")
+    print_text(console, f"peak memory by rank{columns}: {_memory(summary.peak_memory)} (kernels' workspace aside)")
+    most, there = max(summary.peak_memory), state.device.memory
+    if most > there:
+        print_text(console, f"that is more than the {bytes_text(there)} of {state.device.name}")
     ends = f", and {seconds_text(summary.ends)} of collectives at its ends" if summary.ends else ""
-    console.print(
-        f"predicted on {state.device.name}: step {seconds_text(summary.timeline.makespan)}, "
-        f"bubble {summary.timeline.bubble:.1%}{ends}"
+    step, bubble = seconds_text(summary.timeline.makespan), f"{summary.timeline.bubble:.1%}"
+    print_text(console, f"predicted on {state.device.name}: step {step}, bubble {bubble}{ends}")
+    passes = ", ".join(f"{name} {seconds_text(value)}" for name, value in summary.times)
+    print_text(console, f"compiled in {seconds_text(sum(value for _, value in summary.times))}: {passes}")
+
+
+def _stages(summary: Summary, width: int) -> Table:
+    """A row for each stage; three or more that follow each other and are alike have one."""
+    from partita.cli.figures import bytes_text, count_text, seconds_text
+    from partita.cli.table import Column, Table
+
+    rows = []
+    for (parameters, tied, *figures), run in groupby(
+        summary.stages,
+        lambda each: (
+            count_text(each.parameters),
+            ", ".join(each.tied),
+            *(seconds_text(each.seconds[kind]) for kind in ("F", "B", "W")),
+            bytes_text(each.saved),
+        ),
+    ):
+        alike = list(run)
+        for stages in [alike] if len(alike) > 2 else [[each] for each in alike]:
+            turns = [turn for each in stages for turn in each.turns]
+            numbers = [[each.index for each in stages], [each.rank for each in stages], [each.chunk for each in stages]]
+            rows.append((*map(_span, numbers), _turns(turns), parameters, tied, *figures))
+    columns = (
+        Column("stage"),
+        Column("rank", spare=1),
+        Column("chunk", spare=3),
+        Column("holds"),
+        Column("parameters"),
+        Column("tied", spare=2),
+        *(Column(heading, right=True) for heading in ("F", "B", "W", "saved")),
     )
-    console.print(f"compiled in {seconds_text(sum(value for _, value in summary.times))}")
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    return Table(columns, rows, width)
 
 
-def _range(turns: tuple[str, ...]) -> str:
+def _span(numbers: list[int]) -> str:
+    """`3`, `0 to 3`."""
+    least, most = min(numbers), max(numbers)
+    return f"{least} to {most}" if least < most else f"{least}"
+
+
+def _turns(turns: list[str]) -> str:
     """`layer.0 … layer.3`."""
-    if len(turns) <= 2:
-        return ", ".join(turns)
-    return f"{turns[0]} … {turns[-1]}"
+    return ", ".join(turns) if len(turns) <= 2 else f"{turns[0]} … {turns[-1]}"
+
+
+def _memory(peaks: tuple[int, ...]) -> str:
+    """Each, or where they are many the most and the least."""
+    from partita.cli.figures import bytes_text
+
+    if len(peaks) <= 8:
+        return ", ".join(map(bytes_text, peaks))
+    ends = [(peaks.index(each), bytes_text(each)) for each in (min(peaks), max(peaks))]
+    return " to ".join(f"{size} (rank {rank})" for rank, size in ends)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
+from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, compile_or_report, printable, report
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
+    from partita.cli.table import Table
     from partita.compiler.causes import Communication, Turn
-    from partita.compiler.explain import Explanation
+    from partita.compiler.explain import Alternative, Explanation
     from partita.dsl.source import Span
 
 SUMMARY = "list every collective with bytes, time and source line; or the layout of one tensor, and why"
 # How many tensors of one name are described.
 MOST = 8
 NOTHING = 1e-8  # seconds of a step that does not communicate
+INDENT = "  "
 STORED = {"param": "parameter", "grad": "gradient", "state": "optimizer state"}
 
 
@@ -29,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. NAME stands anywhere among the overrides: it is the word without `=`."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the same as JSON")
-    parser.usage = "partita explain FILE [NAME] [KEY=VALUE ...] [--root DIR] [--json]"
+    add_output_argument(parser)
+    parser.usage = "partita explain FILE [NAME] [KEY=VALUE ...] [--root DIR] [--json] [-o OUT]"
     parser.set_defaults(takes_name=True)
 
 
@@ -44,18 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     if state is None:
         return 1
     report(state.warnings)
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
     if not names:
         from partita.compiler.causes import communication
 
         found = communication(state)
-        if arguments.json:
-            print(json.dumps(found.as_json(), indent=2))
-        else:
-            _show(found, console)
-        return 0
+        return _deliver(arguments, found.as_json(), lambda console: show(found, console))
     from partita.compiler.explain import explain
 
     try:
@@ -63,52 +60,55 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"partita: {printable(str(error))}", file=sys.stderr)
         return 2
-    if arguments.json:
-        print(json.dumps([_plain(each) for each in tensors], indent=2))
-        return 0
-    for i, each in enumerate(tensors[:MOST]):
-        if i:
-            console.print()
-        _tensor(each, console)
-    if len(tensors) > MOST:
-        rest = ", ".join(each.name for each in tensors[MOST:])
-        _line(console, f"\nand {len(tensors) - MOST} more of that name: {rest}")
-    return 0
+    return _deliver(arguments, [each.as_json() for each in tensors], lambda console: show_tensors(tensors, console))
+
+
+def _deliver(arguments: argparse.Namespace, plain: object, show: Callable[[Console], None]) -> int:
+    text = json.dumps(plain, indent=2) + "\n" if arguments.json else text_of(show, arguments.output)
+    return deliver(text, arguments.output)
 
 
 # ---------------------------------------------------------------- the whole program
 
 
-def _show(found: Communication, console: Console) -> None:
-    """By line, by turn, between stages, then the sums."""
+def show(found: Communication, console: Console) -> None:
+    """Print what is sent by line, by turn, between stages, then the sums, as wide as the console."""
     from partita.cli.figures import bytes_text, seconds_text
-    from partita.cli.traffic import aligned, mesh_text, moved_row, transfer_table, widths
+    from partita.cli.table import Table, print_table, print_text
+    from partita.cli.traffic import BUSIEST, MOVED, RINGS, mesh_text, moved_row, short_names, transfer_table
 
     microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches > 1)}"
-    _line(console, f"[bold]{found.name}[/]: {mesh_text(found.mesh)}, {microbatches}")
-    rows = [[moved_row(each) for each in cause.moved] for cause in found.causes]
-    columns = widths(row for each in rows for row in each) if rows else []
+    figures = f"; of {BUSIEST}:" if found.causes else ""
+    print_text(console, f": {mesh_text(found.mesh)}, {microbatches}{figures}", title=found.name)
+    names = short_names(each.tensor for cause in found.causes for each in cause.moved)
+    rows = [[moved_row(each, names[each.tensor]) for each in cause.moved] for cause in found.causes]
+    table = Table(MOVED, [row for each in rows for row in each], console.width - len(INDENT))
+    if rows:
+        console.print()
+        _print(console, [table.heading], "bold")
     for cause, each in zip(found.causes, rows, strict=True):
-        _line(console, f"\n[bold]{_place(cause.span)}[/]  {_text(cause.span)}")
-        for line in aligned(each, columns):
-            _line(console, f"  {_escaped(line)}")
+        _place_line(console, cause.span)
+        _print(console, table.lines(each))
     for turn in found.turns:
-        _line(console, f"\n{_turns(turn)} sends from each rank")
-        console.print(_shares(turn))
+        console.print()
+        print_text(console, f"{_turns(turn)} sends from each rank")
+        _print(console, _shares(turn, console.width).lines())
     if found.transfers:
         console.print()
-        console.print(transfer_table(found.transfers))
+        print_table(console, transfer_table(found.transfers, console.width))
     if not found.causes and not found.transfers:
-        _line(console, "nothing is communicated")
-    console.print()
-    for axis, sums in found.axes:
-        _line(
-            console,
-            f"along {axis}: {sums.count:,} tensors in {round(sums.launches):,} messages a step; a rank sends at most "
-            f"{bytes_text(sums.busiest)}, in all {seconds_text(sums.seconds)} on the pipeline's ranks together",
-        )
+        print_text(console, "nothing is communicated")
+    if found.axes:
+        console.print()
+    for axis, cost in found.axes:
+        sums = cost.busiest
+        messages = f"{round(sums.messages):,} message{'s' * (round(sums.messages) != 1)}"
+        print_text(console, f"along {axis}: {bytes_text(sums.bytes)} in {messages}, {seconds_text(sums.seconds)}")
+    if found.axes:
+        print_text(console, RINGS)
     if found.mesh.ranks > 1:
-        _line(console, f"over all ranks: {found.statistics} figures (loss, metrics, squares of gradients) once a step")
+        figures = f"{found.statistics} figures (loss, metrics, squares of gradients)"
+        print_text(console, f"over all ranks: {figures}, once a step")
 
 
 def _turns(turn: Turn) -> str:
@@ -126,114 +126,119 @@ def _listed(numbers: Sequence[int]) -> str:
     return shown if len(numbers) <= 12 else f"{shown} …"
 
 
-def _shares(turn: Turn) -> Table:
-    from rich.table import Table
-
+def _shares(turn: Turn, width: int) -> Table:
     from partita.cli.figures import bytes_text
+    from partita.cli.table import Column, Table
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for justify in ("left", "left", "right", "left", "right"):
-        table.add_column(justify=justify)  # type: ignore[arg-type]
+    rows = []
     for when, shares in (("each microbatch", turn.microbatch), ("once a step", turn.step)):
         for i, each in enumerate(shares):
-            what = f"{each.kind} over {each.axis}" + (" of parameters" if each.of == "parameters" else "")
-            table.add_row("" if i else f"  {when}", each.phase, f"{each.count}", what, bytes_text(each.bytes))
-    return table
+            of = "of parameters" if each.of == "parameters" else ""
+            figures = each.phase, f"{each.count}", each.kind, f"over {each.axis}", of, bytes_text(each.bytes)
+            rows.append(("" if i else when, *figures))
+    columns = [Column(""), Column(""), Column("", right=True), Column(""), Column(""), Column("", spare=1)]
+    columns.append(Column("", right=True))
+    return Table(columns, rows, width - len(INDENT))
 
 
 # ---------------------------------------------------------------- one tensor
 
 
-def _tensor(found: Explanation, console: Console) -> None:
-    """Home and reasons, storage, how it is made, copies."""
-    from rich.table import Table
+def show_tensors(found: Sequence[Explanation], console: Console) -> None:
+    """Print the tensors of one name."""
+    from partita.cli.table import print_text
 
-    from partita.cli.figures import bytes_text, seconds_text
-    from partita.cli.traffic import aligned, moved_row, widths
+    for i, each in enumerate(found[:MOST]):
+        if i:
+            console.print()
+        show_tensor(each, console)
+    if len(found) > MOST:
+        rest = ", ".join(each.name for each in found[MOST:])
+        console.print()
+        print_text(console, f"and {len(found) - MOST} more of that name: {rest}")
+
+
+def show_tensor(found: Explanation, console: Console) -> None:
+    """Print home and reasons, storage, how it is made, copies, and what is sent."""
+    from partita.cli.figures import bytes_text
+    from partita.cli.table import Column, Table, print_table, print_text
+    from partita.cli.traffic import BUSIEST, MOVED, moved_row, short_names
+
+    def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
+        print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
 
     turns = f" in {len(found.names)} turns" if len(found.names) > 1 else ""
-    _line(console, f"[bold]{found.name}[/]: {_escaped(str(found.type))}, {found.role}{turns}")
-    _line(console, f"  {_place(found.span)}  {_text(found.span)}")
-    table = Table("over", "split", "because", box=None, pad_edge=False)
-    for each in found.splits:
-        because = _rule(each.rule) if each.rule else each.because
-        table.add_row(f"{each.mesh_axis} ({each.parts})", each.axis or "whole", because)
-    for late in found.late:
-        table.add_row("", f"not {late.axis}", f"{_rule(late.rule)}: {late.because}")
-    if found.splits:
-        console.print(table)
+    print_text(console, f": {found.type}, {found.role}{turns}", title=found.name)
+    _place_line(console, found.span)
+    reasons = [
+        (f"{each.mesh_axis} ({each.parts})", each.axis or "whole", _rule(each.rule) if each.rule else each.because)
+        for each in found.splits
+    ]
+    late = [("", f"not {each.axis}", f"{_rule(each.rule)}: {each.because}") for each in found.late]
+    table("over, split, because", [*reasons, *late])
     stages = f"stage{'s' * (len(found.stages) > 1)} {_listed(found.stages)}"
-    local = f"{_escaped(str(found.local))}, {bytes_text(found.local.bytes)}"
-    _line(console, f"a rank computes with {local}; on {stages}")
-    if found.stored:
-        table = Table("kept", "layout", "on a rank", "because", box=None, pad_edge=False)
-        for kept in found.stored:
-            rules = ", ".join(_rule(rule) for rule in kept.rules)
-            if kept.whole:
-                rules += f"; no axis divides over {', '.join(kept.whole)}"
-            table.add_row(STORED[kept.what], str(kept.layout), f"{_escaped(str(kept.type))}", rules)
-        console.print(table)
+    print_text(console, f"a rank computes with {found.local}, {bytes_text(found.local.bytes)}; on {stages}")
+    stored = []
+    for kept in found.stored:
+        rules = ", ".join(_rule(rule) for rule in kept.rules)
+        whole = f"no axis divides over {', '.join(kept.whole)}" if kept.whole else ""
+        because = "; ".join(each for each in (rules, whole) if each)
+        stored.append((STORED[kept.what], str(kept.layout), str(kept.type), because))
+    columns = [Column("kept"), Column("layout"), Column("on a rank", spare=1), Column("because")]
+    print_table(console, Table(columns, stored, console.width))
     if found.instead:
-        _line(console, f"`{found.operation}` cannot be split so; in its place stand {', '.join(found.instead)}")
+        print_text(console, f"`{found.operation}` cannot be split so; in its place stand {', '.join(found.instead)}")
     if found.alternatives:
-        _line(console, f"made by `{found.operation}`, as {found.made}; the ways of that, and what each would move:")
-        table = Table("over", "operands → result", "time", "", box=None, pad_edge=False)
-        for way in found.alternatives:
-            seconds = seconds_text(way.seconds) if way.seconds > NOTHING else "none"
-            table.add_row(way.mesh_axis, way.states, seconds, "taken" if way.taken else "")
-        console.print(table)
-    if found.copies:
-        table = Table("copy", "by", "in", "for", box=None, pad_edge=False)
-        for copy in found.copies:
-            readers = ", ".join(dict.fromkeys(_place(reader) for reader in copy.readers))
-            table.add_row(str(copy.layout), ", ".join(copy.steps), copy.phase, readers)
-        console.print(table)
+        print_text(
+            console, f"made by `{found.operation}`, as {found.made}; the ways of that, and what each would move:"
+        )
+    ways = [(way.mesh_axis, "taken" if way.taken else "", _time(way), way.states) for way in found.alternatives]
+    table("over, , time, operands → result", ways)
+    copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in found.copies]
+    table("copy, by, in, for", copies)
     if found.moved:
-        rows = [moved_row(each) for each in found.moved]
-        _line(console, "sent")
-        for line in aligned(rows, widths(rows)):
-            _line(console, f"  {_escaped(line)}")
+        names = short_names(each.tensor for each in found.moved)
+        rows = [moved_row(each, names[each.tensor]) for each in found.moved]
+        print_text(console, f"sent by {BUSIEST}:")
+        sent = Table(MOVED, rows, console.width - len(INDENT))
+        _print(console, [sent.heading], "bold")
+        _print(console, sent.lines())
 
 
 # ---------------------------------------------------------------- words
 
 
-def _place(span: Span | None) -> str:
-    return _escaped(f"{span.source.name}:{span.line}") if span else "no line of the file"
+def _time(way: Alternative) -> str:
+    """`1.2 ms`; `none` of what does not communicate; of a last resort why."""
+    from partita.cli.figures import seconds_text
+
+    if way.moves_weights:
+        return "weights"
+    return seconds_text(way.seconds) if way.seconds > NOTHING else "none"
 
 
-def _text(span: Span | None) -> str:
-    return _escaped(span.source.line(span.line).strip()) if span else ""
+def _place_line(console: Console, span: Span | None) -> None:
+    """`gpt.par:12  let q = dot(h, wq, over = embed)`, as much of it as fits."""
+    if span is None:
+        text = "for no line of the file"
+    else:
+        text = printable(f"{span.source.name}:{span.line}  {span.source.line(span.line).strip()}")
+    console.print(text, style="cyan", overflow="ellipsis", no_wrap=True, markup=False)
 
 
 def _rule(span: Span) -> str:
-    return f"{_escaped(span.text)} ({_place(span)})"
+    """`shard batch -> data (gpt.par:45)`."""
+    return printable(f"{' '.join(span.text.split())} ({PurePath(span.source.name).name}:{span.line})")
 
 
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(printable(text))
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True)
+def _lines(spans: Iterable[Span]) -> str:
+    """`gpt.par:12, 13, 14`."""
+    found: dict[str, dict[int, None]] = {}
+    for span in spans:
+        found.setdefault(PurePath(span.source.name).name, {})[span.line] = None
+    return printable("; ".join(f"{name}:{', '.join(map(str, sorted(lines)))}" for name, lines in found.items()))
 
 
-def _plain(value: Any) -> Any:
-    """Records as JSON: types and layouts as they print, places as file, line and text."""
-    from attrs import fields, has
-
-    from partita.compiler.layout import Layout
-    from partita.dsl.source import Span
-    from partita.dsl.types import Type
-
-    if isinstance(value, Span):
-        return {"file": value.source.name, "line": value.line, "text": value.text}
-    if isinstance(value, (Layout, Type)):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if has(type(value)):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(type(value))}
-    return value
+def _print(console: Console, lines: Iterable[str], style: str = "") -> None:
+    for line in lines:
+        console.print(INDENT + line, style=style, soft_wrap=True, markup=False)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from partita.cli import measured
 from partita.cli.source import add_source_arguments, load_or_report, report
 
 if TYPE_CHECKING:
     import torch
 
+    from partita.compiler.program import Program
+    from partita.dsl.diagnostic import Diagnostic
     from partita.dsl.spec import Spec
+    from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data import Dataset
+    from partita.runtime.flight import Flight
+    from partita.runtime.lookout import Lookout
     from partita.runtime.rendezvous import Identity
-    from partita.runtime.training import Plan, StepResult
+    from partita.runtime.training import Plan
 
 SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
 FAILED = 3
+INTERRUPTED = 130
+STALL_SECONDS = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +39,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("gloo", "nccl", "virtual"),
         help="default: nccl where there is a GPU for each rank, else gloo; virtual: all ranks in one process",
     )
+    parser.add_argument(
+        "--restarts", type=_count, default=0, metavar="N", help="start all ranks again after a failure, up to N times"
+    )
+    parser.add_argument(
+        "--stall-timeout",
+        type=_seconds,
+        default=STALL_SECONDS,
+        metavar="SECONDS",
+        help=f"end a run in which nothing has moved for so long (default: {STALL_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="DIR", help="measure the timeline of up to 20 steps, and draw it there"
+    )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 0 <= count <= 1_000:
+        raise argparse.ArgumentTypeError("from 0 to 1,000")
+    return count
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= 1e6:
+        raise argparse.ArgumentTypeError("from 1 to 1,000,000 seconds")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     if identity is not None and arguments.transport == "virtual":
         print(
             "partita: --transport virtual runs all ranks in one process; start it without a launcher", file=sys.stderr
+        )
+        return 2
+    if identity is None and arguments.transport == "virtual" and arguments.trace is not None:
+        print(
+            "partita: --trace measures ranks that run at once; --transport virtual runs them by turns", file=sys.stderr
         )
         return 2
     # Warnings are said once: by the supervisor, which its ranks need not repeat, or by the first rank.
@@ -68,10 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.compiler.pipeline import compile_run
+    from partita.runtime.checkpoint.identity import manifest_of
+    from partita.runtime.checkpoint.settings import check_model
     from partita.runtime.data.binding import open_data
     from partita.runtime.launcher import launch
 
-    state, _ = compile_run(spec)
+    state, evaluation = compile_run(spec)
     report(state.warnings)
     program = state.program
     assert program is not None
@@ -79,12 +120,53 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
         return 2
     assert spec.train is not None
     open_data(program, spec.train, _folder(arguments))
+    checkpoints = _checkpoints(arguments, spec)
+    if checkpoints is not None:
+        if not _writable(checkpoints.path):
+            return 2
+        check_model(checkpoints.path, manifest_of(spec, program))
+    trace = arguments.trace
+    if trace is not None and not _recordable(spec, trace):
+        return 2
     command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
-    for name in ("root", "run_dir", "transport"):
+    for name in ("root", "run_dir", "transport", "stall_timeout", "trace"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    return launch(command, program.mesh.ranks)
+    if trace is not None:
+        measured.forget(trace, program)
+    lookout = _lookout(arguments, spec, program, evaluation.program if evaluation else None)
+    status = launch(command, program.mesh.ranks, restarts=arguments.restarts, lookout=lookout)
+    if trace is not None and status in (0, INTERRUPTED):
+        measured.draw(trace, program)
+    return status
+
+
+def _lookout(arguments: argparse.Namespace, spec: Spec, training: Program, evaluation: Program | None) -> Lookout:
+    """Who notices that the run stands still, and what it does."""
+    from partita.runtime.diagnosis import Diagnosis
+    from partita.runtime.lookout import REPORT, Lookout
+
+    report = _directory(arguments, spec) / REPORT
+    return Lookout(Diagnosis(training, evaluation), training.mesh.ranks, arguments.stall_timeout, report)
+
+
+def _flight(arguments: argparse.Namespace, plan: Plan, identity: Identity) -> Flight:
+    """This rank's recorder: where the supervisor watches it, or in the run's directory, where the ranks do."""
+    import os
+
+    from partita.runtime.flight import Flight, path_of
+    from partita.runtime.launcher import PEER_LOST
+    from partita.runtime.lookout import prepare
+    from partita.runtime.rendezvous import FLIGHT
+
+    if identity.launcher == "partita":
+        return Flight(path_of(Path(os.environ[FLIGHT]), identity.rank))
+    directory = _directory(arguments, plan.spec) / "flight"
+    flight = Flight(prepare(directory, identity.rank))
+    evaluation = plan.evaluation.program if plan.evaluation else None
+    _lookout(arguments, plan.spec, plan.program, evaluation).keep(directory, PEER_LOST)
+    return flight
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
@@ -95,6 +177,22 @@ def _folder(arguments: argparse.Namespace) -> Path:
 def _directory(arguments: argparse.Namespace, spec: Spec) -> Path:
     """Where metrics go."""
     return Path(arguments.run_dir or f"runs/{spec.name}")
+
+
+def _checkpoints(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
+    """Where checkpoints go and how often; None where the file asks for none."""
+    from partita.runtime.checkpoint.settings import settings_of
+
+    return settings_of(spec, _directory(arguments, spec), _folder(arguments))
+
+
+def _recordable(spec: Spec, trace: Path) -> bool:
+    """Whether there are steps to record, and a place for their times; says why not."""
+    assert spec.train is not None
+    if spec.train.steps < 2:
+        print("partita: --trace leaves out the first step, and there is no other: raise train.steps", file=sys.stderr)
+        return False
+    return _writable(trace)
 
 
 def _writable(directory: Path) -> bool:
@@ -122,58 +220,103 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
-        return _train_virtual(plan, dataset, directory)
-    return _train_rank(plan, dataset, directory, identity, arguments.transport)
+        return _train_virtual(plan, dataset, directory, _checkpoints(arguments, spec))
+    # The supervisor prepares and draws for the ranks that it has started.
+    trace = arguments.trace if identity.launcher != "partita" else None
+    if trace is not None and not _recordable(spec, trace):
+        return 2
+    if trace is not None and identity.rank == 0:
+        measured.forget(trace, plan.program)
+    status = _train_rank(plan, dataset, directory, identity, arguments)
+    if trace is not None and identity.rank == 0 and status == 0:
+        measured.draw(trace, plan.program)
+    return status
 
 
-def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path) -> int:
+def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, settings: Settings | None) -> int:
     import os
 
     import torch
 
+    from partita.cli.watch import Watch
+    from partita.runtime.checkpoint.checkpoints import Checkpoints
+    from partita.runtime.faults import NotFinite
     from partita.runtime.launcher import rank_environment
     from partita.runtime.training import VirtualRun
 
     # As many threads as each rank would have if it were a process.
     torch.set_num_threads(int(rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"]))
-    with _Watch(plan, directory) as watch:
+    with Watch(plan, directory) as watch:
+        run = VirtualRun(plan)
+        checkpoints = [Checkpoints(rank, settings, _say) for rank in run.ranks] if settings is not None else []
         try:
-            VirtualRun(plan).train(dataset, [watch])
+            run.train(dataset, [watch], checkpoints)
+        except NotFinite as wrong:
+            print(f"partita: {wrong}", file=sys.stderr)
+            return FAILED
         except KeyboardInterrupt:
-            return 130
-    return 0
+            return INTERRUPTED
+        finally:
+            for each in checkpoints:
+                each.close()
+    return FAILED if any(each.unsaved for each in checkpoints) else 0
 
 
-def _train_rank(plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, transport: str | None) -> int:
-    from partita.runtime.launcher import PEER_LOST
+def _say(diagnostic: Diagnostic) -> None:
+    report([diagnostic])
+
+
+def _train_rank(
+    plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, arguments: argparse.Namespace
+) -> int:
+    from partita.cli.watch import Watch
+    from partita.runtime.checkpoint.checkpoints import Checkpoints
+    from partita.runtime.faults import NotFinite
+    from partita.runtime.launcher import NOT_FINITE, PEER_LOST
     from partita.runtime.rendezvous import connect
+    from partita.runtime.stopwatch import path_of
     from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
-    backend, device = _backend(transport, identity)
+    backend, device = _backend(arguments.transport, identity)
+    times = None if arguments.trace is None else path_of(arguments.trace, identity.rank)
     communication = None
-    watch = _Watch(plan, directory) if identity.rank == 0 else None
+    settings = _checkpoints(arguments, plan.spec)
+    checkpoints = None
+    watch = Watch(plan, directory) if identity.rank == 0 else None
     if identity.rank != 0 and identity.local_rank == 0:
-        watch = _Watch(plan, None)  # the first rank of another machine shows the run there
+        watch = Watch(plan, None)  # the first rank of another machine shows the run there
     try:
         connect(identity, backend)
         communication = ProcessTransport(device)
-        rank = Rank(plan, identity.rank, communication, device)
+        flight = _flight(arguments, plan, identity)
+        rank = Rank(plan, identity.rank, communication, device, times=times, flight=flight)
+        if settings is not None:
+            checkpoints = Checkpoints(rank, settings, _say)
         if watch is not None:
             watch.__enter__()
-        for _ in train(rank, dataset, watch):
+        for _ in train(rank, dataset, watch, checkpoints):
             raise AssertionError("a real transport waits inside its handles")
+        if times is not None:
+            communication.meet()  # all have written their times
+        if rank.failed:
+            return NOT_FINITE
+    except NotFinite as wrong:
+        print(f"partita: {wrong}", file=sys.stderr)
+        return NOT_FINITE
     except ConnectionLost as lost:
         print(f"partita: rank {identity.rank}: {lost}", file=sys.stderr)
         return PEER_LOST
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     finally:
         if watch is not None:
             watch.close()
+        if checkpoints is not None:
+            checkpoints.close()
         if communication is not None:
             communication.close()
-    return 0
+    return FAILED if checkpoints is not None and checkpoints.unsaved else 0
 
 
 def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.device]:
@@ -196,60 +339,3 @@ def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.devi
         torch.cuda.set_device(device)
         return "nccl", device
     return "gloo", torch.device("cpu")
-
-
-class _Watch:
-    """Writes metrics (where there is a directory) and shows progress; an `Observer`."""
-
-    def __init__(self, plan: Plan, directory: Path | None) -> None:
-        from partita.runtime.progress import Display
-        from partita.runtime.telemetry import Telemetry
-
-        self.telemetry = Telemetry(directory) if directory is not None else None
-        self.display = Display(plan.spec.name, plan.train.steps)
-        self.open = False
-
-    def __enter__(self) -> _Watch:
-        self.display.__enter__()
-        self.open = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self.open:
-            self.display.close()
-            self.open = False
-        if self.telemetry is not None:
-            self.telemetry.close()
-            self.telemetry = None
-
-    def step(self, result: StepResult) -> None:
-        """Record and show a step."""
-        record: Mapping[str, object] = {
-            "step": result.step,
-            "loss": result.loss,
-            "learning_rate": result.learning_rate,
-            "grad_norm": result.grad_norm,
-            "tokens_per_second": result.tokens_per_second,
-        }
-        if self.telemetry is not None:
-            record = self.telemetry.step(
-                result.step,
-                result.loss,
-                result.learning_rate,
-                result.grad_norm,
-                result.tokens_per_second,
-                result.metrics,
-            )
-        self.display.step(record)
-
-    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Record and show an evaluation."""
-        named = {f"eval_{name}": value for name, value in metrics.items()}
-        record: Mapping[str, object] = {"step": step, "eval_loss": loss, **named}
-        if self.telemetry is not None:
-            record = self.telemetry.evaluation(step, loss, metrics)
-        self.display.evaluation(record)

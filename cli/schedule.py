@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, compile_or_report
 
 if TYPE_CHECKING:
@@ -22,40 +24,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="bubble, makespan, peak_live and actions as JSON")
+    parser.add_argument("-o", "--output", metavar="OUT", help="draw to a file: .svg, .png, or .json for a Chrome trace")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, simulate and print. 0, or 1 with diagnostics."""
+    """Compile, simulate and print. 0, or 1 with diagnostics, 2 where `-o` cannot be written."""
+    if not _drawable(arguments):
+        return 2
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    from partita.compiler.summary import timeline
+    from partita.compiler.prediction import timeline
 
     assert state.schedule is not None
-    predicted = timeline(state)
+    return present(arguments, state.schedule, timeline(state))
+
+
+def _drawable(arguments: argparse.Namespace) -> bool:
+    """Whether a picture can be written to the file that is asked for, by its name; says so where not."""
+    from partita.cli.pictures import unable
+
+    drawn = arguments.output is not None and not arguments.json
+    problem = unable(Path(arguments.output)) if drawn else None
+    if problem is not None:
+        print(f"partita: {problem}", file=sys.stderr)
+    return problem is None
+
+
+def present(arguments: argparse.Namespace, schedule: Schedule, timeline: Timeline) -> int:
+    """Print a timeline, or write it to a file, in the form that is asked for. 0, or 2 where that cannot be written."""
     if arguments.json:
         from partita.cli.timeline import as_json
 
-        print(json.dumps(as_json(state.schedule, predicted), indent=2))
-    else:
-        from rich.console import Console
+        return deliver(json.dumps(as_json(schedule, timeline), indent=2) + "\n", arguments.output)
+    if arguments.output is not None:
+        from partita.cli.pictures import Picture, save
 
-        colour = sys.stdout.isatty()
-        show(state.schedule, predicted, Console(width=None if colour else 110, highlight=False))
-    return 0
+        return 0 if save([Picture(headline(schedule, timeline), timeline, schedule)], Path(arguments.output)) else 2
+    return deliver(text_of(lambda console: show(schedule, timeline, console), None), None)
+
+
+def headline(schedule: Schedule, timeline: Timeline) -> str:
+    """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms, bubble 25.9%`."""
+    from partita.cli.figures import seconds_text
+
+    chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+    return (
+        f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
+        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
+        f"step {seconds_text(timeline.makespan)}, bubble {timeline.bubble:.1%}"
+    )
 
 
 def show(schedule: Schedule, timeline: Timeline, console: Console) -> None:
     """Print the timeline and the table of ranks, as wide as the console."""
-    from partita.cli.figures import seconds_text
     from partita.cli.timeline import draw, legend, rank_table
 
-    chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
-    console.print(
-        f"[bold]{schedule.name}[/]: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
-        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
-        f"step {seconds_text(timeline.makespan)}, bubble {timeline.bubble:.1%}\n"
-    )
+    name, rest = headline(schedule, timeline).split(":", 1)
+    console.print(f"[bold]{name}[/]:{rest}\n")
     console.print(draw(schedule, timeline, console.width))
     console.print(legend(schedule))
     console.print(rank_table(schedule, timeline))

@@ -9,14 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from partita.cli.figures import seconds_text
+from partita.cli.pictures.picture import NAMES, colour, labels
 from partita.compiler.schedules.schedule import Action, Schedule
 from partita.compiler.timeline import Interval, Timeline
 
-# The colours of kinds, as (red, green, blue); later chunks are lighter.
-COLOURS = {"F": (70, 130, 220), "B": (60, 170, 120), "W": (215, 145, 60), "BW": (60, 170, 120)}
 # What fills an action behind its label, so that kinds are told apart without colours too.
 FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═"}
-NAMES = {"F": "forward", "B": "backward", "W": "weight gradients", "BW": "whole backward"}
 IDLE = "·"
 
 
@@ -56,9 +54,7 @@ def _label(interval: Interval, schedule: Schedule, room: int) -> str:
     """The longest name of the action that fits, with a column between it and the next one where there is one."""
     action = interval.work
     assert isinstance(action, Action)
-    names = [f"{action.kind}{action.microbatch}", str(action.microbatch), action.kind[0]]
-    if schedule.chunks > 1:
-        names.insert(0, str(action))
+    names = (*labels(action, schedule.chunks), action.kind[0])
     label = next((name for name in names if len(name) < room), action.kind[0])
     return label.ljust(room, FILLS[action.kind])
 
@@ -66,8 +62,7 @@ def _label(interval: Interval, schedule: Schedule, room: int) -> str:
 def _style(interval: Interval, schedule: Schedule) -> str:
     action = interval.work
     assert isinstance(action, Action)
-    lighter = 0.6 * action.chunk / max(1, schedule.chunks - 1)
-    red, green, blue = (round(part + (255 - part) * lighter) for part in COLOURS[action.kind])
+    red, green, blue = colour(action, schedule.chunks)
     return f"black on rgb({red},{green},{blue})"
 
 

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.figures import bytes_text, seconds_text
+from partita.cli.table import Column, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from partita.compiler.causes import Moved
     from partita.compiler.mesh import Mesh
     from partita.compiler.traffic import Traffic
+
+# What the figures of collectives are, wherever they stand.
+BUSIEST = "the rank that sends most, in a step"
+RINGS = (
+    "bytes as rings send them: to all-reduce K bytes each of N ranks sends 2K(N−1)/N, to gather, scatter or exchange "
+    "them K(N−1)/N"
+)
+MOVED = (
+    Column("phase"),
+    Column("collective"),
+    Column("over"),
+    Column("tensor"),
+    Column("change", spare=3),
+    Column("times", right=True, spare=1),
+    Column("each", right=True, spare=2),
+    Column("bytes", right=True),
+    Column("time", right=True),
+)
 
 
 def mesh_text(mesh: Mesh) -> str:
@@ -22,86 +40,64 @@ def mesh_text(mesh: Mesh) -> str:
     return f"{ranks} ({' × '.join(axes)})" if len(axes) > 1 else ranks
 
 
-def collective_table(records: Iterable[Traffic]) -> Table:
-    """A row for each mesh axis, phase and kind: all that one pipeline sends, and the most of one rank."""
-    from rich.table import Table
-
+def collective_table(records: Iterable[Traffic], width: int) -> Table:
+    """A row for each mesh axis, phase and kind: what the rank that sends most of it sends in a step."""
     from partita.compiler.graph import Phase
-    from partita.compiler.traffic import grouped, total
+    from partita.compiler.traffic import cost, grouped
 
     phases = list(Phase)
-    table = Table("collective", "along", "phase", box=None)
-    for heading in ("tensors a step", "messages", "sent", "by a rank", "time"):
-        table.add_column(heading, justify="right")
-    rows = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
-    for (axis, phase, kind), found in sorted(rows.items(), key=lambda pair: pair[0]):
-        sums = total(found)
-        table.add_row(
-            kind,
-            axis,
-            phases[phase].name.lower(),
-            f"{sums.count:,}",
-            f"{round(sums.launches):,}",
-            bytes_text(sums.bytes),
-            bytes_text(sums.busiest),
-            seconds_text(sums.seconds),
-        )
-    return table
+    rows = []
+    found = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
+    for (axis, phase, kind), own in sorted(found.items(), key=lambda pair: pair[0]):
+        sums = cost(own).busiest
+        figures = f"{sums.count:,}", f"{round(sums.messages):,}", bytes_text(sums.bytes), seconds_text(sums.seconds)
+        rows.append((kind, axis, phases[phase].name.lower(), *figures))
+    numbers = [Column(heading, right=True) for heading in ("tensors", "messages", "bytes", "time")]
+    return Table([Column("collective"), Column("over"), Column("phase"), *numbers], rows, width)
 
 
-def transfer_table(transfers: Sequence[dict[str, Any]]) -> Table:
+def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
     """A row for each value; that of alike turns, from stage to stage, is one."""
-    from rich.table import Table
-
     from partita.compiler.causes import tensor_text
 
-    table = Table("transfer", "stages", "direction", box=None)
-    table.add_column("size", justify="right")
-    table.add_column("a step", justify="right")
-    rows: dict[tuple[str, str, int, int], list[str]] = {}
+    found: dict[tuple[str, str, int, int], list[str]] = {}
     for each in transfers:
         key = (tensor_text(each["value"]), each["direction"], each["bytes"], each["count"])
-        rows.setdefault(key, []).append(f"{each['from']} → {each['to']}")
-    for (value, direction, size, count), pairs in rows.items():
-        stages = ", ".join(pairs) if len(pairs) < 3 else f"{pairs[0]}, {pairs[1]} … {pairs[-1]}"
+        found.setdefault(key, []).append(f"{each['from']} → {each['to']}")
+    rows = []
+    for (value, direction, size, count), pairs in found.items():
+        stages = ", ".join(pairs) if len(pairs) <= 3 else f"{pairs[0]}, {pairs[1]} … {pairs[-1]}"
         times = f"{len(pairs)} × {count}" if len(pairs) > 1 else f"{count}"
-        table.add_row(value, stages, direction, bytes_text(size), times)
-    return table
+        rows.append((value, stages, direction, bytes_text(size), times))
+    columns = [Column("transfer"), Column("stages", spare=1), Column("direction"), Column("each", right=True)]
+    return Table([*columns, Column("times", right=True)], rows, width)
 
 
-def moved_row(each: Moved) -> tuple[str, ...]:
-    """`forward`, `all_gather over tensor`, `gpt.x`, `seq → whole`, `12 × 16 × 1.5 MiB`, `288.0 MiB`, `1.2 ms`: turns
-    (and stages) by times a step by bytes, those of a step, and its time."""
-    once = each.total.count // each.places
-    times = f"{each.places} × {once}" if once > 1 else f"{each.places}"
+def moved_row(each: Moved, name: str) -> tuple[str, ...]:
+    """What the rank that sends most of a tensor sends of it in a step: so many `times`, so many bytes `each`."""
+    from partita.compiler.layout import state_text
+
+    busiest = each.cost.busiest
     return (
         each.phase.name.lower(),
-        f"{each.kind} over {each.axis}",
-        each.tensor,
+        each.kind,
+        each.axis,
+        name,
         f"{state_text(each.source.state(each.axis))} → {state_text(each.target.state(each.axis))}",
-        f"{times} × {bytes_text(each.each)}",
-        bytes_text(each.total.bytes),
-        seconds_text(each.total.seconds),
+        f"{busiest.count:,}",
+        bytes_text(each.each),
+        bytes_text(busiest.bytes),
+        seconds_text(busiest.seconds),
     )
 
 
-def state_text(state: str | None) -> str:
-    """An axis by name, `sum`, `max`, or `whole`."""
-    from partita.compiler.ops.op import MAX, SUM
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """For each name its shortest end that is no other's: `attention.h`, `d(wq)`. `explain` takes them."""
 
-    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)
+    def end(name: str, parts: int) -> str:
+        of, bracket, inner = name.rpartition("(")
+        return of + bracket + ".".join(inner.split(".")[-parts:])
 
-
-def aligned(rows: Sequence[tuple[str, ...]], widths: Sequence[int], right: int = 3) -> list[str]:
-    """Rows as lines, the last `right` columns to the right."""
-    lines = []
-    for row in rows:
-        left = len(row) - right
-        cells = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells))
-    return lines
-
-
-def widths(rows: Iterable[tuple[str, ...]]) -> list[int]:
-    """The width of each column."""
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ends = {name: [end(name, parts) for parts in range(1, name.count(".") + 2)] for name in names}
+    counts = Counter(each for own in ends.values() for each in own)
+    return {name: next((each for each in own if counts[each] == 1), name) for name, own in ends.items()}

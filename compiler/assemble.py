@@ -158,7 +158,7 @@ def _stage_program(
     read_later = {v for node in emitter.groups["BW"] for v in node.inputs}
     read_by_weight = {v for node in emitter.groups["W"] for v in node.inputs}
     saved = {v for node in forward for v in node.outputs} & read_later
-    kept = {v for node in backward for v in node.outputs} & read_by_weight
+    kept = {v for node in (*forward, *backward) for v in node.outputs} & read_by_weight
     released = {
         emitter.slots.slot(node.inputs[0])
         for node in stage.nodes
@@ -190,7 +190,7 @@ def _stage_program(
         ),
         functions=emitter.functions,
         saved=held(saved, forward),
-        kept=held(kept, backward),
+        kept=held(kept, (*forward, *backward)),
         peak=max(0, *peaks),
     )
 

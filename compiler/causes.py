@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from partita.compiler.graph import Phase, without_turns
 from partita.compiler.layout import Layout
@@ -19,7 +19,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
 from partita.compiler.placement import turn_of
 from partita.compiler.summary import tied_transfers, transfers
-from partita.compiler.traffic import EACH_MICROBATCH, Total, Traffic, grouped, total, traffic
+from partita.compiler.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -29,7 +29,7 @@ ORDER = {phase: i for i, phase in enumerate(Phase)}
 @frozen(eq=False)
 class Moved:
     """A tensor that a collective moves, in as many `places` (turns, stages) as do the same. `each` is what one rank
-    sends of it at a time, in bytes, `total` what all of that is in a step."""
+    sends of it at a time, in bytes, `cost` what all of that is in a step."""
 
     kind: str
     axis: str
@@ -40,7 +40,22 @@ class Moved:
     target: Layout
     places: int
     each: float
-    total: Total
+    cost: Cost
+
+    def as_json(self) -> dict[str, Any]:
+        """As an object of `explain --json`."""
+        return {
+            "kind": self.kind,
+            "axis": self.axis,
+            "phase": self.phase.name.lower(),
+            "tensor": self.tensor,
+            "type": str(self.type),
+            "from": str(self.source),
+            "to": str(self.target),
+            "places": self.places,
+            "bytes_each": round(self.each),
+            **self.cost.as_json(),
+        }
 
 
 @frozen(eq=False)
@@ -49,7 +64,6 @@ class Cause:
 
     span: Span | None
     moved: tuple[Moved, ...]
-    total: Total
 
 
 @frozen
@@ -63,6 +77,10 @@ class Share:
     of: str
     count: int
     bytes: float
+
+    def as_json(self) -> dict[str, Any]:
+        """As an object of `explain --json`."""
+        return asdict(self) | {"bytes": round(self.bytes)}
 
 
 @frozen(eq=False)
@@ -84,7 +102,7 @@ class Communication:
     mesh: Mesh
     microbatches: int
     causes: tuple[Cause, ...]
-    axes: tuple[tuple[str, Total], ...]
+    axes: tuple[tuple[str, Cost], ...]
     turns: tuple[Turn, ...]
     transfers: tuple[dict[str, Any], ...]
     statistics: int
@@ -101,31 +119,17 @@ class Communication:
                     "file": cause.span.source.name if cause.span else None,
                     "line": cause.span.line if cause.span else None,
                     "text": cause.span.source.line(cause.span.line).strip() if cause.span else None,
-                    "collectives": [
-                        {
-                            "kind": each.kind,
-                            "axis": each.axis,
-                            "phase": each.phase.name.lower(),
-                            "tensor": each.tensor,
-                            "type": str(each.type),
-                            "from": str(each.source),
-                            "to": str(each.target),
-                            "places": each.places,
-                            "bytes_each": round(each.each),
-                            **_json(each.total),
-                        }
-                        for each in cause.moved
-                    ],
+                    "collectives": [each.as_json() for each in cause.moved],
                 }
                 for cause in self.causes
             ],
-            "axes": {axis: _json(sums) for axis, sums in self.axes},
+            "axes": {axis: sums.as_json() for axis, sums in self.axes},
             "turns": [
                 {
                     "repeat": turn.repeat,
                     "turns": list(turn.numbers),
-                    "microbatch": [_share_json(share) for share in turn.microbatch],
-                    "step": [_share_json(share) for share in turn.step],
+                    "microbatch": [share.as_json() for share in turn.microbatch],
+                    "step": [share.as_json() for share in turn.step],
                 }
                 for turn in self.turns
             ],
@@ -146,7 +150,7 @@ def communication(state: Compilation) -> Communication:
         state.mesh,
         state.microbatches,
         causes(records),
-        tuple((axis, total(by_axis[axis])) for axis in state.mesh.sharding if axis in by_axis),
+        tuple((axis, cost(by_axis[axis])) for axis in state.mesh.sharding if axis in by_axis),
         turns(records, repeats),
         (*transfers(state), *tied_transfers(state)),
         len(state.update.statistics),
@@ -160,7 +164,7 @@ def causes(records: Iterable[Traffic]) -> tuple[Cause, ...]:
         return (False, each.span.source.name, each.span.line) if each.span else (True, "", 0)
 
     by_line = grouped(records, line)
-    return tuple(Cause(by_line[key][0].span, moved_of(by_line[key]), total(by_line[key])) for key in sorted(by_line))
+    return tuple(Cause(by_line[key][0].span, moved_of(by_line[key])) for key in sorted(by_line))
 
 
 def moved_of(records: Iterable[Traffic]) -> tuple[Moved, ...]:
@@ -177,14 +181,14 @@ def moved_of(records: Iterable[Traffic]) -> tuple[Moved, ...]:
         first = rows[key][0]
         each = first.bytes / first.count
         found.append(
-            Moved(kind, axis, first.phase, tensor, type, source, target, len(rows[key]), each, total(rows[key]))
+            Moved(kind, axis, first.phase, tensor, type, source, target, len(rows[key]), each, cost(rows[key]))
         )
     return tuple(found)
 
 
 def tensor_text(name: str) -> str:
-    """A tensor's name for people: without turns, and without the stage that sums a gradient."""
-    found = re.fullmatch(r"total\((.*)\)@\d+(~\d+)?", name)
+    """A tensor's name for people: without turns, or the stage that sums a gradient; an update's, its parameter's."""
+    found = re.fullmatch(r"(?:total|new)\((.*)\)(?:@\d+)?(?:~\d+)?", name)
     return without_turns(found[1] if found else name)
 
 
@@ -226,24 +230,3 @@ def _shares(records: Iterable[Traffic]) -> tuple[Share, ...]:
         )
         for phase, parameter, axis, kind, size in sorted(rows)
     )
-
-
-def _json(sums: Total) -> dict[str, Any]:
-    return {
-        "count": sums.count,
-        "messages": round(sums.launches, 3),
-        "bytes": round(sums.bytes),
-        "busiest": round(sums.busiest),
-        "seconds": sums.seconds,
-    }
-
-
-def _share_json(share: Share) -> dict[str, Any]:
-    return {
-        "phase": share.phase,
-        "kind": share.kind,
-        "axis": share.axis,
-        "of": share.of,
-        "count": share.count,
-        "bytes": round(share.bytes),
-    }

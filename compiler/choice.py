@@ -56,12 +56,14 @@ class Result:
 
 @frozen
 class Option:
-    """A candidate along one mesh axis: what it moves, in seconds, and whether it was taken."""
+    """A candidate along one mesh axis: what it moves, in seconds, and whether it was taken. What `moves_weights` counts
+    a thousandfold."""
 
     mesh_axis: str
     way: Way
     seconds: float
     taken: bool
+    moves_weights: bool = False
 
 
 @frozen
@@ -111,7 +113,10 @@ class Chooser:
             assert rated, (op, operands)
             _, best = min(rated, key=lambda pair: pair[0])
             chosen[over] = best
-            options += [Option(over, way, rate[0], way is best) for rate, way in rated]
+            for rate, way in rated:
+                options.append(
+                    Option(over, way, rate[0], way is best, self._moves_weights(way, over, operands, results))
+                )
 
         def layouts(states: Sequence[Sequence[State]]) -> tuple[Layout, ...]:
             return tuple(layout_of(zip(self.mesh.sharding, column, strict=True)) for column in states)
@@ -135,6 +140,14 @@ class Chooser:
         # Along the other mesh axes it is thought to lie as at home.
         layout = layout_of((name, state if name == over else y.home.state(name)) for name in self.mesh.sharding)
         return factor * self._seconds(y.type, layout, over, y.home.state(over), y.home)
+
+    def _moves_weights(self, way: Way, over: str, operands: Sequence[Operand], results: Sequence[Result]) -> bool:
+        least = WEIGHTS_STAY * LOCAL_SECONDS  # a local step moves nothing
+        return any(
+            x.stays and self._operand(x, over, state) > least for x, state in zip(operands, way.operands, strict=True)
+        ) or any(
+            y.stays and self._result(y, over, state) > least for y, state in zip(results, way.results, strict=True)
+        )
 
     def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, home: Layout) -> float:
         """The time it takes to change the state along one mesh axis."""

@@ -67,21 +67,30 @@ class _Line:
 
 
 def communicate(
-    schedule: Schedule, messages: Sequence[Message], *, lookahead: int = 1
+    schedule: Schedule, messages: Sequence[Message], *, lookahead: int = 1, overlap: bool = False
 ) -> tuple[tuple[Instruction, ...], ...]:
     """Each rank's instructions for the microbatches of one step.
 
     `messages` may skip stages, and several may go between the same two stages: they travel in the order
     given. The schedule must have passed `partita.compiler.laws.check_schedule`.
+
+    With `overlap`, for the simulator, the schedule's `pairs` are steps of their own: both actions wait before the first
+    and send after the second, with as many buffers as there are transfers.
     """
-    outputs, inputs, lines = _transfers(schedule, messages)
+    joined = schedule.pairs if overlap and schedule.pairs else (frozenset[int](),) * schedule.ranks
+    outputs, inputs, lines = _transfers(schedule, messages, joined)
     for line in lines:
         earliest = len(schedule.actions[line.channel.destination])
         for consumed in reversed(line.consumed):
             earliest = min(earliest, max(0, consumed - lookahead))
+            earliest -= earliest - 1 in joined[line.channel.destination]
             line.posted.append(earliest)
         line.posted.reverse()
-    _give_buffers(schedule, inputs, lines)
+    if overlap:
+        for line in lines:
+            line.buffers = len(line.transfers)
+    else:
+        _give_buffers(schedule, inputs, lines)
     posts: list[dict[int, list[Transfer]]] = [{} for _ in schedule.actions]
     buffers = {}
     for line in lines:
@@ -95,7 +104,7 @@ def communicate(
         for i, action in enumerate(actions):
             program.extend(PostReceive(transfer) for transfer in posts[rank].get(i, ()))
             program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))
-            program.append(Compute(action, schedule.placement[rank][action.chunk]))
+            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))
             for transfer in outputs[rank].get(i, ()):
                 transfers, depth = buffers[transfer.channel]
                 if transfer.index >= depth:
@@ -124,9 +133,12 @@ _Outputs = list[dict[int, list[Transfer]]]
 _Inputs = list[dict[int, list[tuple[int, int, Transfer]]]]
 
 
-def _transfers(schedule: Schedule, messages: Sequence[Message]) -> tuple[_Outputs, _Inputs, list[_Line]]:
+def _transfers(
+    schedule: Schedule, messages: Sequence[Message], joined: Sequence[frozenset[int]]
+) -> tuple[_Outputs, _Inputs, list[_Line]]:
     """For each rank and position, what is sent after the action there and what must be received before it
-    (with the rank and position that produce it); and the channels, in a fixed order.
+    (with the rank and position that produce it); and the channels, in a fixed order. Of joined actions, all is sent
+    after the second and received before the first.
     """
     home = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
     sent: dict[tuple[int, str], list[int]] = {}
@@ -145,23 +157,25 @@ def _transfers(schedule: Schedule, messages: Sequence[Message]) -> tuple[_Output
     for rank, actions in enumerate(schedule.actions):
         for i, action in enumerate(actions):
             stage = schedule.placement[rank][action.chunk]
+            end = i + (i in joined[rank])
             for number in sent.get((stage, DIRECTION.get(action.kind, "")), ()):
                 line = lines[channels[number]]
                 transfer = Transfer(line.channel, messages[number], action.microbatch, len(line.transfers))
                 line.transfers.append(transfer)
-                line.produced.append(i)
+                line.produced.append(end)
                 line.consumed.append(-1)
-                outputs[rank].setdefault(i, []).append(transfer)
-                made[number, action.microbatch] = rank, i, transfer
+                outputs[rank].setdefault(end, []).append(transfer)
+                made[number, action.microbatch] = rank, end, transfer
 
     inputs: _Inputs = [{} for _ in schedule.actions]
     for rank, actions in enumerate(schedule.actions):
         for i, action in enumerate(actions):
             stage = schedule.placement[rank][action.chunk]
+            begin = i - (i - 1 in joined[rank])
             for number in wanted.get((stage, DIRECTION.get(action.kind, "")), ()):
                 arrival = made[number, action.microbatch]
-                lines[channels[number]].consumed[arrival[2].index] = i
-                inputs[rank].setdefault(i, []).append(arrival)
+                lines[channels[number]].consumed[arrival[2].index] = begin
+                inputs[rank].setdefault(begin, []).append(arrival)
     assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: law 1"
     return outputs, inputs, list(lines.values())
 

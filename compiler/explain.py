@@ -1,28 +1,30 @@
 """How a tensor lies on the mesh, and why: what `partita explain FILE NAME` says.
 
-Comes in: a compilation that has passed all passes, and a name: a full one or the end of one, with or without turn
-numbers, as rules take it. Goes out: for each tensor of that name its home by mesh axis with the rule that gave it, the
-rules that would have split it and came too late; how a parameter, its gradient and its optimizer state are stored; the
-copies that are made of a value and the lines that want them; and which ways there were of making it.
+Comes in: a compilation that has passed all passes, and a name. Goes out: for each tensor of that name its home by mesh
+axis with the rule that gave it, the rules that would have split it and came too late; how a parameter, its gradient and
+its optimizer state are stored; the copies that are made of a value and the lines that want them; and which ways there
+were of making it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen, has
 
 from partita.compiler.causes import Moved, moved_of
 from partita.compiler.choice import Option
 from partita.compiler.graph import Input, Node, Parameter, Value, without_turns
-from partita.compiler.layout import Layout, local_type, whole_type
+from partita.compiler.homes import homes_of
+from partita.compiler.layout import Layout, local_type, state_text, whole_type
+from partita.compiler.naming import end_of, instead_of, means
 from partita.compiler.ops.collective import Move
-from partita.compiler.ops.op import MAX, SUM, State
+from partita.compiler.ops.op import State
 from partita.compiler.pipeline import Compilation
-from partita.compiler.reasons import Late, Split, reasons_of
+from partita.compiler.reasons import Late, Split, late, splits, storing, undivided
 from partita.compiler.shard import ParameterLayouts
 from partita.compiler.traffic import traffic
-from partita.dsl.report import nearest
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -53,12 +55,14 @@ class Copy:
 
 @frozen(eq=False)
 class Alternative:
-    """One way of splitting the operation that makes the value, along one mesh axis: what it would have moved."""
+    """One way of splitting the operation that makes the value, along one mesh axis: what it would have moved. One that
+    moves weights (or what an operation was replaced for) counts a thousandfold, and is a last resort."""
 
     mesh_axis: str
     states: str
     seconds: float
     taken: bool
+    moves_weights: bool
 
 
 @frozen(eq=False)
@@ -92,47 +96,38 @@ class Explanation:
         """Its name without turn numbers."""
         return without_turns(self.names[0])
 
+    def as_json(self) -> dict[str, Any]:
+        """As an object of `explain --json`."""
+        found: dict[str, Any] = _plain(self)
+        return found
+
 
 def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
     """The tensors of a name, one of each that differ in more than their turns. ValueError where there is none."""
     found = _Tensors(state)
+    wanted = found.results.get(name, name)
     groups: dict[str, list[str]] = {}
     for each in found.names():
-        if _means(name, each):
+        if means(wanted, each):
             groups.setdefault(without_turns(each), []).append(each)
     if not groups:
-        near = nearest(name, dict.fromkeys(_short(each) for each in found.names()))
-        raise ValueError(f"`{name}` names no tensor of this program" + (f"; did you mean `{near}`?" if near else ""))
+        raise ValueError(f"`{name}` names no tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())
-
-
-def _means(name: str, tensor: str) -> bool:
-    """Whether a name means a tensor: it is its whole name or its end, turn numbers aside. `d(h)` is a cotangent."""
-    if name.startswith("d(") != tensor.startswith("d("):
-        return False
-    inner, of = (_inner(name), _inner(tensor)) if name.startswith("d(") else (name, tensor)
-    return any(each == inner or each.endswith("." + inner) for each in (of, without_turns(of)))
-
-
-def _inner(name: str) -> str:
-    return name[2:].replace(")", "", 1) if name.startswith("d(") else name
-
-
-def _short(name: str) -> str:
-    last = _inner(name).rsplit(".", 1)[-1]
-    return f"d({last})" if name.startswith("d(") else last
 
 
 class _Tensors:
     """What is known of the tensors of a compilation, by name."""
 
     def __init__(self, state: Compilation) -> None:
+        assert state.placed is not None
         assert state.step is not None
         assert state.sharded is not None
         self.state = state
         self.mesh = state.mesh
         self.records = traffic(state)
-        self.reasons = reasons_of(state.spec.layout, state.mesh)
+        self.homes = homes_of(state.spec.layout, state.mesh)
+        # The loss and metrics have names in the file that are not those of their values.
+        self.results = {name: value.name for name, value in (("loss", state.placed.loss), *state.placed.metrics)}
         self.parameters: dict[str, Parameter] = {each.name: each for each in state.step.parameters}
         self.inputs = {each.value.name: each for each in state.step.inputs}
         self.whole: dict[str, tuple[Value, Node]] = {
@@ -173,10 +168,10 @@ class _Tensors:
     def _of(
         self, names: tuple[str, ...], role: str, type: Type, span: Span | None, stages: tuple[int, ...]
     ) -> Explanation:
-        home = self.reasons.homes.home(names[0], type, span)
+        home = self.homes.home(names[0], type, span)
         local = local_type(type, home, self.mesh.sizes)
-        splits, late = self.reasons.home(names[0], type)
-        return Explanation(names, role, type, local, span, home, splits, late, stages)
+        reasons = splits(self.homes, names[0], type), late(self.homes, names[0], type)
+        return Explanation(names, role, type, local, span, home, *reasons, stages)
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
         """An input can be had in any layout: the data is a function of seed and step."""
@@ -209,8 +204,8 @@ class _Tensors:
 
     def _stored(self, parameter: Parameter, layouts: ParameterLayouts, kind: str) -> Stored:
         layout: Layout = getattr(layouts, kind)
-        rules = self.reasons.stored(kind, parameter.name, layouts.compute, layout)
-        whole = self.reasons.unstored(kind, parameter.name, layout)
+        rules = storing(self.homes, kind, parameter.name, layouts.compute, layout)
+        whole = undivided(self.homes, kind, parameter.name, layout)
         if kind == "grad":
             layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
         return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules, whole)
@@ -232,7 +227,8 @@ class _Tensors:
             found,
             made=value.layout,
             alternatives=tuple(
-                Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken) for each in options
+                Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken, each.moves_weights)
+                for each in options
             ),
         )
 
@@ -272,10 +268,24 @@ def _states(node: Node, option: Option) -> str:
     """`h: whole, wq: heads → q: heads`."""
     if not any((*option.way.operands, *option.way.results)):
         return "all whole"
-    left = ", ".join(f"{_short(v.name)}: {_word(s)}" for v, s in zip(node.inputs, option.way.operands, strict=True))
-    right = ", ".join(f"{_short(v.name)}: {_word(s)}" for v, s in zip(node.outputs, option.way.results, strict=True))
-    return f"{left} → {right}"
+
+    def words(values: Sequence[Value], states: Sequence[State]) -> str:
+        pairs = zip(values, states, strict=True)
+        return ", ".join(f"{end_of(value.name)}: {state_text(state)}" for value, state in pairs)
+
+    return f"{words(node.inputs, option.way.operands)} → {words(node.outputs, option.way.results)}"
 
 
-def _word(state: State) -> str:
-    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)
+def _plain(value: Any) -> Any:
+    """Records as JSON: types and layouts as they print, places as file, line and text."""
+    if isinstance(value, Span):
+        return {"file": value.source.name, "line": value.line, "text": value.text}
+    if isinstance(value, (Layout, Type)):
+        return str(value)
+    if isinstance(value, Moved):
+        return value.as_json()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if has(type(value)):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(type(value))}
+    return value

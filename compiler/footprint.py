@@ -15,6 +15,7 @@ A collective in flight holds what it sends and gets once more: of all, the great
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -26,9 +27,11 @@ from partita.compiler.layout import local_type
 from partita.compiler.memory import held, working_set
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.pipeline import Compilation
 from partita.compiler.program import InputPart, RankProgram
 from partita.compiler.traffic import update_nodes
+
+if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
+    from partita.compiler.pipeline import Compilation
 
 
 def peak_memory(state: Compilation, rank: RankProgram) -> int:
@@ -47,6 +50,21 @@ def peak_memory(state: Compilation, rank: RankProgram) -> int:
     end = sum(reduced.values()) + working_set(in_place, set())
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update]
     return _always(state, rank, stages) + max(start, during, end) + _largest_buffer(groups)
+
+
+def room(state: Compilation, rank: RankProgram, limit: float) -> float:
+    """Bytes that a limit leaves on a rank for what microbatches in flight keep: at any moment between the first and the
+    last of them, whatever function runs.
+    """
+    assert state.partitioned is not None
+    assert state.program is not None
+    assert state.update is not None
+    stages = [state.partitioned.stages[index] for index in rank.stages]
+    reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
+    beside = _always(state, rank, stages) + _inputs(state, rank) + peak_in_flight(rank.instructions)
+    beside += max(state.program.stages[index].peak for index in rank.stages) + sum(map(_made, reduce.values()))
+    groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
+    return limit - beside - _largest_buffer(groups)
 
 
 def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> int:
@@ -101,9 +119,9 @@ def _microbatches(state: Compilation, rank: RankProgram, reduced: dict[int, int]
             now += stage.saved
         peak = max(peak, now + stage.peak)
         if kind == "B":
-            now += stage.kept
+            now += stage.kept - stage.saved
         elif kind != "F":
-            now -= stage.saved + (stage.kept if kind == "W" else 0)
+            now -= stage.kept if kind == "W" else stage.saved
         now += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
         peak = max(peak, now)
     return peak + peak_in_flight(rank.instructions)

@@ -182,7 +182,7 @@ class Homes:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in wish.mesh_axes)
             tried = self.undivided.get(wish, {})
             notes = [f"{name}: {type}: no axis that is whole divides by {over}" for name, type in tried.items()]
-            help = "a parameter is stored split along an axis that is whole and divides: choose sizes that do"
+            help = "choose sizes that divide" if notes else "what it is about is split over that already: leave it out"
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"

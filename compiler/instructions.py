@@ -59,10 +59,13 @@ class Transfer:
 
 @frozen
 class Compute:
-    """Run an action."""
+    """Run an action; `joined`: at the same time as the action right before it. Ranks run no joined actions: they are for
+    the simulator, of what a device that overlaps the two would do.
+    """
 
     action: Action
     stage: int
+    joined: bool = False
 
     def __str__(self) -> str:
         return str(self.action)

@@ -49,6 +49,7 @@ from partita.compiler.schedules.schedule import (
 )
 from partita.compiler.simulator import equal_costs, simulate
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.source import Span
 
 LAWS = {
     1: "law 1: every F, B and W runs exactly once per chunk and microbatch, after what it needs",
@@ -88,8 +89,8 @@ def _raise(problems: Iterator[Diagnostic]) -> None:
         raise Refused(found)
 
 
-def _problem(code: str, law: int, message: str, help: str | None = None) -> Diagnostic:
-    return Diagnostic(code, message, notes=(LAWS[law],), help=help)
+def _problem(code: str, law: int, message: str, help: str | None = None, span: Span | None = None) -> Diagnostic:
+    return Diagnostic(code, message, span, notes=(LAWS[law],), help=help)
 
 
 # ---------------------------------------------------------------- schedules
@@ -113,7 +114,7 @@ def _shape(schedule: Schedule) -> Problems:
         message = f"schedule `{schedule.name}` orders {len(schedule.actions)} ranks and places {schedule.ranks}"
         yield _problem("E0501", 1, message)
     for rank, actions in enumerate(schedule.actions):
-        for action in actions:
+        for position, action in enumerate(actions):
             known = action.kind in PARTS and (schedule.training or action.kind == FORWARD)
             if (
                 not known
@@ -121,18 +122,18 @@ def _shape(schedule: Schedule) -> Problems:
                 or not 0 <= action.microbatch < schedule.microbatches
             ):
                 message = f"{_where(schedule, rank)} runs {action}, which it does not have"
-                yield _problem("E0501", 1, message)
+                yield _problem("E0501", 1, message, span=_span(schedule, rank, position))
 
 
 def _once(schedule: Schedule, rank: int) -> Problems:
-    counts = Counter(
-        Action(part, action.chunk, action.microbatch)
-        for action in schedule.actions[rank]
-        for part in PARTS[action.kind]
-    )
-    for action, count in counts.items():
-        if count > 1:
-            yield _problem("E0501", 1, f"{_where(schedule, rank)} runs {action} {count} times")
+    counts: dict[Action, list[int]] = {}
+    for position, action in enumerate(schedule.actions[rank]):
+        for part in PARTS[action.kind]:
+            counts.setdefault(Action(part, action.chunk, action.microbatch), []).append(position)
+    for action, positions in counts.items():
+        if len(positions) > 1:
+            message = f"{_where(schedule, rank)} runs {action} {len(positions)} times"
+            yield _problem("E0501", 1, message, span=_span(schedule, rank, positions[1]))
     parts = (FORWARD, BACKWARD, WEIGHT) if schedule.training else (FORWARD,)
     if len(counts) < len(parts) * schedule.chunks * schedule.microbatches:
         wanted = (
@@ -142,7 +143,9 @@ def _once(schedule: Schedule, rank: int) -> Problems:
             for part in parts
         )
         missing = next(action for action in wanted if action not in counts)
-        yield _problem("E0501", 1, f"{_where(schedule, rank)} never runs {missing}")
+        last = len(schedule.actions[rank]) - 1
+        message = f"{_where(schedule, rank)} never runs {missing}"
+        yield _problem("E0501", 1, message, span=_span(schedule, rank, last))
 
 
 def _dependent(schedule: Schedule, rank: int) -> Problems:
@@ -159,22 +162,24 @@ def _dependent(schedule: Schedule, rank: int) -> Problems:
     for chunk in forward:
         before[WEIGHT, chunk] = BACKWARD, chunk
     ran: set[tuple[str, int, int]] = set()
-    for action in schedule.actions[rank]:
+    for position, action in enumerate(schedule.actions[rank]):
         for part in PARTS[action.kind]:
             needed = before.get((part, action.chunk))
             if needed is not None and (*needed, action.microbatch) not in ran:
                 first = Action(*needed, action.microbatch)
-                yield _problem("E0501", 1, f"{_where(schedule, rank)} runs {action} before {first}")
+                message = f"{_where(schedule, rank)} runs {action} before {first}"
+                yield _problem("E0501", 1, message, span=_span(schedule, rank, position))
             ran.add((part, action.chunk, action.microbatch))
 
 
 def _ascending(schedule: Schedule, rank: int) -> Problems:
     last: dict[tuple[str, int], Action] = {}
-    for action in schedule.actions[rank]:
+    for position, action in enumerate(schedule.actions[rank]):
         for part in PARTS[action.kind]:
             before = last.get((part, action.chunk))
             if before is not None and before.microbatch > action.microbatch:
-                yield _problem("E0501", 6, f"{_where(schedule, rank)} runs {action} after {before}")
+                message = f"{_where(schedule, rank)} runs {action} after {before}"
+                yield _problem("E0501", 6, message, span=_span(schedule, rank, position))
             last[part, action.chunk] = action
 
 
@@ -182,7 +187,7 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
     peak, bound = peak_live(schedule.actions[rank]), schedule.bound[rank]
     if schedule.training and peak > bound:
         live = 0
-        for culprit in schedule.actions[rank]:
+        for position, culprit in enumerate(schedule.actions[rank]):  # noqa: B007
             live += (culprit.kind == FORWARD) - (WEIGHT in PARTS[culprit.kind])
             if live > bound:
                 break
@@ -192,7 +197,13 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
             f"{_where(schedule, rank)} holds {live} live activations after {culprit} and {peak} at its peak, "
             f"and states a bound of {bound}",
             "run backwards earlier, or state the greater bound",
+            _span(schedule, rank, position),
         )
+
+
+def _span(schedule: Schedule, rank: int, position: int) -> Span | None:
+    """The place of an action of a schedule that stands in a file."""
+    return schedule.spans[rank][position] if schedule.spans and position >= 0 else None
 
 
 def _where(schedule: Schedule, rank: int) -> str:

@@ -39,8 +39,7 @@ class Layout:
 
     def __str__(self) -> str:
         """`batch/data seq/tensor`, `sum/tensor`; `whole`."""
-        words = {SUM: "sum", MAX: "max"}
-        return " ".join(f"{words.get(state, state)}/{name}" for name, state in self.states) or "whole"
+        return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "whole"
 
 
 WHOLE = Layout()
@@ -50,6 +49,11 @@ def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
     """A layout from states by mesh axis, in mesh order."""
     found = tuple((name, state) for name, state in states if state is not None)
     return Layout(found) if found else WHOLE
+
+
+def state_text(state: State) -> str:
+    """A state for people: an axis by name, `sum`, `max`, or `whole`."""
+    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)
 
 
 def is_split(state: State) -> bool:

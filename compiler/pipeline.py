@@ -13,11 +13,10 @@ from time import perf_counter
 
 from attrs import evolve, field, frozen
 
-from partita.compiler import schedules
-from partita.compiler.assemble import assemble
 from partita.compiler.build import build
 from partita.compiler.costs import Device, device_of, seconds
 from partita.compiler.cut import Partitioned, cut, portable_values
+from partita.compiler.fitting import program_of, schedule_of
 from partita.compiler.gradients import differentiate
 from partita.compiler.graph import Graph, Node
 from partita.compiler.homes import homes_of
@@ -29,11 +28,13 @@ from partita.compiler.overlap import overlapped
 from partita.compiler.placement import Pipeline, pipeline_of, place
 from partita.compiler.program import Program
 from partita.compiler.recompute import recompute
+from partita.compiler.schedules.conditions import Placement
+from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.shard import Sharded, gathered_bytes, shard
 from partita.compiler.update import UpdateGraph, update_graph
 from partita.dsl import spec as language
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 
 # About as many as a transformer of ten thousand layers has; a larger file is a slip.
 MOST_NODES = 100_000
@@ -44,10 +45,14 @@ DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b",
 
 @frozen(eq=False)
 class Compilation:
-    """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass."""
+    """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
+
+    `placement` is that of the training program's stages, for the program of evaluation.
+    """
 
     spec: language.Spec
     training: bool = True
+    placement: Placement | None = None
     model: language.Model | None = None
     train: language.Train | None = None
     schedule_call: language.Schedule = DEFAULT_SCHEDULE
@@ -74,7 +79,7 @@ class Compilation:
     @property
     def microbatches(self) -> int:
         """The number of microbatches of a step."""
-        return int(self.schedule_call.call.arguments["microbatches"])
+        return size_of(self.schedule_call.call)[1]
 
 
 Pass = Callable[[Compilation], Compilation]
@@ -94,10 +99,7 @@ def _settle(state: Compilation) -> Compilation:
             given.model.span,
             help="lower the count of a `repeat`",
         )
-    problems = list(_not_yet(given, schedule))
-    if problems:
-        raise Refused(problems)
-    chunks = int(schedule.call.arguments.get("chunks") or 1)
+    chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
     _check_mesh(given, pipeline)
     return evolve(
@@ -112,27 +114,10 @@ def _settle(state: Compilation) -> Compilation:
     )
 
 
-def _not_yet(given: language.Spec, schedule: language.Schedule) -> list[Diagnostic]:
-    problems = []
-    if schedule.call.name not in schedules.SCHEDULES:
-        problems.append(
-            Diagnostic(
-                "E0401",
-                f"schedule `{schedule.call.name}` is not supported yet",
-                schedule.call.span or schedule.span,
-                help=f"use one of {', '.join(sorted(schedules.SCHEDULES))}",
-            )
-        )
-    return problems
-
-
 def _without_effect(given: language.Spec) -> Iterator[Diagnostic]:
     """Warn of what a file asks for and does not get yet: nothing is ignored silently."""
     if given.expect:
         yield Diagnostic("W0401", "claims of `expect` are not checked yet", given.expect[0].span)
-    if given.train is not None and given.train.checkpoint is not None:
-        span = given.train.spans.get("checkpoint")
-        yield Diagnostic("W0401", "`checkpoint` has no effect yet: nothing is saved", span)
 
 
 def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
@@ -214,30 +199,12 @@ def _update(state: Compilation) -> Compilation:
 
 
 def _schedule(state: Compilation) -> Compilation:
-    arguments = {
-        name: value
-        for name, value in state.schedule_call.call.arguments.items()
-        if name not in ("microbatches", "chunks", "over") and value is not None
-    }
-    name = state.schedule_call.call.name
-    if not state.training:
-        name, arguments = "forward_only", {}
-    span = state.schedule_call.call.span or state.schedule_call.span
-    schedule = schedules.make(
-        name, state.pipeline.ranks, state.pipeline.chunks, state.microbatches, span=span, **arguments
-    )
-    return evolve(state, schedule=schedule)
+    return evolve(state, schedule=schedule_of(state, state.placement))
 
 
 def _assemble(state: Compilation) -> Compilation:
-    assert state.forward is not None
-    assert state.sharded is not None
-    assert state.partitioned is not None
-    assert state.update is not None
     assert state.schedule is not None
-    layouts = state.sharded.parameters
-    program = assemble(state.forward, state.partitioned, layouts, state.update, state.schedule, state.batch, state.mesh)
-    return evolve(state, program=program)
+    return evolve(state, program=program_of(state, state.schedule))
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
@@ -259,15 +226,18 @@ def compile_run(given: language.Spec) -> tuple[Compilation, Compilation | None]:
     """What a run needs: the training program, and that of evaluation where the file evaluates."""
     training = compile_spec(given)
     evaluates = given.train is not None and given.train.eval is not None
-    return training, compile_spec(given, training=False) if evaluates else None
+    assert training.schedule is not None
+    placement = training.schedule.placement
+    return training, compile_spec(given, training=False, placement=placement) if evaluates else None
 
 
-def compile_spec(given: language.Spec, training: bool = True) -> Compilation:
-    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages.
+def compile_spec(given: language.Spec, training: bool = True, placement: Placement | None = None) -> Compilation:
+    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages; they run
+    where `placement` says, or in a loop over the ranks.
 
     Raises Refused with what is wrong with the file.
     """
-    state = Compilation(given, training)
+    state = Compilation(given, training, placement)
     with _collector_paused():
         for name, run in PASSES:
             start = perf_counter()

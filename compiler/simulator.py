@@ -33,13 +33,22 @@ from partita.dsl.diagnostic import Refused, refuse
 
 @frozen
 class Costs:
-    """Seconds of an action, by stage and kind, and of a message's transfer."""
+    """Seconds of an action, by stage and kind, and of a message's transfer; and of a forward and a whole backward that
+    overlap, by the stages of the two (as long as one after the other unless given, and never less than either).
+    """
 
     action: Callable[[int, str], float]
     transfer: Callable[[Message], float]
+    pair: Callable[[int, int], float] | None = None
 
 
-def equal_costs(forward: float = 1.0, backward: float = 1.0, weight: float = 1.0, transfer: float = 0.0) -> Costs:
+def equal_costs(
+    forward: float = 1.0,
+    backward: float = 1.0,
+    weight: float = 1.0,
+    transfer: float = 0.0,
+    pair: float | None = None,
+) -> Costs:
     """The same costs for every stage and every transfer; a whole backward is `backward` and `weight`
     together.
     """
@@ -49,7 +58,8 @@ def equal_costs(forward: float = 1.0, backward: float = 1.0, weight: float = 1.0
         WEIGHT: weight,
         WHOLE_BACKWARD: backward + weight,
     }
-    return Costs(lambda stage, kind: seconds[kind], lambda each: transfer)
+    together = None if pair is None else lambda forward, backward: pair
+    return Costs(lambda stage, kind: seconds[kind], lambda each: transfer, together)
 
 
 class _Node(NamedTuple):
@@ -120,6 +130,11 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
                 if key not in seconds:
                     seconds[key] = costs.action(*key)
                 end = clock + seconds[key]
+                if instruction.joined and costs.pair is not None:
+                    # The pair began when the forward did, and ends when it is through as a whole.
+                    first = program[position - 1]
+                    assert isinstance(first, Compute)
+                    end = nodes[rank][-1].start + costs.pair(first.stage, instruction.stage)
                 cause = _Node(action, rank, clock, end, cause)
                 nodes[rank].append(cause)
                 clock = end

@@ -7,19 +7,16 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.costs import Link, link_of, seconds
 from partita.compiler.footprint import peak_memory
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Phase, without_turns
+from partita.compiler.homes import homes_of
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
-from partita.compiler.moves import Moves
-from partita.compiler.ops.collective import Collective
 from partita.compiler.pipeline import Compilation
-from partita.compiler.simulator import Costs, simulate
+from partita.compiler.prediction import stage_seconds, timeline
+from partita.compiler.reasons import undivided
 from partita.compiler.timeline import Timeline
-from partita.compiler.traffic import EACH_MICROBATCH, Traffic, grouped, launch_seconds, total, traffic
-
-PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
+from partita.compiler.traffic import EACH_MICROBATCH, Traffic, cost, grouped, traffic
 
 
 @frozen(eq=False)
@@ -38,7 +35,9 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline."""
+    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline;
+    `undivided` the parameters, by mesh axis, that a rule says are stored split and none of whose axes divides.
+    """
 
     name: str
     mesh: Mesh
@@ -48,6 +47,7 @@ class Summary:
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
+    undivided: tuple[tuple[str, tuple[str, ...]], ...]
     timeline: Timeline
     times: tuple[tuple[str, float], ...]
 
@@ -60,7 +60,7 @@ class Summary:
     def ends(self) -> float:
         """Seconds of collectives at a step's ends, outside the timeline: those of the rank that has most."""
         outside = [each for each in self.collectives if each.phase not in EACH_MICROBATCH]
-        return max((total(own).seconds for own in grouped(outside, lambda each: each.rank).values()), default=0.0)
+        return max((cost(own).total.seconds for own in grouped(outside, lambda each: each.rank).values()), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
         """The stable object of `compile --json`."""
@@ -85,6 +85,7 @@ class Summary:
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "tied": list(self.tied),
+            "undivided": {axis: list(names) for axis, names in self.undivided},
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "seconds": dict(self.times),
@@ -99,67 +100,17 @@ def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
         file, line = (each.span.source.name, each.span.line) if each.span else ("", 0)
         return file, line, phases.index(each.phase), each.axis, each.kind
 
-    rows = []
-    for (file, line, phase, axis, kind), found in sorted(grouped(records, key).items(), key=lambda pair: pair[0]):
-        sums = total(found)
-        rows.append(
-            {
-                "kind": kind,
-                "axis": axis,
-                "phase": phases[phase].name.lower(),
-                "count": sums.count,
-                "bytes": round(sums.bytes),
-                "busiest": round(sums.busiest),
-                "seconds": sums.seconds,
-                "file": file or None,
-                "line": line or None,
-            }
-        )
-    return rows
-
-
-def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
-    """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
-    assert state.partitioned is not None
-    moves = Moves(state.mesh)
-    found: dict[tuple[int, str], float] = {}
-    for stage in state.partitioned.stages:
-        for kind, phases in PHASES.items():
-            nodes = [node for node in stage.nodes if node.phase in phases]
-            found[stage.index, kind] = _elapsed(nodes, state, moves)
-    return found
-
-
-def _elapsed(nodes: Iterable[Node], state: Compilation, moves: Moves) -> float:
-    """The time of nodes in order. A collective is under way from where it stands to where its result is read first;
-    those along one mesh axis follow each other."""
-    now = 0.0
-    free: dict[str, float] = {}
-    arrival: dict[Value, float] = {}
-    for node in nodes:
-        now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
-        if isinstance(node.op, Collective):
-            end = max(now, free.get(node.op.over, 0.0)) + sum(launch_seconds(moves, node))
-            free[node.op.over] = end
-            arrival.update(dict.fromkeys(node.outputs, end))
-        else:
-            now += seconds(node, state.device)
-    return max([now, *free.values()])
-
-
-def timeline(state: Compilation) -> Timeline:
-    """The simulated timeline of a compiled program with the cost model's seconds."""
-    assert state.program is not None
-    link: Link = link_of(state.spec.mesh, state.pipeline.axis)
-    costs = stage_seconds(state)
-
-    return simulate(
-        tuple(rank.instructions for rank in state.program.ranks),
-        Costs(
-            lambda stage, kind: costs[stage, kind],
-            lambda message: link.latency + message.bytes / link.bandwidth,
-        ),
-    )
+    return [
+        {
+            "kind": kind,
+            "axis": axis,
+            "phase": phases[phase].name.lower(),
+            **cost(found).as_json(),
+            "file": file or None,
+            "line": line or None,
+        }
+        for (file, line, phase, axis, kind), found in sorted(grouped(records, key).items(), key=lambda pair: pair[0])
+    ]
 
 
 def summarize(state: Compilation) -> Summary:
@@ -194,6 +145,7 @@ def summarize(state: Compilation) -> Summary:
         traffic(state),
         transfers(state),
         tied_transfers(state),
+        _undivided(state),
         timeline(state),
         state.times,
     )
@@ -227,6 +179,16 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
         "bytes": message.bytes,
         "count": count,
     }
+
+
+def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    assert state.sharded is not None
+    homes = homes_of(state.spec.layout, state.mesh)
+    found: dict[str, dict[str, None]] = {}
+    for name, layouts in state.sharded.parameters.items():
+        for mesh_axis in undivided(homes, "state", name, layouts.state):
+            found.setdefault(mesh_axis, {})[without_turns(name)] = None
+    return tuple((mesh_axis, tuple(names)) for mesh_axis, names in found.items())
 
 
 def _turns(scopes: list[str]) -> tuple[str, ...]:

@@ -48,14 +48,16 @@ class Timeline:
         return tuple(sum(interval.duration for interval in line) for line in self.actions)
 
     @property
-    def bubble(self) -> float:
-        """The share of time lost, (cost − m·T) / cost.
+    def cost(self) -> float:
+        """The longest time that any rank is occupied, from its first action's start to its last one's end."""
+        return max((line[-1].end - line[0].start for line in self.actions if line), default=0.0)
 
-        Cost is the longest time that any rank is occupied, from its first action's start to its last one's
-        end; m·T, microbatches times the busiest rank's time for one, is that rank's whole work.
+    @property
+    def bubble(self) -> float:
+        """The share of time lost, (cost − m·T) / cost; m·T, microbatches times the busiest rank's time for one, is that
+        rank's whole work.
         """
-        cost = max((line[-1].end - line[0].start for line in self.actions if line), default=0.0)
-        return (cost - max(self.busy)) / cost if cost else 0.0
+        return (self.cost - max(self.busy)) / self.cost if self.cost else 0.0
 
     @property
     def peak_live(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ So a `dot` whose operand is gathered has the reduction of that operand's gradien
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, field, frozen
 
@@ -23,10 +23,12 @@ from partita.compiler.layout import Layout
 from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceScatter
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.pipeline import Compilation
 from partita.compiler.program import RankProgram
 from partita.dsl.source import Span
 from partita.dsl.types import Type
+
+if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
+    from partita.compiler.pipeline import Compilation
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -62,29 +64,46 @@ class Traffic:
 
 
 @frozen
-class Total:
-    """Sums over records. `count`, `bytes` and `seconds` of all ranks of one pipeline; `busiest` is the most bytes that
-    one rank sends."""
+class Sums:
+    """Sums over records: tensors, messages, and what one rank of each stage sends, in bytes and seconds."""
 
     count: int
-    launches: float
+    messages: float
     bytes: float
     seconds: float
-    busiest: float
 
 
-def total(records: Iterable[Traffic]) -> Total:
-    """The sums of some records."""
+@frozen
+class Cost:
+    """What records cost in a step: the ranks of one pipeline together, and the one of them that sends most."""
+
+    total: Sums
+    busiest: Sums
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures of all; of the rank that sends most the bytes."""
+        return {
+            "count": self.total.count,
+            "messages": round(self.total.messages, 3),
+            "bytes": round(self.total.bytes),
+            "busiest": round(self.busiest.bytes),
+            "seconds": self.total.seconds,
+        }
+
+
+def cost(records: Iterable[Traffic]) -> Cost:
+    """The cost of some records."""
     found = list(records)
-    by_rank: dict[int, float] = {}
-    for each in found:
-        by_rank[each.rank] = by_rank.get(each.rank, 0.0) + each.bytes
-    return Total(
-        sum(each.count for each in found),
-        sum(each.launches for each in found),
-        sum(each.bytes for each in found),
-        sum(each.seconds for each in found),
-        max(by_rank.values(), default=0.0),
+    ranks = [_sums(own) for own in grouped(found, lambda each: each.rank).values()]
+    return Cost(_sums(found), max(ranks, key=lambda each: each.bytes, default=_sums(())))
+
+
+def _sums(records: Sequence[Traffic]) -> Sums:
+    return Sums(
+        sum(each.count for each in records),
+        sum(each.launches for each in records),
+        sum(each.bytes for each in records),
+        sum(each.seconds for each in records),
     )
 
 

@@ -47,6 +47,11 @@ class Text:
 
 
 @frozen
+class Beside:
+    """The path of a text beside the file, which is read with it."""
+
+
+@frozen
 class Several:
     """A list of so many values of one kind."""
 
@@ -75,7 +80,7 @@ class Calls:
     bare: bool = False
 
 
-Kind: TypeAlias = Number | Word | Flag | Text | Several | AxisName | MeshAxisName | Calls
+Kind: TypeAlias = Number | Word | Flag | Text | Beside | Several | AxisName | MeshAxisName | Calls
 
 
 @frozen(eq=False)
@@ -119,6 +124,7 @@ _MICROBATCHES = Setting("microbatches", COUNT)
 _CHUNKS = Setting("chunks", COUNT)
 _OVER = Setting("over", AxisName(), "batch")
 _BOUND = Setting("memory", Number(BYTES, above=0), None)
+_PLACEMENT = Setting("placement", Word(("loop", "v")), "loop")
 
 SCHEDULES = _table(
     Signature("gpipe", (_MICROBATCHES, _OVER)),
@@ -138,11 +144,11 @@ SCHEDULES = _table(
             Setting("prefer", Word(("backward", "forward")), "backward"),
             Setting("in_flight", COUNT, None),
             Setting("split_backward", Flag(), False),
-            Setting("placement", Word(("loop", "v")), "loop"),
+            _PLACEMENT,
             _OVER,
         ),
     ),
-    Signature("from_file", (Setting("path", Text()), _OVER)),
+    Signature("from_file", (Setting("path", Beside()), _PLACEMENT, _OVER)),
 )
 
 # ---------------------------------------------------------------- train

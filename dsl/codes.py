@@ -1,7 +1,7 @@
 """The error index: what each diagnostic code means and how to fix it. The documentation's index is made from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification; W is a warning. A test holds that every code that is reported stands here.
+E07 verification, E08 checkpoints; W is a warning. A test holds that every code that is reported stands here.
 """
 
 from __future__ import annotations
@@ -122,9 +122,24 @@ CODES: dict[str, Code] = {
     "E0701": Code("program is not certified", "An operation or a collective does not lead to the layout that its value is said to have. The file is right; the compiler is not.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a shrunken copy of the file, the partitioned program does not compute what the single-device program computes. The file is right; the compiler is not.", "Please report it with the file."),
     "E0703": Code("cannot be verified by execution", "No small copy of the file was found that compiles and runs: its sizes do not go together when they are small, or random data leads to numbers that are not finite.", "`log(exp(x) + 1.0)` instead of a logarithm of what may be negative."),
+    # ------------------------------------------------------------ checkpoints
+    "E0801": Code("checkpoints outside the folder", "The `dir` of a `checkpoint` is relative to the folder of the .par file, and stays under it, links included.", 'Leave `dir` out: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere.'),
+    "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be made or written to.", "Check its permissions, and the space that is left."),
+    "E0803": Code("another run writes there", "A run holds the directory of its checkpoints for as long as it lives.", "Wait for the end of the other run, or give this one another `--run-dir`."),
+    "E0804": Code("checkpoint of another model", "A run goes on from the newest checkpoint in its directory, which must be of the same model: the same tensors, optimizer and steps. The notes show what differs. Layout, mesh, schedule and settings such as the learning rate may differ.", "Another `--run-dir`; or move the directory away to begin anew."),
+    "E0805": Code("checkpoint of a later version", "The checkpoint was written by a later Partita, in a format that this one does not know.", "Use the Partita that has written it."),
+    "E0806": Code("no checkpoint is whole", "There are checkpoints, and all of them are damaged; beginning anew would hide that.", "Restore one from a copy; or move the directory away to begin anew."),
+    "E0807": Code("no such checkpoint", "The directory holds no checkpoint, or none of this step.", "`partita checkpoint ls DIR` lists what is there."),
+    "E0808": Code("checkpoint is damaged", "A file of the checkpoint is missing, is a link, or its size or content is not what was saved. The message names it.", "`partita checkpoint ls DIR` lists others; a run passes damaged ones over by itself."),
+    "E0809": Code("tensors do not fit", "A file of tensors lacks some that the model has, or has them in other shapes.", "Map the names, and the order of axes, with `--names`."),
+    "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`.", '`{"gpt.wte": "transformer.wte.weight"}`'),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),
     "W0401": Code("no effect yet", "The file asks for something that parses and checks, but that this version does not do.", "Leave it; it does no harm."),
+    "W0801": Code("checkpoint passed over", "A checkpoint is damaged; the run goes on from the one before it, and gives the damaged one the ending `.damaged`.", "Look for the cause: a checkpoint does not change once it is written."),
+    "W0802": Code("checkpoint not saved", "A save failed; the message says why. Training goes on, and the checkpoints before stay. Should the last save of a run fail, it ends with exit status 3.", "Make room. The next save is tried when it is due."),
+    "W0803": Code("training waits for a checkpoint", "The checkpoint before was still being written when the next one was due. One is written at a time.", "A larger interval, or a faster disk."),
+    "W0804": Code("settings differ from the checkpoint's", "The run goes on from a checkpoint under other settings: data, batch, optimizer, precision or seed. That is allowed, and not the same run any more.", "Nothing, if it is meant."),
 }
 # fmt: on

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partita.dsl import spec
+from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather, read_source, source_of
 from partita.dsl.diagnostic import Diagnostic, Refused
@@ -37,9 +38,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), root: str | Path | Non
     return _loaded(lambda: read_source(name, name), name, overrides, folder)
 
 
-def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = ()) -> Loaded:
-    """Check a text that is in no file, and so can import none; otherwise as `load`."""
-    return _loaded(lambda: source_of(text, name), None, overrides, None)
+def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = (), path: str | Path | None = None) -> Loaded:
+    """Check a text as if it stood in the file of that path; without one it can name no other file. Otherwise as `load`."""
+    return _loaded(lambda: source_of(text, name), os.fspath(path) if path is not None else None, overrides, None)
 
 
 def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None) -> Loaded:
@@ -71,7 +72,7 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)
-    plans = Plans(declarations, axes, checked, chosen, report)
+    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root))
     found = plans.whole()
     if not report.errors:
         report_unused(declarations, axes, models, plans.used(), report)

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from partita.dsl import constants, limits, spec, tree
+from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, Calls
 from partita.dsl.declarations import Declarations
@@ -29,10 +30,11 @@ class Plans:
         models: Mapping[str, spec.Model | None],
         chosen: Chosen,
         report: Report,
+        attached: Attached,
     ) -> None:
         self.declarations, self.axes, self.models = declarations, axes, models
         self.chosen, self.report = chosen, report
-        self.settings = Settings(report, axes.entries, axes.used)
+        self.settings = Settings(report, axes.entries, axes.used, beside=attached.read)
         self._used: list[tuple[str, str]] = []
         self.train_entries = declarations.train[0].table.entries if declarations.train else ()
 

@@ -6,7 +6,7 @@ What comes out is complete (defaults filled in), converted to plain units, and n
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +14,7 @@ from partita.dsl import constants, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.builtins import (
     AxisName,
+    Beside,
     Calls,
     Flag,
     Kind,
@@ -26,12 +27,13 @@ from partita.dsl.builtins import (
 )
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call
 from partita.dsl.units import EXAMPLES, PLAIN, Quantity
 
 
 class Settings:
-    """Reads settings; knows the axes and mesh axes that they may name."""
+    """Reads settings; knows the axes and mesh axes that they may name, and reads the texts beside the file."""
 
     def __init__(
         self,
@@ -39,8 +41,9 @@ class Settings:
         axes: Collection[str] = (),
         used: set[str] | None = None,
         mesh_axes: Collection[str] | None = (),
+        beside: Callable[[str, Span], Source] | None = None,
     ) -> None:
-        self.report, self.axes, self.mesh_axes = report, axes, mesh_axes
+        self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
         self.used = used if used is not None else set()
 
     def call(
@@ -95,6 +98,9 @@ class Settings:
                 if isinstance(written, tree.String) and written.value and "\0" not in written.value:
                     return written.value
                 raise refuse("E0306", f"{what} is a string", written.span, help='write it in quotation marks: "…"')
+            case Beside():
+                assert self.beside is not None
+                return self.beside(self._convert(written, Text(), what, lookup), written.span)
             case Word(choices):
                 return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")
             case AxisName():

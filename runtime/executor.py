@@ -7,16 +7,23 @@ there it never yields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from math import isfinite
+from pathlib import Path
 from types import GeneratorType
 
 import torch
 
 from partita.compiler.program import InputPart, Program
+from partita.compiler.update import SQUARE
 from partita.runtime.context import Context, begun
+from partita.runtime.faults import NotFinite
+from partita.runtime.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.inputs import Inputs, part_read
-from partita.runtime.instructions import Binder, Waits
+from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.stages import Memory, Stage, empty, load
+from partita.runtime.stopwatch import Stopwatch
 from partita.runtime.transports.transport import Tensors, Transport
 
 
@@ -24,6 +31,8 @@ class Executor:
     """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
 
     With `keep_totals`, `totals` holds the totals of the last step by (stage, accumulator); otherwise they end with it.
+    The `flight` recorder takes a mark when each instruction ends. With `times`, a file, `stopwatch` records when that
+    was; without, nothing is done for it.
     """
 
     def __init__(
@@ -35,6 +44,8 @@ class Executor:
         seed: int,
         device: torch.device,
         keep_totals: bool = False,
+        times: Path | None = None,
+        flight: Flight | None = None,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -51,7 +62,14 @@ class Executor:
         self._inputs: dict[InputPart, torch.Tensor] = {}
         self._reducing: dict[int, Waits] = {}
         binder = Binder(program, self.record, self.stages, transport, self.context, self._inputs, self._reducing)
-        self._instructions = binder.bind()
+        bound = binder.bind()
+        self._flight = flight or Flight(None)
+        self._activity = TRAINING if self.record.update else EVALUATING
+        self._instructions = _with_marks(bound, self._flight.mark)
+        self.stopwatch: Stopwatch | None = None
+        if times is not None:
+            self.stopwatch = Stopwatch(times, len(bound), device)
+            self._timed = _with_marks(bound, self._both_marks)
         names = self.record.parameters
         self._masters = tuple(memory.masters[name] for name in names)
         self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
@@ -62,12 +80,17 @@ class Executor:
         """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
         context = self.context
         context.step, context.rate = number, rate
+        instructions, mark = self._instructions, self._flight.mark
+        if self.stopwatch is not None and self.stopwatch.recording:
+            instructions, mark = self._timed, self._both_marks
+        self._flight.begin(self._activity, number)
         self._inputs.update(self._reads.load(batch))
         for stage in self.stages.values():
             stage.clear()
             whole = tuple(self._inputs[part_read(each)] for each in stage.record.whole_inputs)
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, context))
-        for run in self._instructions:
+        mark()
+        for run in instructions:
             waits = run()
             if waits is None:
                 continue
@@ -78,19 +101,42 @@ class Executor:
                     yield
         self._inputs.clear()
         totals = yield from self._all_totals()
+        mark()
         yield from self._exchange_tied(totals)
+        mark()
         vector = torch.zeros_like(self.statistics)
         scalars = yield from begun(self._finish(totals, context))
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
+        mark()
         handle = self.transport.sum_over_ranks(vector)
         while not handle.done():
             yield
+        mark()
         self.statistics = vector
-        if self._update is not None:
-            yield from begun(self._update(self._masters, totals, self._states, vector, context))
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
+        if self._update is not None:
+            self._check(number)
+            yield from begun(self._update(self._masters, totals, self._states, vector, context))
+        mark()
+        self._flight.begin(BETWEEN, number)
+
+    def _check(self, number: int) -> None:
+        """Raise NotFinite, before anything is updated and on every rank alike, for a loss or squares that are not.
+
+        A metric may be what it likes. On a GPU this waits for the step: what is not finite must not be stored.
+        """
+        named = dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
+        wrong = {name: value for name, value in named.items() if not isfinite(value) and _matters(name)}
+        if wrong:
+            raise NotFinite(number, wrong)
+
+    def _both_marks(self) -> None:
+        """A mark of the flight recorder, and one of the stopwatch."""
+        self._flight.mark()
+        assert self.stopwatch is not None
+        self.stopwatch.mark()
 
     def _all_totals(self) -> Waits:
         """What the rank's stages have accumulated, reduced, and the buffers for the tied totals that it is sent."""
@@ -113,3 +159,13 @@ class Executor:
         for handle in handles:
             while not handle.done():
                 yield
+
+
+def _matters(name: str) -> bool:
+    """Whether a statistic is the loss or a part of the gradients' norm."""
+    return name == "loss" or name.startswith(SQUARE)
+
+
+def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:
+    """The closures of all instructions in a row, with a mark after each instruction."""
+    return tuple(chain.from_iterable((*own, mark) for own in bound))

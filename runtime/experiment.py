@@ -2,7 +2,7 @@
 
 The copy (`partita.compiler.shrink`) runs on the virtual cluster, at its least helpful, in float64; so does the same
 model on one device, in one piece. Parameters begin with random values of order 1, dropout is active, and gradients
-are clipped at half their norm, so that nothing is hidden behind zeros, tiny numbers or a limit that is never met.
+that are clipped are so at half their norm: nothing is hidden behind zeros, tiny numbers or a limit that is never met.
 
 Compared are, of two steps, the loss, the metrics, the gradient norm, every gradient, every parameter after both, and
 the loss and metrics of an evaluation. A tensor `a` equals its reference `b` where every element satisfies
@@ -80,19 +80,21 @@ def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
 
 
 def settled(small: Spec) -> Experiment | None:
-    """An experiment on a file as it is, but for clipping at half the norm of its first gradient, and updates that
-    neither vanish nor explode; None where that norm is zero or not finite."""
-    assert small.train is not None
-    norm = _norm(_compiled(single(small)))
+    """An experiment on a file as it is, but that it clips, if it does, at half the norm of its first gradient, and
+    that updates neither vanish nor explode; None where that norm is zero or not finite."""
+    train = small.train
+    assert train is not None
+    norm = _norm(_compiled(evolve(single(small), train=evolve(train, eval=None))))
     if not (norm > 0 and isfinite(norm)):
         return None
-    optimizer, rate = small.train.optimizer, UPDATE
+    optimizer, rate = train.optimizer, UPDATE
     if "eps" in optimizer.arguments:
         least = max(float(optimizer.arguments["eps"]), ADAM_EPSILON * norm)
         optimizer = Call(optimizer.name, {**optimizer.arguments, "eps": least})
     else:
         rate /= norm
-    small = evolve(small, train=evolve(small.train, clip=norm / 2, optimizer=optimizer))
+    clip = None if train.clip is None else norm / 2
+    small = evolve(small, train=evolve(train, clip=clip, optimizer=optimizer))
     return Experiment(_compiled(small), _compiled(single(small)), rate)
 
 

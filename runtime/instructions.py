@@ -53,8 +53,8 @@ class Binder:
     inputs: Mapping[InputPart, torch.Tensor]
     reducing: dict[int, Waits]
 
-    def bind(self) -> tuple[Bound, ...]:
-        """A closure for each instruction, two for a wait, and one more for each stage that begins to reduce."""
+    def bind(self) -> tuple[tuple[Bound, ...], ...]:
+        """The closures of each instruction: one, two for a wait, and one more for each stage that begins to reduce."""
         last_send: dict[tuple[int, int, int], int] = {}
         last_touch: dict[tuple[int, int], int] = {}
         for i, instruction in enumerate(self.record.instructions):
@@ -66,11 +66,11 @@ class Binder:
             elif isinstance(instruction, Compute):
                 last_touch[instruction.stage, instruction.action.microbatch] = i
         cells: dict[Transfer, _Cell] = {}
-        bound: list[Bound] = []
+        bound: list[tuple[Bound, ...]] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
                 final = last_touch[instruction.stage, instruction.action.microbatch] == i
-                bound.append(self._compute(instruction, final))
+                own: tuple[Bound, ...] = (self._compute(instruction, final),)
             else:
                 transfer = instruction.transfer
                 cell = cells.setdefault(transfer, _Cell())
@@ -79,14 +79,13 @@ class Binder:
                     slot = self.program.stages[source].sends[transfer.message]
                     release = last_send[source, slot, transfer.microbatch] == i
                     final = last_touch[source, transfer.microbatch] == i
-                    bound.append(self._post_send(transfer, cell, release, final))
+                    own = (self._post_send(transfer, cell, release, final),)
                 elif isinstance(instruction, PostReceive):
-                    bound.append(self._post_receive(transfer, cell))
+                    own = (self._post_receive(transfer, cell),)
                 else:
-                    bound.append(cell.posted)
                     arrives = isinstance(instruction, WaitReceive)
-                    bound.append(self._arrive(transfer, cell) if arrives else cell.forget)
-            bound.extend(self._reduce(stage) for stage in self.record.reductions.get(i, ()))
+                    own = (cell.posted, self._arrive(transfer, cell) if arrives else cell.forget)
+            bound.append((*own, *(self._reduce(stage) for stage in self.record.reductions.get(i, ()))))
         return tuple(bound)
 
     def _compute(self, instruction: Compute, final: bool) -> Bound:

@@ -4,6 +4,8 @@ In: a command, run once per rank with `PARTITA_RANK`, `PARTITA_RANKS` and `PARTI
 private directory) in its environment. Out: an exit status. What holds:
 
 - when one rank dies the others are ended within 5 s, and one message names the rank and what it died of;
+- the same when nothing moves any more: ranks record what they do in files that a lookout reads;
+- after either, all ranks are started again as often as was asked for, each time with a rendezvous of their own;
 - Ctrl-C (or SIGTERM, SIGHUP) ends all ranks, with one line;
 - nothing remains however the supervisor itself ends, by SIGKILL too: `partita.runtime.guardian` sees to that;
 - nothing listens beyond the loopback interface.
@@ -23,16 +25,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from attrs import define, field
 
 from partita.runtime import guardian
-from partita.runtime.rendezvous import LOOPBACK_INTERFACE, RANK, RANKS, RENDEZVOUS
+from partita.runtime.rendezvous import FLIGHT, LOOPBACK_INTERFACE, RANK, RANKS, RENDEZVOUS
+
+if TYPE_CHECKING:
+    from partita.runtime.lookout import Lookout
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 POLL_SECONDS = 0.02
+LOOK_SECONDS = 0.25  # between two looks at the flight recorders
 FAILED = 3  # the exit status of a run that failed
+# Exit statuses after which starting again would end the same way: wrong input, wrong arguments, numbers that are none.
+WRONG_INPUT, WRONG_USE, NOT_FINITE = 1, 2, 77
 PEER_LOST = 76  # that of a rank that ends because another one is gone: such a rank is not the cause
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LONGEST_LINE = 1 << 16
@@ -55,26 +63,37 @@ def launch(
     command: Sequence[str],
     ranks: int,
     *,
+    restarts: int = 0,
+    lookout: Lookout | None = None,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
     errors: BinaryIO | None = None,
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
-    0 when every rank ended with 0, 3 when one failed, 128 + the signal's number when a signal ended the run.
-    `environment` is what the ranks inherit (default: this process's); `errors` is where their standard error
-    and the supervisor's own line go (default: standard error).
+    0 when every rank ended with 0, 3 when one failed, 128 + the signal's number when a signal ended the run. After a
+    failure that may not happen again all ranks are started anew, up to `restarts` times. `lookout` notices stalls and
+    says what ranks were doing. `environment` is what the ranks inherit (default: this process's); `errors` is where
+    their standard error and the supervisor's own lines go (default: standard error).
     """
     variables = rank_environment(os.environ if environment is None else environment, ranks)
     output = sys.stderr.buffer if errors is None else errors
-    with _signals() as received, _guarded() as (group, directory):
-        variables[RENDEZVOUS] = os.path.join(directory, "rendezvous")
-        started: list[_Rank] = []
-        for number in range(ranks):
-            if received:
-                break
-            started.append(_start(command, number, ranks, variables, group))
-        return _Supervision(started, received, grace, output).run()
+    with _signals() as received:
+        for restart in range(restarts + 1):
+            with _guarded() as (group, directory):
+                variables[RENDEZVOUS] = os.path.join(directory, "rendezvous")
+                variables[FLIGHT] = directory
+                started: list[_Rank] = []
+                for number in range(ranks):
+                    if received:
+                        break
+                    started.append(_start(command, number, ranks, variables, group))
+                supervision = _Supervision(started, received, grace, output, Path(directory), lookout)
+                status = supervision.run()
+            if received or not supervision.may_go_on or restart == restarts:
+                return status
+            supervision.say(f"starting all ranks again, {restart + 1} of at most {restarts} times")
+    return status
 
 
 def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
@@ -156,8 +175,19 @@ class _Supervision:
     received: list[int]
     grace: float
     output: BinaryIO
+    directory: Path
+    lookout: Lookout | None = None
     deadline: float | None = None  # when what has not ended by itself is killed
     causes: list[_Rank] = field(factory=list)
+    stall: str | None = None
+    doing: str = ""  # what the ranks did when some died
+    next_look: float = 0.0
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the run failed, and may do better when it is started again."""
+        statuses = {rank.process.returncode for rank in self.causes}
+        return self.stall is not None or bool(statuses and not statuses & {WRONG_INPUT, WRONG_USE, NOT_FINITE})
 
     def run(self) -> int:
         with selectors.DefaultSelector() as selector:
@@ -179,13 +209,26 @@ class _Supervision:
         return self._conclude()
 
     def _watch(self) -> None:
-        if not self.causes and not self.received:
+        if not self.causes and not self.received and self.stall is None:
             self.causes = [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
-        if self.deadline is None and (self.causes or self.received):
+            if self.lookout is not None:
+                self._look(self.lookout)
+        if self.deadline is None and (self.causes or self.received or self.stall is not None):
             self.deadline = time.monotonic() + self.grace
             self._signal(signal.SIGTERM)
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
+
+    def _look(self, lookout: Lookout) -> None:
+        """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
+        if self.causes:
+            dead = {rank.number: "dead" for rank in self.causes}
+            known = all(rank.process.returncode in (PEER_LOST, NOT_FINITE) for rank in self.causes)
+            self.doing = "" if known else lookout.died(self.directory, dead)
+        elif time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            stopped = {rank.number: "stopped" for rank in self.ranks if is_stopped(rank.process.pid)}
+            self.stall = lookout.stalled(self.directory, stopped)
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self.ranks:
@@ -220,8 +263,11 @@ class _Supervision:
     def _conclude(self) -> int:
         if self.received:
             number = self.received[0]
-            self._say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}")
+            self.say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}")
             return 128 + number
+        if self.stall is not None:
+            self.say(f"{self.stall}\n  all ranks were ended")
+            return FAILED
         # The last ranks may have failed together, between two looks.
         failed = self.causes or [rank for rank in self.ranks if rank.process.returncode != 0]
         if not failed:
@@ -229,11 +275,16 @@ class _Supervision:
         # Of several that died together, those that a signal killed come before those that ended by
         # themselves, and those that only lost their peer last.
         first = min(failed, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
+        if first.process.returncode == NOT_FINITE:
+            self.say("the run ended before a step that is not finite could change the parameters")
+            return FAILED
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
-        self._say(f"rank {first.number} {death(first.process.returncode)}{others}")
+        doing = f"\n  {self.doing}" if self.doing else ""
+        self.say(f"rank {first.number} {death(first.process.returncode)}{others}{doing}")
         return FAILED
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A line of the supervisor's own."""
         self.output.write(f"partita: {text}\n".encode())
         self.output.flush()
 
@@ -242,6 +293,15 @@ def _restore_terminal() -> None:
     """Show the cursor, on a new line: a display that was killed leaves it hidden, and its line open."""
     if os.isatty(1):
         os.write(1, b"\n\x1b[?25h")
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a terminal; False where the system does not say."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def death(status: int) -> str:

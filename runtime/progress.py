@@ -50,6 +50,15 @@ class Display:
             )
             self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
 
+    def resumed(self, step: int, note: str) -> None:
+        """The run goes on after `step`; `note` says from what."""
+        self.first = step + 1
+        if self._live is not None:
+            self._live.update(self._task, completed=min(step, self.steps))
+        self._say(f"step {step}/{self.steps}  {note}")
+        if step >= self.steps:
+            self._say(f"step {step}/{self.steps}  the run is finished: nothing is left to do")
+
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""
         step = record["step"]

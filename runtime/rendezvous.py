@@ -16,6 +16,7 @@ from datetime import timedelta
 from attrs import frozen
 
 RANK, RANKS, RENDEZVOUS = "PARTITA_RANK", "PARTITA_RANKS", "PARTITA_RENDEZVOUS"
+FLIGHT = "PARTITA_FLIGHT"  # the directory of the flight recorders
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 

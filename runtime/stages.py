@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -24,8 +26,14 @@ class Memory:
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:
     """The emitted functions by name. The source is the compiler's own; nothing of a user's text is in it."""
     namespace: dict[str, Any] = {}
-    exec(compile(program.source, f"<emitted {program.name}>", "exec"), namespace)
+    exec(_compiled(program.source, f"<emitted {program.name}>"), namespace)
     return namespace
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str, name: str) -> CodeType:
+    """Byte code of emitted source: the same for all ranks, which may be many in one process."""
+    return compile(source, name, "exec")
 
 
 def empty(type: Type, device: torch.device) -> torch.Tensor:

@@ -7,9 +7,11 @@ simply runs it to its end; the virtual transport's driver steps the loops of all
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from math import sqrt
+from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from attrs import field, frozen
@@ -21,6 +23,8 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor
+from partita.runtime.faults import NotFinite, origin
+from partita.runtime.flight import ENDED, Flight
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
@@ -28,6 +32,9 @@ from partita.runtime.regions import assemble, region_of, shape_of
 from partita.runtime.stages import Memory
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
+
+if TYPE_CHECKING:
+    from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 
 
 @frozen
@@ -44,6 +51,9 @@ class StepResult:
 
 class Observer(Protocol):
     """Who is told of a run's progress."""
+
+    def resumed(self, found: Resumed) -> None:
+        """The run goes on after a checkpoint's step; told before anything else."""
 
     def step(self, result: StepResult) -> None:
         """A training step is done."""
@@ -95,24 +105,37 @@ def tokens_per_step(program: Program) -> int:
 class Rank:
     """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
 
-    With `keep_totals`, gradients outlive their step.
+    With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps go there.
     """
 
     def __init__(
-        self, plan: Plan, rank: int, transport: Transport, device: torch.device, keep_totals: bool = False
+        self,
+        plan: Plan,
+        rank: int,
+        transport: Transport,
+        device: torch.device,
+        keep_totals: bool = False,
+        times: Path | None = None,
+        flight: Flight | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.device = device
         self.transport = transport
         self.memory = Memory()
+        self.failed = False  # a step was not finite
         evaluation = plan.evaluation.program if plan.evaluation else None
         channels = set(plan.program.channels) | set(evaluation.channels if evaluation else ())
         transport.open(plan.program.mesh, sorted(channels))
         self._initialise()
         seed = plan.train.seed
-        self.training = Executor(plan.program, rank, transport, self.memory, seed, device, keep_totals)
-        self.evaluation = Executor(evaluation, rank, transport, self.memory, seed, device) if evaluation else None
+        self.flight = flight or Flight(None)
+        self.training = Executor(
+            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight
+        )
+        self.evaluation = (
+            Executor(evaluation, rank, transport, self.memory, seed, device, flight=self.flight) if evaluation else None
+        )
 
     def _initialise(self) -> None:
         """The rank's parts of parameters, by (seed, name, coordinates), and of optimizer states, at zero."""
@@ -150,22 +173,48 @@ class Rank:
         return loss, metrics, sqrt(squares) if squares >= 0 else float("nan")
 
 
-def train(rank: Rank, dataset: Dataset | None, observer: Observer | None = None) -> Iterator[None]:
-    """All steps of a run on one rank; every rank's observer is told the same."""
+def train(
+    rank: Rank, dataset: Dataset | None, observer: Observer | None = None, checkpoints: Checkpoints | None = None
+) -> Iterator[None]:
+    """All steps of a run on one rank, or those that a checkpoint leaves; every rank's observer is told the same.
+
+    Where a step is not finite all ranks end; NotFinite is raised on the one that it began on.
+    """
     plan = rank.plan
     settings = plan.train
     tokens = tokens_per_step(plan.program)
-    for number in range(1, settings.steps + 1):
+    stopwatch = rank.training.stopwatch
+    resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
+    if resumed is not None and observer is not None:
+        observer.resumed(resumed)
+    for number in range(resumed.step + 1 if resumed is not None else 1, settings.steps + 1):
         start = perf_counter()
+        if stopwatch is not None:
+            stopwatch.begin(number)
         rate = learning_rate(settings.optimizer.arguments["lr"], number)
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
-        yield from rank.step(number, batch, rate)
+        try:
+            yield from rank.step(number, batch, rate)
+        except NotFinite as wrong:
+            rank.failed = True
+            begun = yield from origin(rank, number, batch)
+            if begun is None:
+                return
+            raise NotFinite(number, wrong.statistics, begun) from None
         loss, metrics, norm = rank.results(rank.training)
         speed = tokens / (perf_counter() - start)
         if observer is not None:
             observer.step(StepResult(number, loss, norm, rate, speed, metrics))
         if settings.eval is not None and _due(settings, number):
             yield from evaluate(rank, dataset, number, observer)
+        # Last, so that all that is written of a saved step is written before it is saved.
+        if checkpoints is not None and checkpoints.due(number):
+            yield from checkpoints.save(number)
+    if checkpoints is not None:
+        yield from checkpoints.finish()
+    if stopwatch is not None:
+        stopwatch.finish()
+    rank.flight.begin(ENDED)
 
 
 def _due(settings: Train, step: int) -> bool:
@@ -264,11 +313,15 @@ class VirtualRun:
         what = f"the gradient of {name}" if total else name
         return assemble(what, record.type, layout, self.plan.program.mesh, parts)
 
-    def train(self, dataset: Dataset | None, observers: Sequence[Observer | None] = ()) -> None:
-        """The whole run, all ranks interleaved."""
-        watched = [*observers, *[None] * (len(self.ranks) - len(observers))]
-        loops = [train(rank, dataset, observer) for rank, observer in zip(self.ranks, watched, strict=True)]
-        self.cluster.run(loops)
+    def train(
+        self,
+        dataset: Dataset | None,
+        observers: Sequence[Observer | None] = (),
+        checkpoints: Sequence[Checkpoints | None] = (),
+    ) -> None:
+        """The whole run, all ranks interleaved. Observers and checkpoints are by rank, from the first."""
+        ranks = zip_longest(self.ranks, observers, checkpoints)
+        self.cluster.run([train(rank, dataset, observer, each) for rank, observer, each in ranks])
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:

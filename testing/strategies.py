@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.communication import default_messages
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.schedules import SCHEDULES, make
+from partita.compiler.schedules.registry import SCHEDULES, make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,

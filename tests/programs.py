@@ -9,6 +9,7 @@ stages, and axes meet in one operation, in every way that the language allows. `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from math import gcd, lcm, prod
 
 from attrs import frozen
@@ -102,21 +103,20 @@ class Pipeline:
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, schedules: Sequence[str] = SCHEDULES, most: int = 4):
-    """A random schedule on up to `most` ranks."""
+def pipelines(draw: st.DrawFn, ranks: int, schedules: Sequence[str] = SCHEDULES, most: int = 6):
+    """A random schedule of up to `most` microbatches."""
     schedule = draw(st.sampled_from(schedules))
-    ranks = draw(st.integers(1, most))
     chunks = draw(st.integers(1, 3)) if schedule in CHUNKED else 1
-    microbatches = draw(st.integers(1, 6))
+    microbatches = draw(st.integers(1, most))
     arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if schedule in CHUNKED else "")
     return Pipeline(f"{schedule}({arguments})", ranks, ranks * chunks, microbatches)
 
 
 @st.composite
-def models(draw: st.DrawFn, stages: int):
-    """A random model with at least as many turns as stages."""
+def models(draw: st.DrawFn, stages: int, most: int = 3):
+    """A random model with at least as many turns as stages; of up to two repeats, of `most` turns otherwise."""
     repeats = draw(st.integers(1, 2))
-    turns = [draw(st.integers(1, 3)) for _ in range(repeats)]
+    turns = [draw(st.integers(1, most)) for _ in range(repeats)]
     turns[0] += max(0, stages - sum(turns))
     text = BLOCKS + "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
     text += "  param wte: [vocab, embed] ~ normal(0.5)\n"
@@ -186,7 +186,7 @@ def axes(sizes: dict[str, int]) -> str:
 @st.composite
 def programs(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES):
     """A random program, with at least as many turns as stages."""
-    pipeline = draw(pipelines(schedules))
+    pipeline = draw(pipelines(draw(st.integers(1, 4)), schedules))
     batch = pipeline.microbatches * draw(st.integers(1, 2))
     model = draw(models(pipeline.stages))
     text = axes({"batch": batch, **SIZES, "spot": SIZES["seq"]}) + model
@@ -262,22 +262,26 @@ def sizes_for(parts: dict[str, int], microbatches: int) -> dict[str, int]:
 
 
 @st.composite
+def meshes(draw: st.DrawFn):
+    """A mesh in random order of its axes: one to three that tensors are split over, and a pipeline or none."""
+    splitting = draw(st.lists(st.sampled_from(("data", "tensor", "context")), min_size=1, max_size=3, unique=True))
+    names = draw(st.permutations([*splitting, *draw(st.sampled_from(([], ["pipe"])))]))
+    sizes = [sizes for sizes in product((2, 3, 4), repeat=len(names)) if prod(sizes) <= MOST_RANKS]
+    return dict(zip(names, draw(st.sampled_from(sizes)), strict=True))
+
+
+@st.composite
 def sharded_programs(draw: st.DrawFn):
     """A random program on a mesh of up to four axes and 32 ranks, its tensors laid out by random rules."""
-    pipeline = draw(pipelines(most=3))
-    mesh: dict[str, int] = {}
-    for name in draw(st.permutations(["data", "tensor", "context"])):
-        most = min(4, MOST_RANKS // (pipeline.ranks * prod(mesh.values())))
-        mesh[name] = draw(st.integers(1, most))
-    mesh = {name: size for name, size in mesh.items() if size > 1} or {"data": 2}
-    model = draw(models(pipeline.stages))
-    rules = draw(layouts(mesh, model))
+    mesh = draw(meshes())
+    pipeline = draw(pipelines(mesh.get("pipe", 1), most=4))
+    model = draw(models(pipeline.stages, most=2))
+    rules = draw(layouts({name: size for name, size in mesh.items() if name != "pipe"}, model))
     text = axes(sizes_for(divisors(mesh, rules), pipeline.microbatches)) + model
-    declared = list({**mesh, "pipe": pipeline.ranks}.items())
-    declared = draw(st.permutations(declared))
-    text += f"mesh cluster({', '.join(f'{name} = {size}' for name, size in declared)})\nlayout cut on cluster {{\n"
+    mesh.setdefault("pipe", 1)
+    text += f"mesh cluster({', '.join(f'{name} = {size}' for name, size in mesh.items())})\nlayout cut on cluster {{\n"
     for rule in (*rules, "stage layer -> pipe", draw(recomputations(model))):
         text += f"  {rule}\n"
     text += f"}}\nlayout whole on cluster {{ }}\nschedule s = {pipeline.text}\n" + draw(endings())
-    ones = tuple(f"cluster.{name}=1" for name, _ in declared)
+    ones = tuple(f"cluster.{name}=1" for name in mesh)
     return Program(text, (*ones, "layout=whole", "schedule=gpipe(microbatches=1)"))

@@ -27,6 +27,7 @@ from partita.compiler.certificate.messages import Messages
 from partita.compiler.certificate.report import Certificate, Checker
 from partita.compiler.certificate.rules import Rules
 from partita.compiler.certificate.stages import Stages
+from partita.compiler.certificate.transfers import Transfers
 from partita.compiler.certificate.updates import Updates
 from partita.compiler.certificate.whole import Whole
 from partita.compiler.pipeline import Compilation
@@ -43,6 +44,7 @@ def certify(compilation: Compilation) -> Certificate:
         assert compilation.sharded is not None
         assert compilation.partitioned is not None
         assert compilation.update is not None
+        assert compilation.program is not None
         whole = Whole.of(compilation.step, check.meanings)
         layouts = compilation.sharded.parameters
         messages = Messages.of(compilation.partitioned, check)
@@ -53,6 +55,7 @@ def certify(compilation: Compilation) -> Certificate:
         train = compilation.train
         call = train.optimizer if train and compilation.training else None
         Updates(ending, call, train.clip if train else None).run()
+        Transfers(compilation.partitioned, compilation.update, compilation.program, check).run()
     return Certificate(
         check.nodes,
         check.moves,

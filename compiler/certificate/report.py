@@ -12,7 +12,7 @@ from partita.compiler.certificate.rules import Rules, Violation, demand
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Move
 from partita.compiler.ops.op import Op
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Span
 
 # One defect shows in all that follows from it: the first of them say where it is.
@@ -56,6 +56,9 @@ class Checker:
             yield
         except Violation as violation:
             self.report(str(violation), span, violation.values, where)
+        except Refused as refused:
+            for each in refused.diagnostics:
+                self.report(each.message, each.span, (), " ".join(each.notes))
         except Exception as error:
             self.report(f"the program is not well formed ({type(error).__name__}: {error})", span, (), where)
 
@@ -83,7 +86,7 @@ class Checker:
         found = self.meanings.of(whole, operands) if new else self.meanings.known(whole, operands)
         if found is None:
             what = ", ".join(f"`{value.name}`" for value in node.outputs)
-            raise Violation(f"the whole program has no `{whole.name}` of these operands ({what})", *node.inputs)
+            raise Violation(f"the whole program has no `{whole.label}` of these operands ({what})", *node.inputs)
         return found
 
     def given(self, number: int, value: Value) -> int:
@@ -95,4 +98,4 @@ class Checker:
 
 def quoted(node: Node) -> str:
     """What a message calls a node: its first result, or its operation."""
-    return f"`{node.outputs[0].name}`" if node.outputs else f"`{node.op.name}`"
+    return f"`{node.outputs[0].name}`" if node.outputs else f"`{node.op.label}`"

@@ -92,15 +92,15 @@ class Rules:
             made = tuple(v.layout.state(over) for v in results)
             if any((*have, *made)) and (have, made) not in ways:
                 change = f"from ({_listed(have)}) to ({_listed(made)})"
-                raise Violation(f"along mesh axis `{over}` no rule of `{op.name}` leads {change}", *placed)
+                raise Violation(f"along mesh axis `{over}` no rule of `{op.label}` leads {change}", *placed)
         return whole
 
     def _infers(self, op: Op, operands: list[Type], results: list[Type], of: str, values: Sequence[Value]) -> None:
         try:
             found = list(op.infer(*operands))
         except Exception as error:  # operations assert that their operands fit
-            raise Violation(f"`{op.name}` cannot be applied to {of} its operands", *values) from error
-        demand(found == results, f"`{op.name}` does not make {of} its results", *values)
+            raise Violation(f"`{op.label}` cannot be applied to {of} its operands", *values) from error
+        demand(found == results, f"`{op.label}` does not make {of} its results", *values)
 
     def _whole_operation(self, op: Op, placed: Sequence[Value]) -> Op:
         """The operation with its axes whole, and without positions on the mesh."""
@@ -114,7 +114,7 @@ class Rules:
         if isinstance(whole, Positioned):
             time = tuple(shard for shard in whole.shards if shard[1] == TIME)
             whole = evolve(whole, shards=time)  # type: ignore[misc]
-        demand(self._told(whole, placed) == op, f"`{op.name}` does not work on the shards that it is given", *placed)
+        demand(self._told(whole, placed) == op, f"`{op.label}` does not work on the shards that it is given", *placed)
         return whole
 
     def _told(self, whole: Op, placed: Sequence[Value]) -> Op:

@@ -184,8 +184,9 @@ class Stages:
                 if each.parameter is not None:
                     self._stored(each, each.parameter)
                 got, due = stage.contributions.get(each.name, []), wanted[each.name]
-                count = f"{len(got)} contributions, not the {len(due)} of the whole program in their order"
-                demand(got == due, f"`{each.name}` gets {count}", each.value)
+                count = f"{len(got)} contributions, and {len(due)} in the whole program"
+                demand(len(got) == len(due), f"`{each.name}` gets {count}", each.value)
+                demand(got == due, f"`{each.name}` gets other contributions than in the whole program", each.value)
 
     def _stored(self, each: Accumulator, parameter: str) -> None:
         """A gradient is stored split where the layout says so; elsewhere it may stay parts of a sum."""

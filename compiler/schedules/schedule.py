@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 from attrs import field, frozen
 
+from partita.dsl.source import Span
+
 FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
 KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD)
 
@@ -31,6 +33,17 @@ class Action:
 
 
 @frozen
+class Search:
+    """What a search says of its result: the `family` of orders that it is of, its `cost` as simulated (the longest
+    time that any rank is occupied), and the `least` cost that any schedule of these stages can have within the memory.
+    """
+
+    family: str
+    cost: float
+    least: float
+
+
+@frozen
 class Schedule:
     """The actions of every pipeline rank.
 
@@ -38,6 +51,10 @@ class Schedule:
     `bound` is what the schedule promises of each rank's peak of live activations, counted in (chunk,
     microbatch) pairs whose F has run and whose last backward action has not. Without `training` there are
     only F, which keep nothing (evaluation), and the bound is zero.
+
+    `pairs` gives, for each rank, the positions of forwards that are meant to overlap with the whole backward that
+    follows them; it is empty where none are. `search` says how good a schedule that was searched for is. `spans` are the
+    places of the actions of a schedule that stands in a file.
     """
 
     name: str
@@ -46,6 +63,9 @@ class Schedule:
     actions: tuple[tuple[Action, ...], ...] = field(repr=False)
     bound: tuple[int, ...]
     training: bool = True
+    pairs: tuple[frozenset[int], ...] = field(default=(), repr=False)
+    search: Search | None = field(default=None, eq=False)
+    spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
 
     @property
     def ranks(self) -> int:
@@ -77,6 +97,16 @@ class Schedule:
 def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Stage `chunk * ranks + rank` on each rank: Megatron-LM's, and looped BFS's."""
     return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
+
+
+def v_placement(ranks: int, chunks: int = 2) -> tuple[tuple[int, ...], ...]:
+    """Chunk 0 down the ranks, chunk 1 up again, and so on: stages that follow each other at a turn share a rank, which
+    hands over without sending.
+    """
+    return tuple(
+        tuple(chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks))
+        for rank in range(ranks)
+    )
 
 
 def peak_live(actions: Iterable[Action]) -> int:

@@ -7,6 +7,7 @@ reaches. The laws are not checked here.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from partita.compiler.schedules.schedule import (
     KINDS,
@@ -23,8 +24,9 @@ _WORD = re.compile(r"(F|BW|B|W)([0-9]{1,6})\.([0-9]{1,6})")
 _MOST_ERRORS = 20
 
 
-def parse_actions(source: Source) -> tuple[tuple[Action, ...], ...]:
-    """The actions of every rank, one line a rank; empty lines and comments do not count.
+@lru_cache(maxsize=8)
+def parse_actions(source: Source) -> tuple[tuple[tuple[Action, ...], tuple[Span, ...]], ...]:
+    """The actions of every rank with their places, one line a rank; empty lines and comments do not count.
 
     Raises Refused (E0506) with every word that is not an action, at its place.
     """
@@ -32,26 +34,21 @@ def parse_actions(source: Source) -> tuple[tuple[Action, ...], ...]:
     ranks = []
     offset = 0
     for line in source.text.split("\n"):
-        actions = []
+        actions, spans = [], []
         for word in re.finditer(r"[^\s]+", line.split("#", 1)[0]):
             match = _WORD.fullmatch(word[0])
-            if match is None:
-                span = Span(source, offset + word.start(), offset + word.end())
-                problems.append(
-                    Diagnostic(
-                        "E0506",
-                        f"`{word[0][:40]}` is not an action",
-                        span,
-                        help=f"a kind ({', '.join(KINDS)}), a chunk and a microbatch, as in `F0.12`",
-                    )
-                )
-                if len(problems) == _MOST_ERRORS:
-                    raise Refused(problems)
-            else:
+            span = Span(source, offset + word.start(), offset + word.end())
+            if match is not None:
                 actions.append(Action(match[1], int(match[2]), int(match[3])))
+                spans.append(span)
+                continue
+            help = f"a kind ({', '.join(KINDS)}), a chunk and a microbatch, as in `F0.12`"
+            problems.append(Diagnostic("E0506", f"`{word[0][:40]}` is not an action", span, help=help))
+            if len(problems) == _MOST_ERRORS:
+                raise Refused(problems)
         offset += len(line) + 1
         if actions:
-            ranks.append(tuple(actions))
+            ranks.append((tuple(actions), tuple(spans)))
     if problems:
         raise Refused(problems)
     return tuple(ranks)
@@ -63,7 +60,8 @@ def read(source: Source, placement: tuple[tuple[int, ...], ...] | None = None) -
 
     Raises Refused (E0506) where the text is not of that form.
     """
-    actions = parse_actions(source)
+    parsed = parse_actions(source)
+    actions = tuple(line for line, _ in parsed)
     if not actions:
         raise refuse("E0506", f"`{source.name}` holds no actions", Span(source, 0, 0))
     chunks = 1 + max(action.chunk for line in actions for action in line)
@@ -84,4 +82,5 @@ def read(source: Source, placement: tuple[tuple[int, ...], ...] | None = None) -
             f"{len(placement[0])}",
             Span(source, 0, 0),
         )
-    return Schedule(source.name, microbatches, placement, actions, tuple(map(peak_live, actions)))
+    spans = tuple(places for _, places in parsed)
+    return Schedule(source.name, microbatches, placement, actions, tuple(map(peak_live, actions)), spans=spans)

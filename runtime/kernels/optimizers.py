@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 
@@ -18,6 +21,16 @@ def adamw(
     decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of AdamW in place, as torch.optim.AdamW; steps count from 1."""
+    tensors = (parameter, gradient, mean, square)
+    # torch's fused kernel, one pass over memory instead of seven, takes tensors for arrays of numbers: neither
+    # strides nor dtypes may differ. A slice of a parameter has strides of its own.
+    if all(each.is_contiguous() and each.dtype == parameter.dtype for each in tensors):
+        steps = _number(step, parameter.device)
+        torch._fused_adamw_(
+            [parameter], [gradient], [mean], [square], [], [steps],
+            lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return parameter, mean, square
     if decay:
         parameter.mul_(1 - rate * decay)
     mean.lerp_(gradient, 1 - beta1)
@@ -26,6 +39,12 @@ def adamw(
     denominator = square.sqrt().div_(correction).add_(eps)
     parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**step))
     return parameter, mean, square
+
+
+@lru_cache(maxsize=8)
+def _number(step: int, device: torch.device) -> Tensor:
+    """A step's number as the fused kernel reads it, made once for all parameters."""
+    return torch.tensor(float(step), device=device)
 
 
 def sgd(

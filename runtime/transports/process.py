@@ -109,9 +109,7 @@ class ProcessTransport:
                 transfer = self.send if between.source == self.rank else self.receive
                 transfer(channel, greeting).done()
         # All wait here, so that whatever is wrong with the network shows before the first step.
-        self.sum_over_ranks(torch.zeros(1, device=self.device)).done()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.meet()
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Transferring:
         """Post a send of a contiguous tensor; it must not change until it is done."""
@@ -158,6 +156,12 @@ class ProcessTransport:
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         work = post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
         return Summing(work, tensor, parts)
+
+    def meet(self) -> None:
+        """Wait until all ranks have come to this."""
+        greeting = torch.zeros(1, device=self.device)
+        self.sum_over_ranks(greeting).done()
+        greeting.item()  # on a GPU the host waits here
 
     def close(self) -> None:
         """Destroy all groups.

@@ -44,14 +44,15 @@ train {{
 """
 
 
-def transformer(mesh: str, *rules: str, memory: str = "80GiB") -> Compilation:
-    """specs/gpt.par on another mesh of devices with this much memory, under other rules."""
+def transformer(mesh: str, *rules: str, memory: str = "80GiB", metric: str = "") -> Compilation:
+    """specs/gpt.par on another mesh of devices with this much memory, under other rules, with a metric."""
     device = f"device(flops = 989TFLOP/s, memory = {memory}, bandwidth = 3.35TB/s)"
     text = _replaced(GPT, "mesh", f"mesh cluster({mesh}) {{ device = {device} }}")
     text = _replaced(text, "layout", f"layout megatron on cluster {{ {' '.join(rules)} }}")
     text = _replaced(text, "expect", "")
     text = re.sub(r"(?m)^schedule .*$", f"schedule fast = one_f_one_b(microbatches = {MICROBATCHES})", text)
     text = re.sub(r"(?m)^  checkpoint .*$", "", text).replace("repeat 12", f"repeat {LAYERS}")
+    text = re.sub(r"(?m)^(  loss .*)$", rf"\1\n  {metric}", text)
     return compile_spec(checked(text, "gpt.par"))
 
 

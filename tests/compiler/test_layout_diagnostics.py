@@ -78,7 +78,7 @@ def test_a_mesh_axis_that_no_rule_uses() -> None:
     assert "help: add a rule that uses it, or set its size to 1" in found
 
 
-def test_a_rule_behind_the_one_that_takes_its_mesh_axis() -> None:
+def test_a_rule_behind_those_that_take_its_mesh_axis() -> None:
     """Every tensor that has `hidden` has `width` too, or the batch."""
     assert warnings("data = 2", BATCH, "shard width -> data", "shard hidden -> data") == [
         """\
@@ -87,21 +87,50 @@ warning[W0301]: `shard hidden -> data` applies to no tensor
     |
 19  |   shard hidden -> data
     |         ^^^^^^
-    help: wherever `hidden` stands, an earlier rule takes the mesh axis: move this one before it
+    = net.up: f32[width=6, hidden=12]: `data` is taken by `width`, `shard width -> data` (net.par:18:3)
+    = net.down: f32[hidden=12, width=6]: `data` is taken by `width`, `shard width -> data` (net.par:18:3)
+    = net.layer.0.dot: f32[batch=4, hidden=12]: `data` is taken by `batch`, `shard batch -> data` (net.par:17:3)
+    help: move it before that rule, or give it another mesh axis
 """
     ]
+
+
+def test_a_second_rule_for_an_axis() -> None:
+    """The ranks of `tensor` would all do the same, although a rule names it."""
+    (found,) = warnings("data = 2, tensor = 2", BATCH, "shard batch -> tensor")
+    assert "warning[W0301]: `shard batch -> tensor` applies to no tensor" in found
+    assert (
+        "= x: f32[batch=4, width=6]: `batch` is split over `data` already, `shard batch -> data` (net.par:17:3)"
+        in found
+    )
+    assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found
 
 
 def test_a_rule_for_an_axis_that_its_tensor_lacks() -> None:
     (found,) = warnings("data = 2", BATCH, "shard net.up: batch -> data")
     assert "warning[W0301]: `shard net.up: batch -> data` applies to no tensor" in found
-    assert "help: it has no axis `batch`, or an earlier rule for it takes the mesh axis" in found
+    assert "= net.up: f32[width=6, hidden=12]\n" in found
+    assert "help: name one of its axes: width, hidden" in found
+
+
+def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:
+    (found,) = warnings("data = 2", BATCH, "shard net.up: hidden -> data", "shard net.up: width -> data")
+    assert "warning[W0301]: `shard net.up: width -> data` applies to no tensor\n   --> net.par:19:9" in found
+    taken = "`data` is taken by `hidden`, `shard net.up: hidden -> data` (net.par:18:3)"
+    assert f"= net.up: f32[width=6, hidden=12]: {taken}" in found
 
 
 def test_a_rule_for_a_class_where_nothing_divides() -> None:
     (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
     assert "warning[W0301]: `shard state -> tensor` applies to no tensor" in found
-    assert "help: a parameter is stored split along an axis that is whole and divides: none is here" in found
+    assert "= net.up: f32[width=6, hidden=12]: no axis that is whole divides by `tensor` of 5" in found
+    assert "help: choose sizes that divide" in found
+
+
+def test_a_rule_for_a_class_that_another_implies() -> None:
+    (found,) = warnings("data = 2", BATCH, "shard param -> data", "shard state -> data")
+    assert "warning[W0301]: `shard state -> data` applies to no tensor\n   --> net.par:19:9" in found
+    assert "help: what it is about is split over that already: leave it out" in found
 
 
 def test_rules_that_all_apply_are_not_warned_of() -> None:

@@ -7,13 +7,14 @@ reduce and scatter. Megatron-LM's figures: arXiv 1909.08053 (tensor), 2205.05198
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
 
 from partita.compiler.causes import Turn, communication
 from partita.compiler.pipeline import Compilation
-from partita.compiler.summary import summarize
+from partita.compiler.summary import summarize, transfers
 from partita.compiler.traffic import EACH_MICROBATCH, traffic
 from tests.compiler.layout_files import LAYERS, MICROBATCHES, transformer
 
@@ -21,8 +22,9 @@ DATA, TENSOR, SEQUENCE = "shard batch -> data", "shard heads, ffn, vocab -> tens
 # Elements of a layer's parameters: four matrices of attention, two of the network, four vectors of the norms.
 ATTENTION, NETWORK, VECTORS = 4 * 768 * 768, 2 * 768 * 3072, 4 * 768
 PARAMETERS = ATTENTION + NETWORK + VECTORS
-F32, BF16 = 4, 2
-LOSS_LINE = 36
+F32, BF16, I64 = 4, 2, 8
+# Lines of the file: the products of the blocks, where the tokens are looked up, the loss and a metric after it.
+QUERIES, OUTPUT, FEED_FORWARD, EMBEDDING, LOSS, METRIC = 12, 16, 25, 31, 36, 37
 
 
 def activation(data: int) -> int:
@@ -145,29 +147,109 @@ def test_all_of_it_together_is_the_sum() -> None:
     ]
 
 
-@pytest.mark.parametrize("rules", [(TENSOR,), (TENSOR, SEQUENCE), (DATA, TENSOR, SEQUENCE, "shard param -> data")])
+def by_parameter(state: Compilation) -> dict[str, Counter[tuple[str, str, str]]]:
+    """How often a step (phase, kind, mesh axis) moves each parameter, or its gradient."""
+    found: dict[str, Counter[tuple[str, str, str]]] = {}
+    for each in traffic(state):
+        if each.parameter is not None:
+            counts = found.setdefault(each.parameter, Counter())
+            counts[each.phase.name.lower(), each.kind, each.axis] += each.count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("", {("reduce", "all_reduce", "data"): 1}),
+        ("shard state -> data", {("reduce", "reduce_scatter", "data"): 1, ("update", "all_gather", "data"): 1}),
+    ],
+)
+def test_no_parameter_is_reduced_twice(rule: str, expected: dict[tuple[str, str, str], int]) -> None:
+    """Those outside the layers too; the embedding is used at both ends."""
+    state = transformer("data = 2", DATA, rule)
+    found = by_parameter(state)
+    assert len(found) == 10 * LAYERS + 2
+    for name, counts in found.items():
+        assert counts == expected, name
+
+
+@pytest.mark.parametrize(("memory", "most"), [("80GiB", 1), ("256MiB", 2 * MICROBATCHES)])
+def test_zero_3_gathers_no_parameter_more_often(memory: str, most: int) -> None:
+    """Once a step, or twice each microbatch; the embedding is read twice forward, from one gathered copy."""
+    found = by_parameter(transformer("data = 2", DATA, "shard param -> data", memory=memory))
+    gathers = {
+        name: sum(times for (_, kind, _), times in counts.items() if kind == "all_gather")
+        for name, counts in found.items()
+    }
+    assert len(gathers) == 10 * LAYERS + 2
+    assert max(gathers.values()) == most
+    assert min(gathers.values()) >= 1
+
+
+SPLIT_VOCABULARY = [(TENSOR,), (TENSOR, SEQUENCE), (DATA, TENSOR, SEQUENCE, "shard param -> data")]
+ACCURACY = "metric right = accuracy(dot(x, wte, over = embed), targets, over = vocab)"
+
+
+@pytest.mark.parametrize("rules", SPLIT_VOCABULARY)
 def test_logits_are_never_moved(rules: tuple[str, ...]) -> None:
-    state = transformer("tensor = 4" if DATA not in rules else "data = 2, tensor = 2", *rules)
+    """Lookup, loss and accuracy work on a part of the classes; nor does the table leave its part."""
+    state = transformer("tensor = 4" if DATA not in rules else "data = 2, tensor = 2", *rules, metric=ACCURACY)
     moved = [each for each in traffic(state) if each.parameter is None]
-    assert moved
+    lines = {each.span.line for each in moved if each.span}
+    assert {EMBEDDING, LOSS, METRIC} <= lines
     for each in moved:
         assert "vocab" not in each.type.names, each
+    assert not [each for each in traffic(state) if each.parameter == "gpt.wte" and each.axis == "tensor"]
 
 
-def test_the_loss_moves_statistics_of_tokens_alone() -> None:
-    """Over split classes a maximum and two sums, one number a token each; nothing in the backward pass."""
-    found = communication(transformer("tensor = 4", TENSOR)).causes
-    (loss,) = [cause for cause in found if cause.span and cause.span.line == LOSS_LINE]
-    assert {each.tensor for each in loss.moved} == {"gpt.max", "gpt.exp_sum", "gpt.pick"}
-    for each in loss.moved:
-        assert (each.phase.name, each.kind, each.type.names) == ("FORWARD", "all_reduce", ("batch", "seq"))
+def test_split_classes_move_figures_of_tokens_alone() -> None:
+    """The loss: a maximum and two sums, one number a token each, and nothing in the backward pass. Accuracy: the
+    maximum of logits as they are, and the first index that has it. The lookup: a sum of rows."""
+    tokens = 64 // MICROBATCHES * 1024
+    found = {
+        cause.span.line: [(e.phase.name.lower(), e.kind, e.type.names, e.cost.total.bytes) for e in cause.moved]
+        for cause in communication(transformer("tensor = 4", TENSOR, metric=ACCURACY)).causes
+        if cause.span is not None
+    }
+    figures = MICROBATCHES * 2 * half(tokens * F32, 4)
+    assert found[LOSS] == 3 * [("forward", "all_reduce", ("batch", "seq"), figures)]
+    assert found[METRIC] == [
+        ("forward", "all_reduce", ("batch", "seq"), MICROBATCHES * 2 * half(tokens * BF16, 4)),
+        ("forward", "all_reduce", ("batch", "seq"), MICROBATCHES * 2 * half(tokens * I64, 4)),
+    ]
+    rows = MICROBATCHES * 2 * half(activation(1), 4)
+    assert found[EMBEDDING] == [("forward", "all_reduce", ("batch", "seq", "embed"), rows)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_heads_and_sequence_are_exchanged(ranks: int) -> None:
+    """DeepSpeed-Ulysses (arXiv 2309.14509): the sequence is split but in attention, where heads are."""
+    heads = "shard attention.q: heads, attention.k: heads, attention.v: heads, attention.a: heads -> tensor"
+    turn = turn_of(transformer(f"tensor = {ranks}", SEQUENCE, heads))
+    forward, backward = rows(turn, "activations")
+    part = activation(1) // ranks
+    assert forward == ("forward", "all_to_all", "tensor", 4, 4 * half(part, ranks))
+    assert backward[:3] == ("backward", "all_to_all", "tensor")
+    assert backward[3] <= 8
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pipeline_sends_an_activation_forward_and_a_gradient_back(ranks: int) -> None:
+    """Once between two stages, in the parts in which sequence parallelism has them."""
+    rules = (DATA, TENSOR, SEQUENCE, "stage layer -> pipe")
+    found = transfers(transformer(f"data = 2, pipe = 2, tensor = {ranks}", *rules))
+    part = activation(2) // ranks
+    assert [(each["direction"], each["bytes"], each["count"]) for each in found] == [
+        ("forward", part, MICROBATCHES),
+        ("backward", part, MICROBATCHES),
+    ]
 
 
 def test_compile_counts_the_whole_step() -> None:
-    """`collectives` of `compile --json`: every microbatch and layer, with the bytes of a ring all-reduce."""
+    """`collectives` of `compile --json`: every microbatch and layer, with the bytes of rings."""
     state = transformer("tensor = 4", TENSOR)
     found = summarize(state).as_json()["collectives"]
-    (attention,) = [each for each in found if each["line"] == 16 and each["phase"] == "forward"]
+    (attention,) = [each for each in found if each["line"] == OUTPUT and each["phase"] == "forward"]
     assert attention["kind"] == "all_reduce"
     assert attention["axis"] == "tensor"
     assert attention["count"] == LAYERS * MICROBATCHES
@@ -175,3 +257,22 @@ def test_compile_counts_the_whole_step() -> None:
     activations = [each for each in traffic(state) if each.phase in EACH_MICROBATCH and each.type.has("embed")]
     # Two forward and two backward in each layer, that of the embedding, and that of the gradient of the logits' input.
     assert sum(each.count for each in activations) == (4 * LAYERS + 2) * MICROBATCHES
+
+
+def test_compile_says_which_line_sends_what() -> None:
+    state = transformer("data = 2, tensor = 2", DATA, TENSOR, SEQUENCE, "shard state -> data")
+    found = {
+        (each["line"], each["phase"], each["kind"], each["axis"]): (each["count"], each["bytes"])
+        for each in summarize(state).as_json()["collectives"]
+    }
+    times = LAYERS * MICROBATCHES
+    one = (times, times * half(activation(2), 2))
+    assert found[QUERIES, "forward", "all_gather", "tensor"] == one
+    assert found[OUTPUT, "forward", "reduce_scatter", "tensor"] == one
+    assert found[FEED_FORWARD, "forward", "all_gather", "tensor"] == one
+    assert found[FEED_FORWARD, "forward", "reduce_scatter", "tensor"] == one
+    assert found[OUTPUT, "backward", "all_gather", "tensor"] == one
+    assert found[QUERIES, "backward", "reduce_scatter", "tensor"] == one
+    queries = (LAYERS * 3, LAYERS * half(3 * 768 * 768 // 2 * F32, 2))  # wq, wk and wv are declared in one line
+    assert found[7, "reduce", "reduce_scatter", "data"] == queries
+    assert found[7, "update", "all_gather", "data"] == queries

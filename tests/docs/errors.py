@@ -16,6 +16,7 @@ KINDS = {
     "E05": "Schedules",
     "E06": "Data and runs",
     "E07": "Verification",
+    "E08": "Checkpoints",
     "W": "Warnings",
 }
 

@@ -7,6 +7,7 @@ How a block is marked says what it is:
     ```par NAME.par broken  the same, but one that does not check
     ```par frame KIND       a file with `…` where the examples of a kind stand
     ```par KIND             an example that must check within the frame of its kind, on the same page
+    ```par KIND NAME.par    the same, as a file under a name
     ```par fragment         no whole file, and in no frame
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
     ```pycon                statements after `>>> `, each with its output
@@ -94,14 +95,16 @@ def files(page: Path) -> Iterator[tuple[Fence, str]]:
         elif not fence.words or fence.words[0].endswith(".par"):
             yield fence, fence.text
         else:
-            (kind,) = fence.words
+            kind = fence.words[0]
             assert kind in frames, f"{fence}: no frame for `{kind}` before"
             yield fence, frames[kind].replace("…", fence.text)
 
 
 def named_files(page: Path) -> dict[str, str]:
     """The files of a page that have a name."""
-    return {fence.words[0]: fence.text for fence in fences(page) if fence.words and fence.words[0].endswith(".par")}
+    broken = [(fence, fence.text) for fence in fences(page) if fence.words[1:] == ("broken",)]
+    named = [(name, text) for fence, text in (*files(page), *broken) for name in fence.words[:2]]
+    return {name: text for name, text in named if name.endswith(".par")}
 
 
 def commands(page: Path) -> list[Command]:

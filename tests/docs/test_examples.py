@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from partita.dsl.format import format_text
-from partita.dsl.load import load_text
+from partita.dsl.load import load
 from tests.docs.pages import PAGES, ROOT, Fence, Session, commands, fences, files, same
 
 FILES = [each for page in PAGES for each in files(page)]
@@ -22,8 +22,11 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize(("fence", "text"), [pytest.param(*each, id=str(each[0])) for each in FILES])
-def test_a_file_in_the_documentation_checks(fence: Fence, text: str) -> None:
-    _, diagnostics = load_text(text, str(fence))
+def test_a_file_in_the_documentation_checks(fence: Fence, text: str, tmp_path: Path) -> None:
+    Session(fence.page, tmp_path)  # a file may import others of its page
+    path = tmp_path / "example.par"
+    path.write_text(text, encoding="utf-8")
+    _, diagnostics = load(path)
     errors = [each for each in diagnostics if each.severity == "error"]
     assert not errors, "\n\n".join(each.render() for each in errors)
 

@@ -16,7 +16,7 @@ from partita.compiler.instructions import (
     WaitReceive,
     WaitSend,
 )
-from partita.compiler.schedules import make
+from partita.compiler.schedules.registry import make
 from partita.compiler.simulator import equal_costs, simulate
 from partita.testing import messages, named_schedules, schedules, shapes
 

@@ -25,8 +25,8 @@ from partita.compiler.instructions import (
     WaitSend,
 )
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.schedules import make
 from partita.compiler.schedules.one_f_one_b import alternate
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action, Schedule, loop_placement
 from partita.compiler.schedules.text import read
 from partita.compiler.simulator import equal_costs, simulate

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.schedules import INTERNAL, SCHEDULES, make
+from partita.compiler.schedules.registry import INTERNAL, SCHEDULES, make
 from partita.compiler.schedules.schedule import LIMIT, Schedule
 from partita.compiler.simulator import equal_costs, simulate
 from partita.compiler.timeline import Timeline

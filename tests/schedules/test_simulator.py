@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.instructions import Compute, PostReceive, Transfer
-from partita.compiler.schedules import make
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.simulator import Costs, equal_costs, simulate
 from partita.testing import assert_lawful, costs, messages, schedules, shapes

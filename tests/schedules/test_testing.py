@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partita.cli.timeline import draw
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.schedules import make
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import FORWARD, WHOLE_BACKWARD
 from partita.compiler.simulator import equal_costs
 from partita.dsl.diagnostic import Refused

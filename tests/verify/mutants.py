@@ -3,8 +3,9 @@
 A change of layout (each tensor of a bucket for itself), a send or a receive is dropped, doubled or redirected, or one
 value is said to lie otherwise. Dropped, its readers read its operand; doubled, it is applied to its own result, or
 done again; redirected, it goes along another mesh axis, another axis of the tensor, to another stage, takes another
-value of the same type, or sums what it should compare. A mutant is a finished compilation, which the certificate can
-check and the virtual cluster run.
+value of the same type, or sums what it should compare. Sends and receives are mutated twice: where stages exchange
+values, and where ranks are told to post and wait (*wired*). A mutant is a finished compilation, which the certificate
+can check and the virtual cluster run.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from attrs import evolve, frozen
 from partita.compiler.assemble import assemble
 from partita.compiler.cut import StageGraph, message_of
 from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
+from partita.compiler.instructions import Channel, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.layout import layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Move, Part, ReduceScatter
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import MAX, SUM
 from partita.compiler.pipeline import Compilation
+from partita.compiler.program import Program, RankProgram
 from partita.compiler.update import ParameterUpdate, UpdateGraph
 from partita.dsl.types import Type
 from partita.runtime.experiment import TOLERANCE, Experiment, Figure, Outcome, batches, compare
@@ -37,25 +40,38 @@ Replacement: TypeAlias = Mapping[Node, Sequence[Node]]
 
 @frozen(eq=False)
 class Mutant:
-    """One mutant. `kind` is `drop`, `double`, `redirect` or `layout`; `op` the operation that is hit, or `value`."""
+    """One mutant. `kind` is `drop`, `double`, `redirect` or `layout`; `op` the operation that is hit, or `value`.
+
+    `wired`: what is mutated is the program, not what it is assembled from. `value` is the result of the change of layout
+    that is hit, `instead` the operation in its place, where there is one, and `nodes` what stands around it.
+    """
 
     kind: str
     op: str
     what: str
     build: Callable[[], Compilation]
+    wired: bool = False
+    value: Value | None = None
+    instead: Move | None = None
+    nodes: tuple[Node, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind} {self.op}: {self.what}"
 
 
-def mutants(state: Compilation) -> Iterator[Mutant]:
-    """All mutants of a compilation's communication, then all of its layouts."""
+def communication_mutants(state: Compilation) -> Iterator[Mutant]:
+    """All mutants of a compilation's changes of layout, sends and receives."""
     for place in places(state):
         for node in place.nodes:
-            for kind, what, replacement, values in _mutations(place, node):
+            if isinstance(node.op, Move):
+                for i in range(node.op.count):
+                    yield from _of_move(place, node, i)
+                continue
+            ends = _of_send(place, node) if isinstance(node.op, Send) else _of_receive(place, node)
+            for kind, what, replacement, values in ends:
                 build = partial(place.changed, values, {node: replacement})
                 yield Mutant(kind, node.op.name, f"{what} in {place.name}", build)
-    yield from layout_mutants(state)
+    yield from wired_mutants(state)
 
 
 # ---------------------------------------------------------------- places
@@ -133,33 +149,31 @@ class Change:
 
 # ---------------------------------------------------------------- communication
 
-Mutation = tuple[str, str, Sequence[Node], Exchange]
+# A mutant of an end of a message: its kind, what it is, what stands in the node's place, and what is read instead of its
+# result.
+End = tuple[str, str, Sequence[Node], Exchange]
 
 
-def _mutations(place: Place, node: Node) -> Iterator[Mutation]:
-    """Kind, description, what stands in the node's place, and what is read instead of its results."""
-    if isinstance(node.op, Move):
-        for i in range(node.op.count):
-            yield from _of_move(place, node, i)
-    elif isinstance(node.op, Send):
-        yield from _of_send(place, node)
-    elif isinstance(node.op, Receive):
-        yield from _of_receive(place, node)
-
-
-def _of_move(place: Place, node: Node, i: int) -> Iterator[Mutation]:
+def _of_move(place: Place, node: Node, i: int) -> Iterator[Mutant]:
     source, result = node.inputs[i], node.outputs[i]
     rest = _without(node, i)
     what = f"`{result.name}` along {node.op.over}"
-    yield "drop", what, rest, {result: source}
+
+    def mutant(kind: str, what: str, nodes: Sequence[Node], values: Exchange, instead: Move | None = None) -> Mutant:
+        build = partial(place.changed, values, {node: nodes})
+        name = f"{what} in {place.name}"
+        return Mutant(kind, node.op.name, name, build, value=result, instead=instead, nodes=place.nodes)
+
+    yield mutant("drop", what, rest, {result: source})
     op = _alone(node.op, i)
     again = evolve(result, name=f"{result.name} again", type=op.infer(result.type)[0])
-    yield "double", what, (node, evolve(node, op=op, inputs=(result,), outputs=(again,))), {result: again}
+    twice = (node, evolve(node, op=op, inputs=(result,), outputs=(again,)))
+    yield mutant("double", what, twice, {result: again}, op)
     for new in _redirected(op, source.type, place.state.mesh):
         other = evolve(result, type=new.infer(source.type)[0])
         values = {} if other.type == result.type else {result: other}
-        outputs = (values.get(result, result),)
-        yield "redirect", f"{what} to {new}", (*rest, evolve(node, op=new, inputs=(source,), outputs=outputs)), values
+        there = evolve(node, op=new, inputs=(source,), outputs=(values.get(result, result),))
+        yield mutant("redirect", f"{what} to {new}", (*rest, there), values, new)
 
 
 def _alone(op: Move, i: int) -> Move:
@@ -199,7 +213,7 @@ def _redirected(op: Move, type: Type, mesh: Mesh) -> Iterator[Move]:
             yield evolve(op, axes=(name,))
 
 
-def _of_send(place: Place, node: Node) -> Iterator[Mutation]:
+def _of_send(place: Place, node: Node) -> Iterator[End]:
     (value,) = node.inputs
     what = f"`{value.name}` to stage {node.op.destination}"
     yield "drop", what, (), {}
@@ -214,12 +228,13 @@ def _of_send(place: Place, node: Node) -> Iterator[Mutation]:
         yield "redirect", f"{what}, `{other.name}` in its place", (evolve(node, inputs=(other,)),), {}
 
 
-def _of_receive(place: Place, node: Node) -> Iterator[Mutation]:
+def _of_receive(place: Place, node: Node) -> Iterator[End]:
+    if not isinstance(node.op, Receive):
+        return
     (value,) = node.outputs
+    # Doubled where ranks post and wait: here it would be two names for what has arrived.
     what = f"`{value.name}` from stage {node.op.source}"
     yield "drop", what, (), {}
-    again = evolve(value)
-    yield "double", what, (node, evolve(node, outputs=(again,))), {value: again}
     for stage in range(len(place.state.partitioned.stages)):
         if stage not in (place.stage, node.op.source):
             op = evolve(node.op, source=stage)
@@ -231,6 +246,58 @@ def _of_receive(place: Place, node: Node) -> Iterator[Mutation]:
     for other in place.nodes:
         if isinstance(other.op, Receive) and other is not node and other.op.type == node.op.type:
             yield "redirect", f"{what} as `{other.op.value}`", (evolve(node, op=other.op),), {}
+
+
+# ---------------------------------------------------------------- what ranks are told
+
+
+def wired_mutants(state: Compilation) -> Iterator[Mutant]:
+    """Each transfer of a rank's instructions, and of totals afterwards, at one of its ends; each hand-over."""
+    program = state.program
+
+    def mutant(kind: str, op: str, what: str, rank: RankProgram, **changes: Any) -> Mutant:
+        build = partial(_wired, state, evolve(rank, **changes))
+        return Mutant(kind, op, f"{what} on rank {rank.rank}", build, wired=True)
+
+    for rank in program.ranks:
+        own = rank.instructions
+        for i, post in enumerate(own):
+            if not isinstance(post, (PostSend, PostReceive)):
+                continue
+            op = "send" if isinstance(post, PostSend) else "receive"
+            waits = WaitSend if isinstance(post, PostSend) else WaitReceive
+            j = own.index(waits(post.transfer))
+            what = f"{post.transfer}"
+            less = (*own[:i], *own[i + 1 : j], *own[j + 1 :])
+            yield mutant("drop", op, what, rank, instructions=less)
+            more = (*own[:i], post, post, *own[i + 1 : j], own[j], own[j], *own[j + 1 :])
+            yield mutant("double", op, what, rank, instructions=more)
+            for channel in _other_channels(program, post.transfer.channel, rank.rank):
+                other = evolve(post.transfer, channel=channel)
+                there = (*own[:i], evolve(post, transfer=other), *own[i + 1 : j], waits(other), *own[j + 1 :])
+                yield mutant("redirect", op, f"{what} on {channel}", rank, instructions=there)
+        for field in ("sends", "receives"):
+            totals = getattr(rank, field)
+            for i, each in enumerate(totals):
+                op, what = field[:-1], f"the total {each.transfer}"
+                yield mutant("drop", op, what, rank, **{field: (*totals[:i], *totals[i + 1 :])})
+                yield mutant("double", op, what, rank, **{field: (*totals[:i], each, *totals[i:])})
+                for channel in _other_channels(program, each.transfer.channel, rank.rank):
+                    other = evolve(each, transfer=evolve(each.transfer, channel=channel))
+                    there = {field: (*totals[:i], other, *totals[i + 1 :])}
+                    yield mutant("redirect", op, f"{what} on {channel}", rank, **there)
+
+
+def _other_channels(program: Program, channel: Channel, rank: int) -> Iterator[Channel]:
+    """The program's other channels of which a rank has the same end."""
+    end = "source" if channel.source == rank else "destination"
+    yield from (each for each in program.channels if each != channel and getattr(each, end) == rank)
+
+
+def _wired(state: Compilation, rank: RankProgram) -> Compilation:
+    """A compilation with one rank told otherwise."""
+    ranks = tuple(rank if each.rank == rank.rank else each for each in state.program.ranks)
+    return evolve(state, program=evolve(state.program, ranks=ranks))
 
 
 # ---------------------------------------------------------------- layouts
@@ -268,10 +335,11 @@ def _laid_otherwise(place: Place, value: Value) -> Iterator[Mutant]:
 # ---------------------------------------------------------------- execution
 
 
-def executed(experiment: Experiment, expected: Outcome, state: Compilation) -> str | None:
+def executed(experiment: Experiment, expected: Outcome, mutant: Mutant) -> str | None:
     """How a mutant of an experiment's training program fails when it is run; None where it computes the same."""
     try:
-        found = first_step(experiment, state)
+        state = mutant.build()
+        found = first_step(experiment, state if mutant.wired else assembled(state))
     # A mutant may be refused, get stuck, or break in any way: each is a failure that is seen.
     except Exception as error:
         return type(error).__name__
@@ -279,8 +347,8 @@ def executed(experiment: Experiment, expected: Outcome, state: Compilation) -> s
     return f"{len(wrong)} figures differ" if wrong else None
 
 
-def first_step(experiment: Experiment, state: Compilation) -> Outcome:
-    """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
+def assembled(state: Compilation) -> Compilation:
+    """A mutated compilation with the program that comes of it."""
     program = assemble(
         state.forward,
         state.partitioned,
@@ -290,9 +358,14 @@ def first_step(experiment: Experiment, state: Compilation) -> Outcome:
         state.batch,
         state.mesh,
     )
-    plan = Plan(experiment.plan.spec, evolve(state, program=program), None)
+    return evolve(state, program=program)
+
+
+def first_step(experiment: Experiment, state: Compilation) -> Outcome:
+    """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
+    plan = Plan(experiment.plan.spec, state, None)
     run = VirtualRun(plan)
-    loss, norm = run.step(1, batches(program, plan.train.seed)[0], experiment.rate)
+    loss, norm = run.step(1, batches(plan.program, plan.train.seed)[0], experiment.rate)
     found = {"loss": loss, **run.metrics(), "gradient norm": norm}
     figures = {name: Figure(torch.as_tensor(value, dtype=torch.float64)) for name, value in found.items()}
     for name, gradient in run.gradients().items():

@@ -73,7 +73,8 @@ def execution(text: str = FILE, *overrides: str) -> Execution:
 def test_all_is_compared():
     found = execution()
     assert found.passed, found.diagnostics[0].render()
-    parameters = 1 + 4 * 2
+    # Three of the four turns: one more than stages.
+    parameters = 1 + 3 * 2
     # Two steps: loss, metric, norm and every gradient; the parameters; loss and metric of an evaluation.
     assert found.compared == 2 * (3 + parameters) + parameters + 2
     assert found.mesh == (("pipe", 2), ("data", 2), ("tensor", 2))
@@ -119,7 +120,7 @@ def test_a_wrong_value_of_one_rank_alone_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_update_is_found_at_its_parameter(monkeypatch: pytest.MonkeyPatch):
-    tampered(monkeypatch, ", c.rate, 0.9, ", ", c.rate, 0.90001, ")
+    tampered(monkeypatch, ", c.step, 0.9, ", ", c.step, 0.90001, ")
     diagnostic = the(execution())
     assert "`m.w` after two updates differs" in diagnostic.message
     assert diagnostic.span.line == 9

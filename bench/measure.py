@@ -1,0 +1,61 @@
+"""Measuring several systems in one run: alternately, each in processes of its own, with medians and spreads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from partita.runtime.launcher import launch
+
+RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
+
+
+def measured(command: Sequence[str], ranks: int, threads: int) -> dict[str, Any]:
+    """What the first rank of `command` reports, run as so many processes with so many threads each."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory, "result.json")
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), RESULT: str(file)}
+        status = launch([sys.executable, *command], ranks, environment=environment)
+        if status:
+            sys.exit(f"{' '.join(command)} ended with {status}")
+        return json.loads(file.read_text())
+
+
+def report(result: Mapping[str, Any]) -> None:
+    """For the process that is measured: hand over a result. Only the first rank calls this."""
+    Path(os.environ[RESULT]).write_text(json.dumps(result))
+
+
+def alternately(systems: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Figures of every system, one from each in turn: what else the machine does hits all alike."""
+    figures: dict[str, list[float]] = {name: [] for name in systems}
+    for number in range(rounds):
+        for name in _turned(list(systems), number):
+            figures[name].append(systems[name]())
+            print(f"round {number + 1}/{rounds}  {name}  {figures[name][-1]:.4g}", file=sys.stderr, flush=True)
+    return figures
+
+
+def _turned(names: list[str], number: int) -> Iterator[str]:
+    """Every second round backwards, so that nobody always comes first."""
+    return iter(names if number % 2 == 0 else names[::-1])
+
+
+def show(title: str, unit: str, figures: Mapping[str, Sequence[float]], reference: str) -> None:
+    """A table: median and range of each system's figures, and the median of the ratios to the reference by round."""
+    columns = ("", "median", "range", f"{reference} ÷ this, by round")
+    table = Table(*columns, title=f"{title} ({unit})", title_justify="left")
+    for name, values in figures.items():
+        ratios = sorted(base / value for base, value in zip(figures[reference], values, strict=True))
+        ratio = f"{median(ratios):.2f}  ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        table.add_row(name, f"{median(values):.4g}", f"{min(values):.4g} to {max(values):.4g}", ratio)
+    Console(width=110).print(table)

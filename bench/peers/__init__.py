@@ -1,0 +1,1 @@
+"""What others run, with the same arithmetic, weights and data."""

@@ -1,0 +1,77 @@
+"""What all systems train: the initial values, batches and settings of a `.par` file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from partita.dsl.load import load
+from partita.dsl.spec import Spec
+from partita.runtime.data import Dataset
+from partita.runtime.data.binding import open_data
+from partita.runtime.initial import initial
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.training import Plan, prepare
+
+MODELS = Path(__file__).parents[1] / "models"
+
+
+@frozen(eq=False)
+class Workload:
+    """A file's training, for whoever runs it. `weights` are whole tensors by their names in the file."""
+
+    plan: Plan
+    weights: Mapping[str, torch.Tensor]
+    dataset: Dataset
+
+    @property
+    def spec(self) -> Spec:
+        """The checked file."""
+        return self.plan.spec
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len({name.split(".")[2] for name in self.weights if ".layer." in name})
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        assert self.spec.schedule is not None
+        return int(self.spec.schedule.call.arguments["microbatches"])
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        """Arguments of the optimizer."""
+        return self.plan.train.optimizer.arguments
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return next(each.type.elements for each in self.plan.program.inputs if each.type.dtype == "i64")
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of steps 1, 2, …: tokens and targets."""
+        step = 0
+        while True:
+            step += 1
+            batch = self.dataset.batch(step)
+            yield torch.as_tensor(batch["tokens"]), torch.as_tensor(batch["targets"])
+
+
+def workload(file: str, overrides: Sequence[str] = ()) -> Workload:
+    """Load and compile a file of `bench/models`, and draw its initial values."""
+    spec, diagnostics = load(MODELS / file, tuple(overrides))
+    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
+    plan = prepare(spec)
+    weights = {}
+    for each in plan.program.parameters:
+        array = initial(each.initial, each.type, plan.train.seed, each.name, each.fans)
+        weights[each.name] = torch.from_numpy(array).to(DTYPES[each.type.dtype])
+    dataset = open_data(plan.program, plan.train, MODELS)
+    assert dataset is not None
+    return Workload(plan, weights, dataset)

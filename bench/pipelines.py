@@ -1,0 +1,145 @@
+"""A training step of a GPT on two ranks: ours beside `torch.distributed.pipelining`, and one process with torch alone.
+
+    python bench/pipelines.py [--case gpt|latency] [--rounds 9] [--steps 12] [--compile] [SYSTEM ...]
+
+Systems are `partita:SCHEDULE`, `torch:SCHEDULE` and `plain`; each runs in two processes of one thread (`plain`: one),
+from the same weights, on the same batches, with the same optimizer. A step is all of it: the batch, forward and
+backward, the update, and the loss on every rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+from measure import alternately, measured, report, show
+
+CASES = {
+    "gpt": (),
+    "latency": ("batch=32", "seq=64", "embed=64", "fast.microbatches=32"),
+}
+OURS = {
+    "gpipe": ("schedule=gpipe",),
+    "1f1b": ("fast.chunks=1",),
+    "interleaved": (),
+    "interleaved4": ("fast.chunks=4",),
+    "bfs": ("schedule=looped_bfs",),
+}
+SYSTEMS = ("partita:interleaved", "torch:interleaved", "partita:1f1b", "torch:1f1b", "torch:zbv", "plain")
+WARM_UP = 3
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("systems", nargs="*", default=SYSTEMS)
+    parser.add_argument("--case", choices=CASES, default="gpt")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--as", dest="system", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.system:
+        run(arguments.system, arguments.case, arguments.steps, arguments.compile)
+        return
+    losses: dict[str, list[float]] = {}
+
+    def figure(system: str) -> float:
+        command = [__file__, "--as", system, "--case", arguments.case, "--steps", str(arguments.steps)]
+        found = measured([*command, *["--compile"] * arguments.compile], 1 if system == "plain" else 2, 1)
+        losses[system] = found["losses"]
+        return median(found["seconds"][WARM_UP:]) * 1e3
+
+    figures = alternately({each: partial(figure, each) for each in arguments.systems}, arguments.rounds)
+    first = losses[arguments.systems[0]]
+    for system, values in losses.items():
+        off = max(abs(a - b) for a, b in zip(first, values, strict=True))
+        assert off < 1e-4, f"{system} trains something else: {values}, not {first}"
+    show(f"a step, {arguments.case}", "ms", figures, arguments.systems[0])
+
+
+def run(system: str, case: str, steps: int, compiled: bool) -> None:
+    """One rank of a system."""
+    family, _, schedule = system.partition(":")
+    overrides = [*CASES[case], *(OURS[schedule] if family == "partita" else ()), f"train.steps={steps}"]
+    timed = ours(overrides) if family == "partita" else peers(family, schedule, overrides, steps, compiled)
+    seconds, losses = [], []
+    for duration, loss in timed:
+        seconds.append(duration)
+        losses.append(loss)
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        report({"seconds": seconds, "losses": losses})
+
+
+def ours(overrides: list[str]) -> list[tuple[float, float]]:
+    """Seconds and loss of every step of `partita run`'s own loop."""
+    import torch
+    from peers.workload import workload
+
+    from partita.runtime.rendezvous import connect, rank_from_environment
+    from partita.runtime.training import Rank, train
+    from partita.runtime.transports.process import ProcessTransport
+
+    work = workload("gpt.par", overrides)
+    identity = rank_from_environment()
+    assert identity is not None
+    connect(identity)
+    transport = ProcessTransport(torch.device("cpu"))
+    rank = Rank(work.plan, identity.rank, transport, torch.device("cpu"))
+    seen = _Seen(work.tokens)
+    for _ in train(rank, work.dataset, seen):
+        pass
+    transport.close()
+    return seen.steps
+
+
+class _Seen:
+    """An observer of our loop."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.steps: list[tuple[float, float]] = []
+
+    def step(self, result) -> None:
+        self.steps.append((self.tokens / result.tokens_per_second, result.loss))
+
+    def evaluation(self, *_: object) -> None:
+        """There is none."""
+
+    def resumed(self, *_: object) -> None:
+        """Nothing is."""
+
+
+def peers(
+    family: str, schedule: str, overrides: list[str], steps: int, compiled: bool
+) -> Iterator[tuple[float, float]]:
+    """Seconds and loss of every step of a peer."""
+    from peers.workload import workload
+
+    from partita.runtime.rendezvous import connect, rank_from_environment
+
+    if family == "plain":
+        from peers.plain import Plain
+
+        system = Plain(work := workload("gpt.par", overrides), compiled)
+    else:
+        from peers.pipelining import Pipeline
+
+        identity = rank_from_environment()
+        assert identity is not None
+        connect(identity)
+        system = Pipeline(work := workload("gpt.par", overrides), schedule, compiled)
+    batches = work.batches()
+    for _ in range(steps):
+        start = perf_counter()
+        loss = system.step(*next(batches))
+        yield perf_counter() - start, loss
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""`partita checkpoint`: look at checkpoints, check them, and move tensors to and from other programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.cli.source import add_source_arguments, compile_or_report, printable, report
+
+if TYPE_CHECKING:
+    from partita.runtime.checkpoint.manifest import Manifest
+
+SUMMARY = "list, show and verify checkpoints; export and import whole tensors"
+DIRECTORY_HELP = "a directory of checkpoints, one of them, or the directory of a run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands and their options."""
+    commands = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
+
+    def add(name: str, help: str) -> argparse.ArgumentParser:
+        subparser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        what = "the directory to import into" if name == "import" else DIRECTORY_HELP
+        subparser.add_argument("directory", metavar="DIR", type=Path, help=what)
+        if name != "ls":
+            which = {"import": "of which step it is to be (default: 0)", "verify": "only this step's"}
+            what = which.get(name, "which one (default: the newest)")
+            subparser.add_argument("--step", type=_step, metavar="N", help=what)
+        if name in ("ls", "show", "verify"):
+            subparser.add_argument("--json", action="store_true", help="the same as JSON")
+        else:
+            subparser.add_argument("--names", type=Path, metavar="MAP", help="a JSON file of names of ours to theirs")
+        return subparser
+
+    add("ls", "list the checkpoints of a directory")
+    add("show", "what a checkpoint holds, and of which run it is")
+    add("verify", "read checkpoints from the first to the last byte")
+    export = add("export", "write whole tensors to one safetensors file, under their .par names or others")
+    export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
+    export.add_argument("--states", action="store_true", help="the optimizer's tensors too")
+    importing = add("import", "make a checkpoint of a file's model from the whole tensors of a safetensors file")
+    importing.add_argument("tensors", metavar="TENSORS", type=Path, help="a safetensors file")
+    add_source_arguments(importing)
+
+
+def _step(text: str) -> int:
+    from partita.runtime.checkpoint.manifest import MOST_STEPS
+
+    if not text.isdecimal() or int(text) > MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no step")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it. 0; 1 with diagnostics, or where a checkpoint is damaged; 2 where nothing can be written."""
+    from partita.dsl.diagnostic import Refused
+
+    actions: dict[str, Callable[[argparse.Namespace], int]] = {
+        "ls": _list,
+        "show": _show,
+        "verify": _verify,
+        "export": _export,
+        "import": _import,
+    }
+    try:
+        return actions[arguments.action](arguments)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+
+
+# ---------------------------------------------------------------- which one
+
+
+def _found(given: Path) -> tuple[Path, int | None]:
+    """The directory of checkpoints that is meant, and the step, where one of them was named. Raises Refused (E0807)."""
+    from partita.dsl.diagnostic import refuse
+    from partita.runtime.checkpoint.settings import DIRECTORY
+    from partita.runtime.checkpoint.store import steps_in
+
+    for path in (given, given / DIRECTORY):
+        if steps_in(path):
+            return path, None
+    resolved = given.resolve()
+    for step in steps_in(resolved.parent):
+        if resolved.name == _name(step):
+            return given.parent if given.name == resolved.name else resolved.parent, step
+    raise refuse("E0807", f"there is no checkpoint in {given}")
+
+
+def _name(step: int) -> str:
+    from partita.runtime.checkpoint.store import commit_name
+
+    return commit_name(step)
+
+
+def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
+    """The one checkpoint that is meant. Raises Refused (E0807)."""
+    from partita.dsl.diagnostic import refuse
+    from partita.runtime.checkpoint.store import steps_in
+
+    path, step = _found(arguments.directory)
+    steps = steps_in(path)
+    wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
+    if wanted not in steps:
+        raise refuse("E0807", f"{path} has no checkpoint of step {wanted}", help=f"it has {', '.join(map(str, steps))}")
+    return path, wanted
+
+
+def _manifest(path: Path, step: int) -> Manifest:
+    """Raises Refused (E0808)."""
+    from partita.dsl.diagnostic import refuse
+    from partita.runtime.checkpoint.commits import read_manifest
+    from partita.runtime.checkpoint.files import Damaged
+
+    try:
+        return read_manifest(path, step)
+    except Damaged as damage:
+        raise refuse("E0808", f"{path / _name(step)} is damaged: {damage}") from damage
+
+
+# ---------------------------------------------------------------- looking
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from partita.runtime.checkpoint.commits import quick_problem, read_manifest
+    from partita.runtime.checkpoint.files import Damaged
+    from partita.runtime.checkpoint.store import steps_in
+
+    path, _ = _found(arguments.directory)
+    rows: list[dict[str, Any]] = []
+    for step in steps_in(path):
+        row: dict[str, Any] = {"step": step, "path": str(path / _name(step))}
+        try:
+            manifest = read_manifest(path, step)
+            row |= {
+                "time": manifest.time,
+                "bytes": manifest.bytes,
+                "ranks": manifest.mesh.ranks,
+                "mesh": manifest.mesh_text,
+                "layout": manifest.layout,
+                "problem": quick_problem(path, manifest),
+            }
+        except Damaged as damage:
+            row["problem"] = str(damage)
+        rows.append(row)
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    from rich.table import Table
+
+    from partita.cli.figures import bytes_text
+
+    table = Table("step", "saved", "size", "mesh", "layout", "", box=None, pad_edge=False)
+    for row in rows:
+        cells = ["", "", "", ""]
+        if "bytes" in row:
+            cells = [_when(row["time"]), bytes_text(row["bytes"]), row["mesh"], printable(row["layout"])]
+        table.add_row(str(row["step"]), *cells, f"damaged: {printable(row['problem'])}" if row["problem"] else "")
+    _print(table)
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from partita.cli.figures import bytes_text, count_text
+
+    path, step = _chosen(arguments)
+    manifest = _manifest(path, step)
+    if arguments.json:
+        print(json.dumps(manifest.as_json(), indent=2))
+        return 0
+    parameters = [each for each in manifest.tensors if "/" not in each.name]
+    elements = sum(each.type.elements for each in parameters)
+    table = Table("", "", box=None, show_header=False, pad_edge=False)
+    for name, text in (
+        ("checkpoint", str(path / _name(step))),
+        ("saved", f"{_when(manifest.time)} by {manifest.written_by}"),
+        ("model", f"{manifest.model}: {len(parameters)} parameters, {count_text(elements)} elements"),
+        ("size", f"{bytes_text(manifest.bytes)} in {len(manifest.files)} files"),
+        ("mesh", manifest.mesh_text),
+        ("layout", manifest.layout or "none"),
+        ("schedule", manifest.schedule or "none"),
+        *manifest.settings.items(),
+    ):
+        table.add_row(printable(name), printable(text))
+    _print(table)
+    print()
+    table = Table("tensor", "type", "split", "saved at", box=None, pad_edge=False)
+    for each in manifest.tensors:
+        at = " ".join(f"{axis} {i}" for axis, i in each.at if manifest.mesh.sizes[axis] > 1)
+        table.add_row(each.name, str(each.type), str(each.layout), at or "")
+    _print(table)
+    return 0
+
+
+def _print(table: object) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)
+
+
+def _when(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+# ---------------------------------------------------------------- checking
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from partita.cli.figures import bytes_text
+    from partita.runtime.checkpoint.store import steps_in
+
+    path, named = _found(arguments.directory)
+    steps = [_chosen(arguments)[1]] if arguments.step is not None or named is not None else steps_in(path)
+    rows = []
+    for step in steps:
+        manifest, problems = _problems(path, step)
+        rows.append({"step": step, "path": str(path / _name(step)), "problems": problems})
+        if arguments.json:
+            continue
+        if manifest is not None and not problems:
+            files = f"{len(manifest.files)} file{'s' * (len(manifest.files) > 1)}"
+            print(f"{path / _name(step)}: whole ({files}, {bytes_text(manifest.bytes)})")
+        for problem in problems:
+            print(f"{path / _name(step)}: damaged: {printable(problem)}")
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    return 1 if any(row["problems"] for row in rows) else 0
+
+
+def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
+    """Everything that is wrong with a commit."""
+    from partita.runtime.checkpoint.commits import read_manifest, refuse_links
+    from partita.runtime.checkpoint.files import Damaged
+    from partita.runtime.checkpoint.loading import Commit
+
+    try:
+        manifest = read_manifest(path, step)
+        refuse_links(path, step)
+    except Damaged as damage:
+        return None, [str(damage)]
+    with Commit(path, manifest) as commit:
+        return manifest, list(commit.problems(range(len(manifest.files))))
+
+
+# ---------------------------------------------------------------- exchange
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from partita.cli.figures import bytes_text
+    from partita.dsl.diagnostic import refuse
+    from partita.runtime.checkpoint.exchange import export
+    from partita.runtime.checkpoint.loading import Commit
+    from partita.runtime.checkpoint.names import read_names
+
+    path, step = _chosen(arguments)
+    names = read_names(arguments.names) if arguments.names else {}
+    manifest, problems = _problems(path, step)
+    if manifest is None or problems:
+        raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
+    with Commit(path, manifest) as commit:
+        try:
+            size = export(commit, arguments.output, names, arguments.states)
+        except OSError as error:
+            print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
+            return 2
+    print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from partita.runtime.checkpoint.exchange import import_file
+    from partita.runtime.checkpoint.identity import manifest_of
+    from partita.runtime.checkpoint.names import read_names
+
+    step = 0 if arguments.step is None else arguments.step
+    names = read_names(arguments.names) if arguments.names else {}
+    state = compile_or_report(arguments)
+    if state is None:
+        return 1
+    assert state.program is not None
+    try:
+        made = import_file(arguments.directory, step, manifest_of(state.spec, state.program), arguments.tensors, names)
+    except OSError as error:
+        print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(f"{made.path}: {made.taken} tensors from {arguments.tensors}")
+    for line in _unused(made.unused):
+        print(line)
+    return 0
+
+
+def _unused(names: tuple[str, ...]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        yield f"not used: {', '.join(printable(name) for name in names[:8])}{more}"

@@ -1,0 +1,54 @@
+"""What `partita run --trace DIR` makes of the times that the ranks have written there: pictures, and one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from partita.compiler.program import Program
+
+TRACE, PICTURE = "trace.json", "timeline.svg"
+
+
+def forget(directory: Path, program: Program) -> None:
+    """Remove what an earlier run has left, so that nothing old is taken for new."""
+    from partita.runtime.stopwatch import path_of
+
+    for name in (TRACE, PICTURE):
+        (directory / name).unlink(missing_ok=True)
+    for rank in range(program.mesh.ranks):
+        path_of(directory, rank).unlink(missing_ok=True)
+
+
+def draw(directory: Path, program: Program) -> None:
+    """Write the trace and the picture of a measured run, and print how long a step took, and would by the simulator."""
+    from partita.cli.figures import seconds_text
+    from partita.cli.pictures import Picture, save, unable
+    from partita.runtime.measurement import measure
+    from partita.runtime.stopwatch import Marks, path_of
+
+    paths = [path_of(directory, rank) for rank in range(program.mesh.ranks)]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        print(f"partita: no trace is drawn: {directory} has no {missing[0]}{more}", file=sys.stderr)
+        return
+    found = measure(program, [Marks.read(path) for path in paths])
+    schedule, typical = program.schedule, found.typical
+    simulated = f"simulated from the costs of its actions: {seconds_text(found.simulated.makespan)}"
+    below = Picture(simulated, found.simulated, schedule, start=typical.start)
+    steps = [Picture("measured", each.timeline, schedule, f"step {each.number}", each.start) for each in found.steps]
+    save([*steps, below], directory / TRACE)
+    above = Picture(f"measured: {seconds_text(typical.timeline.makespan)}", typical.timeline, schedule)
+    picture = directory / PICTURE
+    problem = unable(picture)
+    if problem is None:
+        save([above, Picture(simulated, found.simulated, schedule)], picture)
+    else:
+        print(f"partita: {problem}", file=sys.stderr)
+    print(
+        f"measured step {seconds_text(found.seconds)} (median of {len(found.steps)}), simulated from its actions "
+        f"{seconds_text(found.simulated.makespan)} ({found.difference:+.1%}); {directory / TRACE}"
+    )

@@ -1,0 +1,45 @@
+"""Pictures of timelines, one file of this folder for each format; `partita.cli.timeline` is the one for terminals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from partita.cli.pictures.picture import Picture
+
+__all__ = ["SUFFIXES", "Picture", "save", "unable"]
+
+SUFFIXES = (".svg", ".png", ".json")
+
+
+def unable(path: Path) -> str | None:
+    """Why no picture can be written to a file of this name, and what to do about it; None where one can."""
+    if path.suffix not in SUFFIXES:
+        return f"cannot draw {path}: the name of a picture ends in {', '.join(SUFFIXES)} (a Chrome trace)"
+    if path.suffix != ".json" and find_spec("matplotlib") is None:
+        return f"drawing {path} needs matplotlib: pip install 'partita[plot]', or name a .json file (a Chrome trace)"
+    return None
+
+
+def save(pictures: Sequence[Picture], path: Path) -> bool:
+    """Draw pictures one below the other, on one scale of time; says why where the file cannot be written."""
+    content = _format(path.suffix)(pictures)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _format(suffix: str) -> Callable[[Sequence[Picture]], bytes]:
+    if suffix == ".json":
+        from partita.cli.pictures import chrome
+
+        return chrome.draw
+    # matplotlib takes a second to import.
+    from partita.cli.pictures import figure
+
+    return figure.svg if suffix == ".svg" else figure.png

@@ -1,0 +1,82 @@
+"""Tables and paragraphs of text, without blanks at the ends of lines.
+
+Where a table is wider than the console, columns that a reader can do without are left out; if that is not enough, the
+cells of the last column are wrapped. A column without any entry is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+
+from attrs import frozen
+from rich.console import Console
+from rich.text import Text
+
+GAP = "  "
+# The least room in which the last column is wrapped.
+LEAST = 20
+
+
+@frozen
+class Column:
+    """A heading. `right` aligns numbers; of columns with `spare`, the one with the most is left out first."""
+
+    heading: str
+    right: bool = False
+    spare: int = 0
+
+
+class Table:
+    """Columns that fit all of some rows, which can be printed in parts."""
+
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> None:
+        self.columns = columns
+        self.rows = list(rows)
+        cells = [[column.heading, *entries] for column, entries in zip(columns, self._entries(), strict=True)]
+        self._widths = [max(map(len, each)) for each in cells]
+        self._shown = [i for i, each in enumerate(cells) if any(each[1:])]
+        for i in sorted(self._shown, key=lambda i: -columns[i].spare):
+            if self._least() > width and columns[i].spare:
+                self._shown.remove(i)
+        # What the last column has room for, if it is text.
+        self._room = max(LEAST, width - sum(self._widths[i] + len(GAP) for i in self._shown[:-1]))
+
+    def _entries(self) -> list[tuple[str, ...]]:
+        return list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.columns)
+
+    def _least(self) -> int:
+        """The width that the columns need, the last one wrapped."""
+        *before, last = self._shown
+        room = self._widths[last] if self.columns[last].right else min(self._widths[last], LEAST)
+        return sum(self._widths[i] + len(GAP) for i in before) + room
+
+    @property
+    def heading(self) -> str:
+        """The line of headings."""
+        return "\n".join(self.lines([[column.heading for column in self.columns]]))
+
+    def lines(self, rows: Iterable[Sequence[str]] | None = None) -> Iterator[str]:
+        """The lines of some rows, or of all."""
+        for row in self.rows if rows is None else rows:
+            *before, last = [(row[i], self._widths[i], self.columns[i].right) for i in self._shown]
+            start = "".join((cell.rjust(n) if right else cell.ljust(n)) + GAP for cell, n, right in before)
+            cell, n, right = last
+            parts = [cell.rjust(n)] if right else wrap(cell, self._room) or [""]
+            for i, part in enumerate(parts):
+                yield ((" " * len(start) if i else start) + part).rstrip()
+
+
+def print_text(console: Console, text: str, title: str = "") -> None:
+    """A paragraph, wrapped; what stands before it as its title is bold."""
+    lines = Text("\n".join(wrap(title + text, console.width)))
+    lines.stylize("bold", 0, len(title))
+    console.print(lines, soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """The headings, and all rows; nothing where there is none."""
+    if table.rows:
+        console.print(Text(table.heading, "bold"), soft_wrap=True)
+    for line in table.lines():
+        console.print(Text(line), soft_wrap=True)

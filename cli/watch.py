@@ -1,0 +1,80 @@
+"""What a run says while it goes on: its metrics to a file, its progress and its checkpoints to the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.progress import Display
+from partita.runtime.telemetry import Telemetry
+from partita.runtime.training import Plan, StepResult
+
+
+class Watch:
+    """Writes metrics (where there is a directory) and shows progress; an `Observer`, and a context manager."""
+
+    def __init__(self, plan: Plan, directory: Path | None) -> None:
+        self.directory = directory
+        self.display = Display(plan.spec.name, plan.train.steps)
+        self._telemetry: Telemetry | None = None
+        self._after = 0
+        self._open = False
+
+    def __enter__(self) -> Watch:
+        self.display.__enter__()
+        self._open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._open:
+            self.display.close()
+            self._open = False
+        if self._telemetry is not None:
+            self._telemetry.close()
+            self._telemetry = None
+
+    def resumed(self, found: Resumed) -> None:
+        """Go on with the metrics of the run before, and say so."""
+        self._after = found.step
+        self.display.resumed(found.step, found.note)
+
+    def step(self, result: StepResult) -> None:
+        """Record and show a step."""
+        record: Mapping[str, object] = {
+            "step": result.step,
+            "loss": result.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": result.grad_norm,
+            "tokens_per_second": result.tokens_per_second,
+        }
+        telemetry = self._writer()
+        if telemetry is not None:
+            record = telemetry.step(
+                result.step,
+                result.loss,
+                result.learning_rate,
+                result.grad_norm,
+                result.tokens_per_second,
+                result.metrics,
+            )
+        self.display.step(record)
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """Record and show an evaluation."""
+        named = {f"eval_{name}": value for name, value in metrics.items()}
+        record: Mapping[str, object] = {"step": step, "eval_loss": loss, **named}
+        telemetry = self._writer()
+        if telemetry is not None:
+            record = telemetry.evaluation(step, loss, metrics)
+        self.display.evaluation(record)
+
+    def _writer(self) -> Telemetry | None:
+        """The metrics file, from the first record on: until then it is not known which of its lines stay."""
+        if self._telemetry is None and self.directory is not None:
+            self._telemetry = Telemetry(self.directory, self._after)
+        return self._telemetry

@@ -1,0 +1,103 @@
+"""The schedule of a program: made with its costs and, where it is searched for, within its memory.
+
+What a rank has for microbatches in flight is the limit (the device's memory, or the schedule's own argument) less
+everything else that it holds, counted on a program of the same stages that runs one microbatch after the other. The
+program with the schedule found is then counted as a whole; where it exceeds the limit after all (by transfers in flight,
+say), the search has so much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from partita.compiler.assemble import assemble
+from partita.compiler.footprint import peak_memory, room
+from partita.compiler.prediction import costs_of
+from partita.compiler.program import Program
+from partita.compiler.schedules.auto import one_by_one
+from partita.compiler.schedules.conditions import Conditions, Memory, Placement
+from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+
+if TYPE_CHECKING:  # of which this is a pass
+    from partita.compiler.pipeline import Compilation
+
+# Arguments of a schedule that say what a step is; what is left is the schedule's own.
+_OF_THE_STEP = ("microbatches", "chunks", "over")
+# How often a search may find that more memory is in use than it was told.
+_ATTEMPTS = 4
+
+
+def program_of(state: Compilation, schedule: Schedule) -> Program:
+    """The partitioned program with a schedule."""
+    assert state.forward is not None
+    assert state.sharded is not None
+    assert state.partitioned is not None
+    assert state.update is not None
+    layouts = state.sharded.parameters
+    return assemble(state.forward, state.partitioned, layouts, state.update, schedule, state.batch, state.mesh)
+
+
+def schedule_of(state: Compilation, placement: Placement | None = None) -> Schedule:
+    """The schedule of a partitioned program; for evaluation, the forward-only order of stages so placed.
+
+    Raises Refused (E0505, E0506) for what the schedule cannot serve.
+    """
+    assert state.partitioned is not None
+    call = state.schedule_call.call
+    span = call.span or state.schedule_call.span
+    own = {key: value for key, value in call.arguments.items() if key not in _OF_THE_STEP and value is not None}
+    conditions = Conditions(costs_of(state), state.partitioned.messages)
+    if not state.training:
+        name, own = "forward_only", {"placement": placement}
+    elif call.name == "auto":
+        return _searched(state, conditions, float(own.get("memory", state.device.memory)), span)
+    else:
+        name = call.name
+    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
+    return make(name, *size, conditions=conditions, span=span, **own)
+
+
+def _searched(state: Compilation, conditions: Conditions, limit: float, span: Span | None) -> Schedule:
+    """The schedule of `auto` with which no rank exceeds a limit."""
+    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
+    beside = cache(lambda placement: _beside(state, placement))
+
+    def within(bytes: float) -> Callable[[Placement], Memory]:
+        def memory(placement: Placement) -> Memory:
+            found = beside(placement)
+            return evolve(found, limit=tuple(bytes + each for each in found.limit))
+
+        return memory
+
+    left = limit
+    for _ in range(_ATTEMPTS):
+        schedule = make("auto", *size, conditions=evolve(conditions, memory=within(left)), span=span)
+        found = evolve(state, schedule=schedule, program=program_of(state, schedule))
+        assert found.program is not None
+        excess = max(peak_memory(found, rank) for rank in found.program.ranks) - limit
+        if excess <= 0:
+            return schedule
+        left -= excess
+    message = f"schedule `auto` finds no order that needs at most {limit:,.0f} bytes on each rank"
+    raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
+
+
+def _beside(state: Compilation, placement: Placement) -> Memory:
+    """What microbatches keep on each stage, and as the limit of each rank what it would have without any memory: less
+    than nothing, by all that it holds beside microbatches in flight.
+    """
+    schedule = one_by_one(placement, state.microbatches)
+    trial = evolve(state, schedule=schedule, program=program_of(state, schedule))
+    assert trial.program is not None
+    return Memory(
+        tuple(room(trial, rank, 0) for rank in trial.program.ranks),
+        tuple(float(stage.saved) for stage in trial.program.stages),
+        tuple(float(stage.kept) for stage in trial.program.stages),
+    )

@@ -1,0 +1,213 @@
+"""The search over warm-ups and lags: from starting points downhill, in steps of one rank, or of all ranks to one side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from math import ceil
+
+from attrs import define, evolve, field
+
+from partita.compiler.schedules.conditions import Memory
+from partita.compiler.schedules.estimate import Codes, Estimate, Value, codes
+from partita.compiler.schedules.lagged import lagged
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, KINDS, WEIGHT, Action, Schedule, peak_live
+
+Numbers = tuple[tuple[int, int], ...]  # warm-up and lag of each rank
+
+# Times that differ by less than this share are equal.
+NEAR = 1e-9
+# Lags of starting points, as shares of the time by which a rank begins later and may end earlier than rank 0.
+SHARES = (0.0, 0.5, 1.0, 1.5)
+# Warm-ups of starting points, as multiples of those of 1F1B or its like.
+FACTORS = (1.0, 2.0, 1.5, 1.25, 1.75, 2.25, 2.5, 3.0)
+# From how many starting points a search goes downhill.
+STARTS = 3
+
+
+def better(one: Value, other: Value) -> bool:
+    """Whether an order costs less, or as much and is done sooner."""
+    for a, b in zip(one, other, strict=True):
+        if a != b and abs(a - b) > NEAR * max(a, b):
+            return a < b
+    return False
+
+
+@define(eq=False)
+class Descent:
+    """The orders over the forwards and backwards of one schedule, and the best of them. `budget`: how many actions may be
+    looked at.
+    """
+
+    like: Schedule
+    estimate: Estimate
+    memory: Memory | None
+    budget: int
+    parts: list[tuple[Codes, Codes, Codes]] = field(init=False)  # forwards, B and W of each rank
+    _orders: dict[tuple[int, int, int], Codes] = field(factory=dict)
+    _longest: dict[tuple[int, int], int] = field(factory=dict)
+    _values: dict[Numbers, Value] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.budget += self.estimate.steps
+        self.parts = [tuple(map(codes, _parts(actions))) for actions in self.like.actions]  # type: ignore[misc]
+
+    def run(self, warm_ups: Iterable[Sequence[int]], least: float) -> tuple[Value, Schedule] | None:
+        """The best order found from starting points with these warm-ups; None where memory holds none. No order that
+        costs no more than `least` can be better.
+        """
+        most = [self._most(rank) for rank in range(self.like.ranks)]
+        if min(most) < 1:
+            return None
+        starts = []
+        half = (self.estimate.steps + self.budget) / 2
+        for numbers in self._starts(warm_ups, most):
+            starts.append((self.value(numbers), numbers))
+            if starts[-1][0][0] <= least * (1 + NEAR) or self.estimate.steps > half:
+                break
+        starts.sort()
+        value, numbers = min(self._down(*start, most, least) for start in starts[:STARTS])
+        return value, self.schedule(self._given_back(value, numbers))
+
+    def value(self, numbers: Numbers) -> Value:
+        """What an order is estimated to cost."""
+        if numbers not in self._values:
+            orders = [self._order(rank, *own) for rank, own in enumerate(numbers)]
+            self._values[numbers] = self.estimate(orders)
+        return self._values[numbers]
+
+    def schedule(self, numbers: Numbers) -> Schedule:
+        """The order itself."""
+        lines = []
+        for actions, own in zip(self.like.actions, numbers, strict=True):
+            lines.append(lagged(*_parts(actions), *own))
+        bound = tuple(map(peak_live, lines))
+        return evolve(self.like, name="warm-ups and lags", actions=tuple(lines), bound=bound, pairs=())
+
+    # ---------------------------------------------------------------- memory
+
+    def _order(self, rank: int, warm_up: int, lag: int) -> Codes:
+        key = rank, warm_up, lag
+        if key not in self._orders:
+            self._orders[key] = lagged(*self.parts[rank], warm_up, lag)
+        return self._orders[key]
+
+    def _fits(self, rank: int, warm_up: int, lag: int) -> bool:
+        if self.memory is None:
+            return True
+        changes: list[float] = []
+        for stage in self.like.placement[rank]:
+            by_kind = self.memory.changes(stage)
+            changes += [by_kind[kind] for kind in KINDS]
+        held = accumulate(changes[code] for code in self._order(rank, warm_up, lag))
+        return self.memory.holds(rank, max(held))
+
+    def _most(self, rank: int) -> int:
+        """The longest warm-up that memory holds; 0 where it holds none."""
+        return _last(lambda k: self._fits(rank, k, 0), 1, len(self.parts[rank][0]))
+
+    def longest(self, rank: int, warm_up: int) -> int:
+        """The longest lag that memory holds beside a warm-up that it holds."""
+        key = rank, warm_up
+        if key not in self._longest:
+            self._longest[key] = _last(lambda lag: self._fits(rank, warm_up, lag), 1, len(self.parts[rank][0]))
+        return self._longest[key]
+
+    # ---------------------------------------------------------------- steps
+
+    def _starts(self, own: Iterable[Sequence[int]], most: Sequence[int]) -> Iterator[Numbers]:
+        """Starting points: the family's own warm-ups, and multiples of the first of them, among these the greatest that
+        memory holds on all ranks.
+        """
+        given = list(own)
+        fitting = min(1.0, *(top / k for k, top in zip(given[0], most, strict=True)))
+        for factor in (fitting, *FACTORS):
+            given += [[ceil(factor * k) - less for k in given[0]] for less in (0, 1)]
+        clipped = (tuple(max(1, min(k, top)) for k, top in zip(each, most, strict=True)) for each in given)
+        for warm_ups in dict.fromkeys(clipped):
+            yield from dict.fromkeys(self._with_lags(warm_ups))
+
+    def _with_lags(self, warm_ups: Sequence[int]) -> Iterator[Numbers]:
+        """Starting points with these warm-ups: lags as long as they can be, and along a line."""
+        longest = [self.longest(rank, k) for rank, k in enumerate(warm_ups)]
+        yield tuple(zip(warm_ups, longest, strict=True))
+        prices = self.estimate.prices
+        for share in SHARES:
+            lags = []
+            for stages, most in zip(self.like.placement, longest, strict=True):
+                first = min(stages)
+                way = sum(prices.forward[:first]) + sum(prices.onward[:first])
+                way += sum(prices.backward[:first]) + sum(prices.back[:first])
+                weight = sum(prices.weight[stage] for stage in stages) / len(stages)
+                lags.append(min(most, round(share * way / weight) if weight else 0))
+            yield tuple(zip(warm_ups, lags, strict=True))
+
+    def _down(self, value: Value, numbers: Numbers, most: Sequence[int], least: float) -> tuple[Value, Numbers]:
+        """Take every step that is better, until none is."""
+        improved = True
+        while improved:
+            improved = False
+            for step in self._steps(most):
+                if value[0] <= least * (1 + NEAR) or self.estimate.steps >= self.budget:
+                    return value, numbers
+                changed = step(numbers)
+                if changed != numbers and better(self.value(changed), value):
+                    value, numbers = self.value(changed), changed
+                    improved = True
+        return value, numbers
+
+    def _steps(self, most: Sequence[int]) -> Iterator[Callable[[Numbers], Numbers]]:
+        ranks = range(self.like.ranks)
+        for rank in ranks:
+            for warm_up, lag in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, None), (-1, None), (0, 3), (0, -3)):
+                yield self._step(range(rank, rank + 1), warm_up, lag, most)
+        for rank in ranks[1:]:
+            for change in (1, -1):
+                yield self._step(range(rank), change, 0, most)
+                yield self._step(range(rank, len(ranks)), 0, change, most)
+
+    def _step(self, ranks: range, warm_up: int, lag: int | None, most: Sequence[int]) -> Callable[[Numbers], Numbers]:
+        """Change warm-up and lag of some ranks by so much; a lag by None: to what memory holds."""
+
+        def take(numbers: Numbers) -> Numbers:
+            changed = list(numbers)
+            for rank in ranks:
+                k = max(1, min(most[rank], numbers[rank][0] + warm_up))
+                longest = self.longest(rank, k)
+                changed[rank] = k, longest if lag is None else max(0, min(longest, numbers[rank][1] + lag))
+            return tuple(changed)
+
+        return take
+
+    def _given_back(self, value: Value, numbers: Numbers) -> Numbers:
+        """With lags as short as they can be for the same value, from the last rank on."""
+        for rank in reversed(range(self.like.ranks)):
+            warm_up, lag = numbers[rank]
+
+            def with_lag(shorter: int, rank: int = rank, warm_up: int = warm_up, numbers: Numbers = numbers) -> Numbers:
+                return (*numbers[:rank], (warm_up, shorter), *numbers[rank + 1 :])
+
+            if self.estimate.steps < self.budget:
+                less = _last(lambda less: not better(value, self.value(with_lag(lag - less))), 1, lag)  # noqa: B023
+                numbers = with_lag(lag - less)
+        return numbers
+
+
+def _parts(actions: Iterable[Action]) -> tuple[list[Action], list[Action], list[Action]]:
+    """The forwards of an order, and its backwards as B and as W."""
+    forwards, backwards = [], []
+    for action in actions:
+        if action.kind == FORWARD:
+            forwards.append(action)
+        elif action.kind != WEIGHT:
+            backwards.append(Action(BACKWARD, action.chunk, action.microbatch))
+    return forwards, backwards, [Action(WEIGHT, each.chunk, each.microbatch) for each in backwards]
+
+
+def _last(holds: Callable[[int], bool], first: int, last: int) -> int:
+    """The last number for which something holds that holds up to some number; `first - 1` where it never does."""
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,104 @@
+"""What orders cost, quickly: the times of the simulator without its instructions.
+
+A transfer takes its time after the action that makes it; it does not wait for the transfer before it on its channel, or
+for its receiver. So an estimate is at most what the simulator says, and mostly that; a search compares many orders by
+it, and lets the simulator judge the best.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from attrs import define, field
+
+from partita.compiler.schedules.conditions import Prices
+from partita.compiler.schedules.schedule import KINDS, Action
+
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+# Looking whether a rank can go on takes as long as some actions do.
+VISIT = 4
+
+# An order of a rank: for each action 4·chunk + kind. Which microbatch it is follows, as each kind's come in order.
+Codes = tuple[int, ...]
+# The longest time that a rank is occupied, the end of the last action, and the times of all ranks together.
+Value = tuple[float, float, float]
+
+
+def codes(actions: Iterable[Action]) -> Codes:
+    """The codes of a rank's actions."""
+    return tuple(len(KINDS) * action.chunk + _NUMBERS[action.kind] for action in actions)
+
+
+@define
+class Estimate:
+    """Estimates the orders of one placement of stages. `steps` counts the actions that were looked at."""
+
+    placement: Sequence[Sequence[int]]
+    prices: Prices
+    steps: int = 0
+    _ranks: list[tuple[list[float], list[int], list[float], list[int]]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Ends of actions stand in one list for each stage and direction: F of stage s in 2s, B in 2s + 1.
+        last = sum(map(len, self.placement)) - 1
+        prices = self.prices
+        self._ranks = []
+        for stages in self.placement:
+            seconds, wanted, way, made = [], [], [], []
+            for s in stages:
+                seconds += [prices.forward[s], prices.backward[s], prices.weight[s], prices.whole[s]]
+                onward = (2 * s - 2, prices.onward[s - 1]) if s else (-1, 0.0)
+                back = (2 * s + 3, prices.back[s]) if s < last else (2 * s, 0.0)
+                for source, time in (onward, back, (-1, 0.0), back):
+                    wanted.append(source)
+                    way.append(time)
+                made += [2 * s, 2 * s + 1, -1, 2 * s + 1]
+            self._ranks.append((seconds, wanted, way, made))
+
+    def __call__(self, orders: Sequence[Codes]) -> Value:
+        """What an order costs; infinite where ranks would wait for each other."""
+        count = len(orders)
+        ends: list[list[float]] = [[] for _ in range(2 * sum(map(len, self.placement)))]
+        clocks, starts, positions = [0.0] * count, [0.0] * count, [0] * count
+        waiting = [-1] * len(ends)  # the rank that waits for more of a list
+        ready = deque(range(count))
+        while ready:
+            rank = ready.popleft()
+            seconds, wanted, way, made = self._ranks[rank]
+            order, clock = orders[rank], clocks[rank]
+            begin = position = positions[rank]
+            length = len(order)
+            while position < length:
+                code = order[position]
+                into = made[code]
+                if into >= 0:
+                    source = wanted[code]
+                    own = ends[into]
+                    if source >= 0:
+                        given = ends[source]
+                        number = len(own)
+                        if number >= len(given):
+                            waiting[source] = rank
+                            break
+                        arrival = given[number] + way[code]
+                        if arrival > clock:
+                            clock = arrival
+                    if not position:
+                        starts[rank] = clock
+                    clock += seconds[code]
+                    own.append(clock)
+                    if waiting[into] >= 0:
+                        ready.append(waiting[into])
+                        waiting[into] = -1
+                else:
+                    clock += seconds[code]
+                position += 1
+            positions[rank], clocks[rank] = position, clock
+            self.steps += position - begin + VISIT
+        if any(position < len(order) for position, order in zip(positions, orders, strict=True)):
+            return inf, inf, inf
+        times = [clock - start for clock, start in zip(clocks, starts, strict=True)]
+        return max(times), max(clocks), sum(times)

@@ -1,0 +1,47 @@
+"""Static orders of two integers a rank: a warm-up of forwards, and a lag of W behind B.
+
+B is what the rank before waits for and W is what nobody waits for, so W can fill whatever time would be lost: Qi et
+al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241. With k forwards of warm-up and a lag of l, a rank runs
+
+    k forwards; then, for each microbatch: B, the W of l microbatches before, and a forward while any are left;
+    then the W that are left
+
+and holds at most k + l live activations. The handcrafted schedules of the paper are of this form, and so is what
+`auto` searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Action, Schedule, loop_placement
+
+Each = TypeVar("Each")
+
+
+def lagged(
+    forwards: Sequence[Each], backwards: Sequence[Each], weights: Sequence[Each], warm_up: int, lag: int
+) -> tuple[Each, ...]:
+    """The order above of any forwards, and of any B with their W."""
+    order = [*forwards[:warm_up]]
+    for i, backward in enumerate(backwards):
+        order.append(backward)
+        if i >= lag:
+            order.append(weights[i - lag])
+        if warm_up + i < len(forwards):
+            order.append(forwards[warm_up + i])
+    return (*order, *weights[max(0, len(backwards) - lag) :])
+
+
+def one_chunk(name: str, microbatches: int, warm_ups: Sequence[int], lags: Sequence[int]) -> Schedule:
+    """The schedule of one stage a rank with these integers for each rank."""
+    parts = [[Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, BACKWARD, WEIGHT)]
+    numbers = tuple(zip(warm_ups, lags, strict=True))
+    return Schedule(
+        name,
+        microbatches,
+        loop_placement(len(numbers), 1),
+        tuple(lagged(*parts, warm_up, lag) for warm_up, lag in numbers),
+        tuple(min(microbatches, warm_up + lag) for warm_up, lag in numbers),
+    )

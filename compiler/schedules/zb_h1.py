@@ -1,0 +1,18 @@
+"""ZB-H1: 1F1B with W put off, so that it fills a part of the bubble in the memory of 1F1B.
+
+Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
+"""
+
+from __future__ import annotations
+
+from partita.compiler.schedules.lagged import one_chunk
+from partita.compiler.schedules.schedule import Schedule
+
+
+def zb_h1(ranks: int, microbatches: int) -> Schedule:
+    """P−r forwards of warm-up and a lag of r on rank r.
+
+    Live activations: min(M, P) on every rank, the most that 1F1B has on any. With free transfers the pipeline idles for
+    (P−1)(F + B − W), at equal costs a third of 1F1B's bubble.
+    """
+    return one_chunk("zb_h1", microbatches, [ranks - rank for rank in range(ranks)], range(ranks))

@@ -1,0 +1,20 @@
+"""ZB-H2: nearly no bubble at equal costs, for nearly twice the live activations of 1F1B.
+
+Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
+"""
+
+from __future__ import annotations
+
+from partita.compiler.schedules.lagged import one_chunk
+from partita.compiler.schedules.schedule import Schedule
+
+
+def zb_h2(ranks: int, microbatches: int) -> Schedule:
+    """2(P−r)−1 forwards of warm-up and a lag of 2r on rank r: the pipeline fills until the first B is back, and drains
+    beside W.
+
+    Live activations: min(M, 2P−1) on every rank. With free transfers the pipeline idles for (P−1)(F + B − 2W), where
+    that is not negative: at equal costs not at all.
+    """
+    warm_ups = [2 * (ranks - rank) - 1 for rank in range(ranks)]
+    return one_chunk("zb_h2", microbatches, warm_ups, range(0, 2 * ranks, 2))

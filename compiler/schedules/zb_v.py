@@ -1,0 +1,49 @@
+"""ZB-V: no bubble at equal costs in the memory of 1F1B, by two chunks a rank in a V.
+
+Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 §3 and appendix; Zero Bubble Pipeline
+Parallelism, arXiv 2401.10241v1 §6. The order is that of the authors' code, `zbv.py`, which torch's ZBV has too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.v import Step, in_a_v
+
+
+def zb_v(ranks: int, microbatches: int) -> Schedule:
+    """Chunk 0 of the ranks in order, then chunk 1 back: rank 0 has the first and the last stage.
+
+    Live activations: 2P on every rank, and fewer with fewer microbatches: min(2M, M+r+1). They are of stages half as
+    large, so they are as many bytes as the first rank of 1F1B holds. At equal costs, with free transfers and M ≥ 2P−1,
+    no rank waits between its first and its last action.
+    """
+    bound = tuple(min(2 * ranks, 2 * microbatches, microbatches + rank + 1) for rank in range(ranks))
+    return in_a_v("zb_v", ranks, microbatches, 2 * ranks - 1, _steps, bound)
+
+
+def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
+    """The order on a rank for 2P−1 microbatches or more."""
+    # The pipeline fills: down the V, and then up beside it.
+    for _ in range(2 * (ranks - rank) - 1):
+        yield "F", 0
+    for _ in range(rank):
+        yield from (("F", 1), ("F", 0))
+    for _ in range(ranks - rank):
+        yield from (("F", 1), ("B", 1), ("W", 1))
+    # A forward of each chunk and a backward of each in turn, while there are forwards.
+    rest = microbatches - (2 * ranks - rank - 1)
+    for i in range(microbatches - ranks):
+        if i < rest:
+            yield "F", 0
+        yield from (("B", 0), ("W", 0), ("F", 1), ("B", 1), ("W", 1))
+    # It drains: B first, which others wait for.
+    for _ in range(rank):
+        yield from (("B", 0), ("B", 1))
+    for _ in range(ranks - rank):
+        yield from (("B", 0), ("W", 0))
+    for _ in range(rank):
+        yield "W", 1
+    for _ in range(rank):
+        yield "W", 0

@@ -1,0 +1,41 @@
+"""Texts that a file names and that are read with it: schedules written as text."""
+
+from __future__ import annotations
+
+import os
+
+from attrs import frozen
+
+from partita.dsl.declarations import read_source
+from partita.dsl.diagnostic import refuse
+from partita.dsl.overrides import PLACE
+from partita.dsl.source import Source, Span
+
+
+@frozen
+class Attached:
+    """Reads them, relative to the file that names them (the command line: to the main file), and under the root.
+
+    Text that is in no file (`main` is None) can name none.
+    """
+
+    main: str | None
+    root: str | None
+
+    def read(self, written: str, span: Span) -> Source:
+        """The text. Refused: E0001 to E0004, E0010."""
+        if self.main is None:
+            raise refuse("E0010", f"`{written}` cannot be read here", span)
+        root = os.path.realpath(self.root if self.root is not None else os.path.dirname(self.main) or ".")
+        beside = self.main if span.source.name == PLACE else span.source.name
+        target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
+        if os.path.commonpath([os.path.realpath(target), root]) != root:
+            help = "move it there, or name a directory that holds both with --root"
+            raise refuse(
+                "E0010",
+                f"`{written}` lies outside the root directory",
+                span,
+                notes=[f"the root directory is `{root}`"],
+                help=help,
+            )
+        return read_source(os.path.realpath(target), target, span)

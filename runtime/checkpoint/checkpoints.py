@@ -1,0 +1,258 @@
+"""A rank's checkpoints: where its run goes on, when it saves, and what it says of both.
+
+All ranks ask in the same order. What they must agree on they tell each other as numbers, by sums over all ranks: which
+commit rank 0 proposes, how many ranks have found it damaged, which errors have kept ranks from writing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.runtime.checkpoint.commits import read_manifest, refuse_links
+from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.identity import changes, manifest_of
+from partita.runtime.checkpoint.loading import Commit, entries_of
+from partita.runtime.checkpoint.manifest import Manifest
+from partita.runtime.checkpoint.parts import state_name
+from partita.runtime.checkpoint.saving import Save
+from partita.runtime.checkpoint.settings import Settings, refuse_other_model
+from partita.runtime.checkpoint.shards import Shard
+from partita.runtime.checkpoint.store import Store, commit_name, steps_in
+from partita.runtime.regions import region_of
+
+if TYPE_CHECKING:
+    from partita.runtime.training import Rank
+
+MOST_ERRNO = max(errno.errorcode) + 1
+NOTABLE_SECONDS = 1.0
+# What rank 0 proposes: a step, or one of these.
+NOTHING, REFUSED = -1, -2
+
+Report = Callable[[Diagnostic], None]
+
+
+@frozen
+class Resumed:
+    """The step after which a run goes on, and a line that says so."""
+
+    step: int
+    note: str
+
+
+@define(eq=False)
+class Checkpoints:
+    """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
+
+    `report` is told what a person should know. `unsaved` says that the last save has failed.
+    """
+
+    rank: Rank
+    settings: Settings
+    report: Report
+    unsaved: bool = field(default=False, init=False)
+    _manifest: Manifest = field(init=False)
+    _store: Store = field(init=False)
+    _shard: Shard = field(init=False)
+    _save: Save | None = field(default=None, init=False)
+    _has_waited: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        plan, memory = self.rank.plan, self.rank.memory
+        self._manifest = manifest_of(plan.spec, plan.program)
+        self._store = Store(self.settings.path)
+        tensors = {
+            **memory.masters,
+            **{state_name(state, name): tensor for (state, name), tensor in memory.states.items()},
+        }
+        entries = entries_of(self._manifest, self.rank.rank)
+        self._shard = Shard(entries, tuple(tensors[each.name] for each in entries))
+
+    # ------------------------------------------------------------ saving
+
+    def due(self, step: int) -> bool:
+        """Whether a step is followed by a save: every so many, and the last."""
+        return step % self.settings.interval == 0 or step == self.rank.plan.train.steps
+
+    def save(self, step: int) -> Iterator[None]:
+        """Copy what there is and begin to write it; waits for the save before it, if that is still under way."""
+        start = time.monotonic()
+        yield from self._settle()
+        waited = time.monotonic() - start
+        if waited > NOTABLE_SECONDS and not self._has_waited:
+            self._has_waited = True  # said once
+            self._say("W0803", f"training waited {waited:.1f} s for the checkpoint before that of step {step}")
+        self._shard.take()
+        manifest = evolve(self._manifest, step=step)
+        self._save = Save(self._store, manifest, self.rank.rank, self._shard, self.settings.keep)
+
+    def finish(self) -> Iterator[None]:
+        """Wait for the save under way."""
+        yield from self._settle()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._store.close()
+
+    def _settle(self) -> Iterator[None]:
+        """The end of the save under way, on which all ranks agree."""
+        save, self._save = self._save, None
+        if save is None:
+            return
+        error = save.written()
+        # How many ranks have met each error, and the sum of their numbers: of one rank, its number.
+        votes = torch.zeros(2, MOST_ERRNO, dtype=torch.float64)
+        if error is not None:
+            number = error.errno if error.errno and error.errno < MOST_ERRNO else errno.EIO
+            votes[:, number] = torch.tensor([1.0, self.rank.rank], dtype=torch.float64)
+        votes = yield from self._summed(votes)
+        counts = {number: int(count) for number, count in enumerate(votes[0].tolist()) if count}
+        save.conclude(all_written=not counts)
+        self.unsaved = bool(counts) or (self.rank.rank == 0 and not save.committed)
+        step = save.manifest.step
+        if counts:
+            causes = [
+                f"{f'rank {int(votes[1, number])}' if count == 1 else f'{count} ranks'}: {os.strerror(number)}"
+                for number, count in counts.items()
+            ]
+            self._say("W0802", f"step {step} was not saved: {', '.join(causes)}", *self._remaining())
+        elif save.trouble is not None and not save.committed:
+            self._say("W0802", f"step {step} was not saved: {save.trouble}", *self._remaining())
+        elif save.trouble is not None:
+            self._say("W0802", f"step {step} was saved, but {save.trouble}")
+
+    def _remaining(self) -> list[str]:
+        steps = steps_in(self.settings.path)
+        return [f"training goes on; the last checkpoint is that of step {steps[-1]}" if steps else "training goes on"]
+
+    # ------------------------------------------------------------ resuming
+
+    def resume(self) -> Generator[None, None, Resumed | None]:
+        """Load the newest commit that is whole; None where there is no commit.
+
+        Raises Refused, on all ranks or none: the directory cannot be written to (E0802) or another run does (E0803),
+        the commit is of another model (E0804) or of a later format (E0805), or there are commits and none is whole
+        (E0806).
+        """
+        first = self.rank.rank == 0
+        refused: Refused | None = None
+        candidates, passed_over = list[int](), list[int]()
+        if first:
+            try:
+                self._store.lock()
+                self._store.clean()
+                candidates = steps_in(self.settings.path)
+            except Refused as error:
+                refused = error
+            except OSError as error:
+                refused = refuse("E0802", f"cannot write to {self.settings.path}: {error.strerror}")
+        self._store.attempt = yield from self._told(secrets.randbits(48))
+        while True:
+            if first and passed_over and not candidates:
+                refused = self._none_whole(len(passed_over))
+            step = yield from self._told(REFUSED if refused else candidates.pop() if candidates else NOTHING)
+            if step == NOTHING:
+                return None
+            saved, damaged = None, False
+            if step != REFUSED:
+                try:
+                    saved, damaged = self._load(step)
+                except Refused as error:
+                    refused = error
+            votes = torch.tensor([float(damaged), float(refused is not None)], dtype=torch.float64)
+            any_damaged, any_refused = (yield from self._summed(votes)).tolist()
+            if any_refused:
+                raise refused or refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
+            if not any_damaged:
+                assert saved is not None
+                return self._resumed(saved, passed_over)
+            passed_over.append(step)
+
+    def _load(self, step: int) -> tuple[Manifest | None, bool]:
+        """Load this rank's parts of a commit, and check this rank's share of its files: each is read whole by one.
+
+        Returns the manifest, and whether anything is damaged; says what. Raises Refused.
+        """
+        path, rank, plan = self.settings.path, self.rank.rank, self.rank.plan
+        try:
+            saved = read_manifest(path, step)
+            refuse_links(path, step)
+        except Damaged as damage:
+            if rank == 0:  # all have found it
+                self._say_damaged(step, damage)
+            return None, True
+        refuse_other_model(path, saved, self._manifest)
+        with Commit(path, saved) as commit:
+            problems = list(commit.problems(range(rank, len(saved.files), plan.ranks)))
+            try:
+                if not problems:
+                    self._fill(commit)
+            except Damaged as damage:
+                problems.append(str(damage))
+        for problem in problems:
+            self._say_damaged(step, problem)
+        return saved, bool(problems)
+
+    def _fill(self, commit: Commit) -> None:
+        """Read this rank's parts of all its tensors."""
+        program, memory = self.rank.plan.program, self.rank.memory
+        sizes, coordinates = program.mesh.sizes, program.mesh.coordinates(self.rank.rank)
+        for record in program.parameters:
+            if record.name not in memory.masters:
+                continue
+            region = region_of(record.type, record.layout, sizes, coordinates)
+            commit.read(record.name, region, memory.masters[record.name])
+            region = region_of(record.type, record.state_layout, sizes, coordinates)
+            for state in record.states:
+                commit.read(state_name(state, record.name), region, memory.states[state, record.name])
+
+    def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
+        if self.rank.rank == 0:
+            for step in passed_over:
+                self._store.set_aside(step)
+            changed = changes(saved, self._manifest)
+            if changed:
+                message = f"the run goes on after step {saved.step:,} under other settings"
+                self.report(Diagnostic("W0804", message, notes=tuple(changed)))
+        words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
+        return Resumed(saved.step, f"resumed from {self.settings.path / commit_name(saved.step)}{words}")
+
+    def _none_whole(self, count: int) -> Refused:
+        what = "the only checkpoint" if count == 1 else f"each of the {count} checkpoints"
+        return refuse(
+            "E0806",
+            f"{what} in {self.settings.path} is damaged",
+            help="move the directory away to begin anew",
+        )
+
+    # ------------------------------------------------------------ telling
+
+    def _told(self, number: int) -> Generator[None, None, int]:
+        """The number that rank 0 gives, on every rank."""
+        own = float(number if self.rank.rank == 0 else 0)
+        return int((yield from self._summed(torch.tensor([own], dtype=torch.float64))).item())
+
+    def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        """The sum over all ranks of a few numbers."""
+        tensor = numbers.to(self.rank.device)
+        handle = self.rank.transport.sum_over_ranks(tensor)
+        while not handle.done():
+            yield
+        return tensor.cpu()
+
+    def _say(self, code: str, message: str, *notes: str) -> None:
+        """A warning of rank 0, which knows what all others do."""
+        if self.rank.rank == 0:
+            self.report(Diagnostic(code, message, notes=notes))
+
+    def _say_damaged(self, step: int, problem: object) -> None:
+        place = self.settings.path / commit_name(step)
+        self.report(Diagnostic("W0801", f"{place} is damaged and passed over: {problem}"))

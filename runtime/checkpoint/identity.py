@@ -1,0 +1,193 @@
+"""What a commit is bound to: the tensors and the model's steps, which must be equal, and settings, which may change.
+
+The same model: the same tensors (names, axes, dtypes; so the same optimizer's) and the same steps, whatever their sizes
+along axes that no parameter has. Layout, mesh, schedule, steps, `eval` and `checkpoint` are free: the numbers do not
+depend on them, but for rounding. What remains of the train block, and the shapes of the inputs, is compared in words,
+and a run that goes on under other settings says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import unified_diff
+from itertools import islice
+from typing import Any
+
+from partita.compiler.program import Program
+from partita.dsl import spec
+from partita.dsl.source import Source, Span
+from partita.dsl.types import Type
+from partita.runtime.checkpoint.manifest import Manifest
+from partita.runtime.checkpoint.parts import saved_tensors
+
+MOST_SHOWN = 6
+
+
+def manifest_of(given: spec.Spec, program: Program) -> Manifest:
+    """What every commit of a compiled file says; the step and the files are still to come."""
+    assert given.model is not None
+    assert given.train is not None
+    from importlib.metadata import version
+
+    return Manifest(
+        0,
+        given.train.seed,
+        given.model.name,
+        digest_of(given.model),
+        given.train.optimizer.name,
+        settings_of(given.train, program),
+        {source.name: source.text for source in _sources(given)},
+        program.mesh,
+        given.layout.name if given.layout else "",
+        text_of(given.schedule.call) if given.schedule else "",
+        saved_tensors(program),
+        written_by=f"partita {version('partita')}",
+    )
+
+
+def settings_of(train: spec.Train, program: Program) -> dict[str, str]:
+    """What the numbers depend on beside the model, in words."""
+    return {
+        **{f"input {each.name}": str(each.type) for each in program.inputs},
+        "data": text_of(train.data),
+        "optimizer": text_of(train.optimizer),
+        "precision": train.precision,
+        "clip": text_of(train.clip),
+        "seed": str(train.seed),
+    }
+
+
+def text_of(value: object) -> str:
+    """A setting as it could be written: `adamw(lr = constant(value = 0.001), betas = [0.9, 0.95])`."""
+    if isinstance(value, spec.Call):
+        given = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
+        return f"{value.name}({', '.join(given)})"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(text_of, value))}]"
+    return "none" if value is None else str(value)
+
+
+# ---------------------------------------------------------------- the model's steps
+
+
+def digest_of(model: spec.Model) -> str:
+    """The SHA-256 of what a model computes: its steps in order, each body once, with axes by name and without sizes."""
+    numbers: dict[int, int] = {}
+    bodies = [model.body]
+    written: list[Any] = [model.name, model.loss, list(map(list, model.metrics))]
+    numbers[id(model.body)] = 0
+    for body in bodies:  # grows while it is read
+        for step in body.steps:
+            if isinstance(step, (spec.CallBlock, spec.Repeat)) and id(step.body) not in numbers:
+                numbers[id(step.body)] = len(bodies)
+                bodies.append(step.body)
+        steps = [_step(step, numbers) for step in body.steps]
+        written.append([list(body.inputs), steps, _plain(body.results)])
+    return hashlib.sha256(json.dumps(written).encode()).hexdigest()
+
+
+def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
+    match step:
+        case spec.Apply():
+            return ["apply", step.function, _plain(step.operands), _plain(step.options), _kind(step.type)]
+        case spec.Parameter():
+            return ["param", step.name, _kind(step.type)]
+        case spec.Sample():
+            return ["sample", step.name, _kind(step.type), _plain(step.distribution)]
+        case spec.CallBlock():
+            return ["call", step.scope, numbers[id(step.body)], _plain(step.arguments)]
+        case spec.Repeat():
+            own = [step.scope, step.count, numbers[id(step.body)]]
+            return ["repeat", *own, _plain(step.carried), _plain(step.captured)]
+
+
+def _kind(type: Type) -> list[Any]:
+    return [type.dtype, *type.names]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, spec.Literal):
+        return ["literal", value.value]
+    if isinstance(value, spec.Call):
+        return [value.name, _plain(value.arguments)]
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in sorted(value.items())}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    assert value is None or isinstance(value, (bool, int, float, str)), value
+    return value
+
+
+def _sources(given: spec.Spec) -> list[Source]:
+    """The texts that the model stands in, the main file's first."""
+    assert given.model is not None
+    found = {id(given.source): given.source}
+    bodies, seen = [given.model.body], set[int]()
+    while bodies:
+        body = bodies.pop()
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for step in body.steps:
+            if isinstance(step.span, Span):
+                found.setdefault(id(step.span.source), step.span.source)
+            if isinstance(step, (spec.CallBlock, spec.Repeat)):
+                bodies.append(step.body)
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def differences(saved: Manifest, wanted: Manifest) -> list[str]:
+    """Why a commit is of another model, in words; nothing where it is of the same."""
+    before, now = ({each.name: each.type for each in manifest.tensors} for manifest in (saved, wanted))
+    if before == now and saved.steps_digest == wanted.steps_digest:
+        return []
+    if before == now:
+        return ["the model's steps differ", *islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
+    notes = []
+    if _states(before) != _states(now):
+        notes.append(f"the optimizer was {saved.optimizer} {_states(before)}, and is {wanted.optimizer} {_states(now)}")
+    # States are where their parameters are, and as large: to name those is enough, unless only they differ.
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    parameters = [name for name in differing if "/" not in name]
+    differing = parameters or ([] if notes else differing)
+    notes += [_difference(name, before.get(name), now.get(name)) for name in differing[:MOST_SHOWN]]
+    if len(differing) > MOST_SHOWN:
+        notes.append(f"and {len(differing) - MOST_SHOWN} more tensors")
+    return notes
+
+
+def _difference(name: str, before: Type | None, now: Type | None) -> str:
+    if before is None or now is None:
+        return f"{name}: {before or now} is only in the {'file' if before is None else 'checkpoint'}"
+    return f"{name} was {before}, and is {now}"
+
+
+def changes(saved: Manifest, wanted: Manifest) -> list[str]:
+    """The settings that differ, in words."""
+    names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
+    return [
+        f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}"
+        for name in names
+        if saved.settings.get(name) != wanted.settings.get(name)
+    ]
+
+
+def _states(names: Iterable[str]) -> str:
+    """`(mean, square)`, what the optimizer keeps for a parameter."""
+    return f"({', '.join(sorted({name.split('/')[0] for name in names if '/' in name}))})"
+
+
+def _changed_lines(saved: Manifest, wanted: Manifest) -> Iterator[str]:
+    """The lines of the files that differ, as `- before` and `+ now`."""
+    before, now = (
+        [line.strip() for text in manifest.sources.values() for line in text.splitlines() if line.strip()]
+        for manifest in (saved, wanted)
+    )
+    for line in unified_diff(before, now, n=0, lineterm=""):
+        if line[:1] in "+-" and line[:3] not in ("---", "+++"):
+            yield f"{line[0]} {line[1:]}"

@@ -1,0 +1,107 @@
+"""A commit, opened to be read: everything is checked before anything is used.
+
+Whoever reads a commit asks first for what is wrong with it: `commits` looks at the directory, `Commit.problems` at
+files, their sizes, hashes and headers. Then any region of any tensor can be had, from whichever ranks have saved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from partita.compiler.layout import WHOLE
+from partita.dsl.types import BYTES
+from partita.runtime.checkpoint.commits import file_name, open_commit
+from partita.runtime.checkpoint.files import Damaged, sha256
+from partita.runtime.checkpoint.manifest import Manifest, Tensor
+from partita.runtime.checkpoint.parts import saves, sources
+from partita.runtime.checkpoint.shards import Entry, check_entries, opened, read_region
+from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.regions import Region, region_of, shape_of
+
+MOST_OPEN = 64  # files at a time
+
+
+def entries_of(manifest: Manifest, rank: int) -> tuple[Entry, ...]:
+    """What a rank's file holds, in the order of its bytes: wide dtypes first, so that each tensor is aligned."""
+    coordinates = manifest.mesh.coordinates(rank)
+    own = (tensor for tensor in manifest.tensors if saves(tensor, coordinates))
+    return tuple(_entry(tensor, manifest, rank) for tensor in by_width(own))
+
+
+def by_width(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors with the widest dtypes first, otherwise in order."""
+    return sorted(tensors, key=lambda tensor: -BYTES[tensor.type.dtype])
+
+
+def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
+    mesh = manifest.mesh
+    part = region_of(tensor.type, tensor.layout, mesh.sizes, mesh.coordinates(rank))
+    return Entry(tensor.name, tensor.type.dtype, shape_of(part))
+
+
+@define(eq=False)
+class Commit:
+    """A commit of the directory `path`; a context manager, which closes the files that were opened on the way."""
+
+    path: Path
+    manifest: Manifest
+    _open: dict[int, tuple[Any, ExitStack]] = field(factory=dict, init=False)
+    _tensors: dict[str, Tensor] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tensors = {tensor.name: tensor for tensor in self.manifest.tensors}
+
+    def __enter__(self) -> Commit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        _, stack = self._open.pop(next(iter(self._open)))
+        stack.close()
+
+    def problems(self, ranks: Iterable[int]) -> Iterator[str]:
+        """What is wrong with the files of some ranks, read from their first to last byte."""
+        for rank in ranks:
+            try:
+                self._check(rank)
+            except Damaged as damage:
+                yield str(damage)
+
+    def _check(self, rank: int) -> None:
+        name, wanted = file_name(rank), self.manifest.files[rank]
+        with open_commit(self.path, self.manifest.step) as handle:
+            if sha256(name, handle, wanted.size) != wanted.sha256:
+                raise Damaged(f"{name}: its SHA-256 is not the manifest's")
+        with opened(self._path(rank)) as file:
+            check_entries(file, name, entries_of(self.manifest, rank))
+
+    def _path(self, rank: int) -> Path:
+        return self.path / commit_name(self.manifest.step) / file_name(rank)
+
+    def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor, or a region of it, on the host or `into` a tensor of that shape. Raises Damaged."""
+        tensor = self._tensors[name]
+        wanted = region_of(tensor.type, WHOLE, {}, {}) if region is None else region
+        if into is None:
+            into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
+        for rank, inner, outer in sources(tensor, self.manifest.mesh, wanted):
+            into[outer].copy_(read_region(self._file(rank), name, inner))
+        return into
+
+    def _file(self, rank: int) -> Any:
+        if rank not in self._open:
+            if len(self._open) == MOST_OPEN:
+                self._close_oldest()
+            stack = ExitStack()
+            self._open[rank] = stack.enter_context(opened(self._path(rank))), stack
+        return self._open[rank][0]

@@ -1,0 +1,209 @@
+"""`manifest.json`: what a commit holds, and of which run it is.
+
+Records ⇄ sealed JSON. Reading fails closed: an unknown key, a wrong type, a size beyond its limit, a tensor that does
+not divide over the mesh as it says, each is Damaged. Names of files are never read: rank N's is `rank-N.safetensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from attrs import field, frozen
+
+from partita.compiler.layout import Layout
+from partita.compiler.mesh import Mesh
+from partita.dsl import limits
+from partita.dsl.diagnostic import refuse
+from partita.dsl.types import FLOATS, Axis, Type
+from partita.runtime.checkpoint.sealed import Reader, unseal
+
+NAME = "manifest.json"
+FORMAT, VERSION = "partita checkpoint", 1
+MOST_STEPS = 1 << 53  # a step is told to all ranks as a float of 64 bits
+MOST_TENSORS = 1 << 20
+WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
+TENSOR = rf"({WORD}/)?{PATH}"
+DIGEST = r"[0-9a-f]{64}"
+ANY = r".*"
+
+
+@frozen
+class Tensor:
+    """A whole tensor, and who has saved it.
+
+    A parameter has its full name, a state of the optimizer `STATE/PARAMETER`. It is cut along the mesh axes that
+    `layout` splits; along the others it is the same on all ranks that have it, and was saved by those at `at`.
+    """
+
+    name: str
+    type: Type
+    layout: Layout
+    at: tuple[tuple[str, int], ...]
+
+
+@frozen
+class File:
+    """A rank's file."""
+
+    size: int
+    sha256: str
+
+
+@frozen
+class Manifest:
+    """A commit. `steps_digest` stands for the model's steps (`identity`), `settings` for whatever else its numbers
+    depend on; `sources` are the texts of the `.par` files, by name, the main one first. `files` are by rank.
+    """
+
+    step: int
+    seed: int
+    model: str
+    steps_digest: str
+    optimizer: str
+    settings: Mapping[str, str]
+    sources: Mapping[str, str] = field(repr=False)
+    mesh: Mesh
+    layout: str
+    schedule: str
+    tensors: tuple[Tensor, ...] = field(repr=False)
+    files: tuple[File, ...] = field(default=(), repr=False)
+    time: int = 0  # seconds since 1970
+    written_by: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the file, but for its seal."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "written_by": self.written_by,
+            "time": self.time,
+            "step": self.step,
+            "data": {"step": self.step},
+            "random": {"seed": self.seed},
+            "model": {"name": self.model, "steps": self.steps_digest, "optimizer": self.optimizer},
+            "settings": dict(self.settings),
+            "sources": dict(self.sources),
+            "mesh": [list(axis) for axis in self.mesh.axes],
+            "layout": self.layout,
+            "schedule": self.schedule,
+            "tensors": [_tensor_json(each) for each in self.tensors],
+            "files": [{"size": each.size, "sha256": each.sha256} for each in self.files],
+        }
+
+    @property
+    def bytes(self) -> int:
+        """The size of all ranks' files."""
+        return sum(each.size for each in self.files)
+
+    @property
+    def mesh_text(self) -> str:
+        """`data 2 × pipe 2`, `one rank`."""
+        return " × ".join(f"{name} {size}" for name, size in self.mesh.axes if size > 1) or "one rank"
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """Read a manifest. Raises Damaged; Refused (E0805) for one of a later version of the format."""
+    reader = unseal(data)
+    version = reader.value.get("version")
+    if reader.value.get("format") == FORMAT and type(version) is int and version > VERSION:
+        raise refuse(
+            "E0805",
+            f"{where} is of version {version} of the format, and this Partita reads {VERSION}",
+            help="use the Partita that has written it, or a later one",
+        )
+    return _manifest(reader)
+
+
+def _tensor_json(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "dtype": tensor.type.dtype,
+        "axes": [[axis.name, axis.size] for axis in tensor.type.axes],
+        "split": [list(state) for state in tensor.layout.states],
+        "at": [list(coordinate) for coordinate in tensor.at],
+    }
+
+
+def _manifest(reader: Reader) -> Manifest:
+    (
+        form, version, written_by, time, step, data, random, model, settings, sources, mesh, layout, schedule, tensors,
+        files,
+    ) = reader.record(
+        "format", "version", "written_by", "time", "step", "data", "random", "model", "settings", "sources", "mesh",
+        "layout", "schedule", "tensors", "files",
+    )  # fmt: skip
+    form.text(FORMAT)
+    version.integer(VERSION, VERSION)
+    number = step.integer(0, MOST_STEPS)
+    (cursor,) = data.record("step")
+    cursor.integer(number, number)
+    (seed,) = random.record("seed")
+    name, steps, optimizer = model.record("name", "steps", "optimizer")
+    axes = [_pair(each, most=limits.RANKS) for each in mesh.each(64)]
+    if len(dict(axes)) != len(axes) or prod(size for _, size in axes) > limits.RANKS or any(s < 1 for _, s in axes):
+        mesh.fail("a mesh")
+    found_mesh = Mesh(tuple(axes))
+    found = tuple(_tensor(each, found_mesh) for each in tensors.each(MOST_TENSORS))
+    if len({each.name for each in found}) != len(found):
+        tensors.fail("a list of tensors with different names")
+    found_files = tuple(_file(each) for each in files.each(limits.RANKS))
+    if len(found_files) != found_mesh.ranks:
+        files.fail(f"a list of {found_mesh.ranks} files")
+    return Manifest(
+        number,
+        seed.integer(0, (1 << 63) - 1),
+        name.text(WORD),
+        steps.text(DIGEST),
+        optimizer.text(WORD),
+        settings.table(1000, ANY, lambda each: each.text(ANY, limits.FILE_BYTES)),
+        sources.table(limits.IMPORTS + 1, ANY, lambda each: each.text(ANY, limits.FILE_BYTES)),
+        found_mesh,
+        layout.text(ANY),
+        schedule.text(ANY, 1000),
+        found,
+        found_files,
+        time.integer(0, 1 << 40),
+        written_by.text(ANY),
+    )
+
+
+def _pair(reader: Reader, most: int) -> tuple[str, int]:
+    """`["data", 2]`."""
+    entries = list(reader.each(2))
+    if len(entries) != 2:
+        reader.fail("a name and a number")
+    return entries[0].text(WORD), entries[1].integer(0, most)
+
+
+def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
+    name, dtype, axes, split, at = reader.record("name", "dtype", "axes", "split", "at")
+    type = Type(dtype.text("|".join(FLOATS)), tuple(Axis(*_pair(each, limits.AXIS_SIZE)) for each in axes.each(64)))
+    if len(set(type.names)) != len(type.names) or not 0 < type.elements <= limits.ELEMENTS:
+        axes.fail("a list of different axes with sizes")
+    states = []
+    for each in split.each(64):
+        pair = [entry.text(WORD) for entry in each.each(2)]
+        if len(pair) != 2 or pair[0] not in mesh.sizes or pair[1] not in type.names:
+            each.fail("a mesh axis and an axis of the tensor")
+        states.append((pair[0], pair[1]))
+    order = [axis for axis, _ in mesh.axes]
+    if sorted(dict(states), key=order.index) != [axis for axis, _ in states]:
+        split.fail("a list of different mesh axes in the order of the mesh")
+    layout = Layout(tuple(states))
+    for axis in type.axes:
+        if axis.size % prod(mesh.sizes[over] for over in layout.over(axis.name)):
+            split.fail(f"a way to split {axis}")
+    coordinates = tuple(_pair(each, limits.RANKS) for each in at.each(64))
+    if [axis for axis, _ in coordinates] != [axis for axis in order if axis not in dict(states)]:
+        at.fail("a list of the other mesh axes")
+    if any(index >= mesh.sizes[axis] for axis, index in coordinates):
+        at.fail("a place on the mesh")
+    return Tensor(name.text(TENSOR, 2 * limits.NAME_CHARACTERS * limits.SCOPES), type, layout, coordinates)
+
+
+def _file(reader: Reader) -> File:
+    size, sha256 = reader.record("size", "sha256")
+    return File(size.integer(8, 1 << 62), sha256.text(DIGEST))

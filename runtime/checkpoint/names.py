@@ -1,0 +1,126 @@
+"""A name map: what another program calls our tensors, and in which order it keeps their axes.
+
+A JSON object from names of ours to theirs; `*` on both sides stands for the same part between dots. Where their axes
+differ, an object says how theirs are made of ours, several merged into one with the first slowest:
+
+    {"llama.embed_in": "model.embed_tokens.weight",
+     "llama.layer.*.attention.wq": {"name": "model.layers.*.self_attn.q_proj.weight",
+                                    "axes": ["groups heads key", "embed"]}}
+
+What the map does not name keeps its name. States of the optimizer go with their parameter: `mean/` and its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.report import suggestion
+from partita.dsl.types import Type
+from partita.runtime.checkpoint.manifest import Tensor
+
+MOST_BYTES = 1 << 20
+PART = r"([^./]+)"
+
+
+@frozen
+class Form:
+    """How a tensor stands in another file: its name there, and for each of its axes there the ones of ours in it."""
+
+    name: str
+    axes: tuple[tuple[str, ...], ...]
+
+    def shape(self, type: Type) -> tuple[int, ...]:
+        """The sizes of their axes."""
+        return tuple(prod(type.axis(name).size for name in group) for group in self.axes)
+
+    def theirs(self, tensor: torch.Tensor, type: Type) -> torch.Tensor:
+        """A tensor of ours as it stands there, contiguous."""
+        order = [type.position(name) for group in self.axes for name in group]
+        return tensor.permute(order).reshape(self.shape(type)).contiguous()
+
+    def ours(self, tensor: torch.Tensor, type: Type) -> torch.Tensor:
+        """A tensor from there as ours, contiguous."""
+        names = [name for group in self.axes for name in group]
+        split = tensor.reshape([type.axis(name).size for name in names])
+        return split.permute([names.index(name) for name in type.names]).contiguous()
+
+
+def read_names(path: Path) -> Mapping[str, Any]:
+    """The content of a map file. Raises Refused (E0810)."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        found = json.loads(data)
+    except OSError as error:
+        raise refuse("E0810", f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise refuse("E0810", f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise refuse("E0810", f"{path} is no JSON object")
+    return found
+
+
+def forms(tensors: Iterable[Tensor], names: Mapping[str, Any]) -> dict[str, Form]:
+    """The form of each tensor, by its name here. Raises Refused (E0810)."""
+    patterns = [(key, re.compile(re.escape(key).replace(r"\*", PART))) for key in names]
+    found: dict[str, Form] = {}
+    used = set()
+    tensors = tuple(tensors)
+    for tensor in tensors:
+        state, _, parameter = tensor.name.rpartition("/")
+        form = Form(parameter, tuple((name,) for name in tensor.type.names))
+        for key, pattern in patterns:
+            match = pattern.fullmatch(parameter)
+            if match is not None:
+                used.add(key)
+                form = _form(key, names[key], match.groups(), tensor.type)
+                break
+        found[tensor.name] = Form(f"{state}/{form.name}", form.axes) if state else form
+    _check(names, found, used, [tensor.name for tensor in tensors])
+    return found
+
+
+def _form(key: str, given: object, parts: Iterable[str], type: Type) -> Form:
+    name, axes = given, [list(type.names[i : i + 1]) for i in range(len(type.names))]
+    if isinstance(given, dict):
+        if not {"name"} <= set(given) <= {"name", "axes"}:
+            raise _wrong(key, "has the entries `name` and, if need be, `axes`")
+        name = given["name"]
+        written = given.get("axes", list(type.names))
+        if not isinstance(written, list) or not all(isinstance(group, str) for group in written):
+            raise _wrong(key, 'has `axes` as a list such as ["heads key", "embed"]')
+        axes = [group.split() for group in written]
+    if not isinstance(name, str) or not name:
+        raise _wrong(key, "is mapped to a name, or an object")
+    if sorted(axis for group in axes for axis in group) != sorted(type.names):
+        raise _wrong(key, f"has each of its axes once: {', '.join(type.names)}")
+    own = list(parts)
+    if name.count("*") != len(own):
+        raise _wrong(key, f"has {len(own)} `*`, and so must `{name}`")
+    return Form(re.sub(r"\*", lambda _: own.pop(0), name), tuple(map(tuple, axes)))
+
+
+def _check(names: Mapping[str, Any], found: Mapping[str, Form], used: set[str], known: list[str]) -> None:
+    for key in names:
+        if key not in used:
+            raise refuse("E0810", f"the map names `{key}`, and there is no such tensor", help=suggestion(key, known))
+    taken: dict[str, str] = {}
+    for ours, form in found.items():
+        other = taken.setdefault(form.name, ours)
+        if other != ours:
+            raise refuse("E0810", f"`{other}` and `{ours}` would both be called `{form.name}`")
+
+
+def _wrong(key: str, text: str) -> Refused:
+    return refuse("E0810", f"in the map, `{key}` {text}")

@@ -1,0 +1,164 @@
+"""Saving in the background: a rank writes its file while training goes on, and rank 0 makes the commit.
+
+Ranks tell each other through the directory, which all must see: a rank that has its file on disk puts a marker beside
+it, `rank-3.json`, with its size and hash. Rank 0 looks for the markers of all, writes the manifest from them, and
+commits. Where a rank cannot write, the disk being full, there will be no commit: the space is given back, the commits
+before stay, and training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from threading import Event, Thread
+
+from attrs import define, evolve, field
+
+from partita.runtime.checkpoint.commits import file_name
+from partita.runtime.checkpoint.files import Damaged, directory, put, read
+from partita.runtime.checkpoint.manifest import DIGEST, NAME, File, Manifest
+from partita.runtime.checkpoint.sealed import MOST_BYTES, seal, unseal
+from partita.runtime.checkpoint.shards import Shard, write_file
+from partita.runtime.checkpoint.store import Store
+
+POLL_SECONDS = 0.02
+# How long what another machine has written may take to be seen here, once that machine says that it is there.
+VISIBLE_SECONDS = 60.0
+MOST_MARKER = 1 << 12
+
+
+def marker_name(rank: int) -> str:
+    """The name of a rank's marker."""
+    return f"rank-{rank}.json"
+
+
+@define(eq=False)
+class Save:
+    """One save of one rank, in a thread of its own from the start. Rank 0's goes on to the commit.
+
+    First every rank asks `written`; when all have, each calls `conclude`. `error` is why this rank's part could not be
+    written, `trouble`, on rank 0, why there is no commit though all parts were, or what went wrong after it.
+    """
+
+    store: Store
+    manifest: Manifest
+    rank: int
+    shard: Shard
+    keep: int
+    error: OSError | None = field(default=None, init=False)
+    trouble: str | None = field(default=None, init=False)
+    committed: bool = field(default=False, init=False)
+    _written: Event = field(factory=Event, init=False)
+    _all_written: float | None = field(default=None, init=False)  # since when
+    _abandoned: bool = field(default=False, init=False)
+    _bug: BaseException | None = field(default=None, init=False)
+    _thread: Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # A daemon: a rank that ends because another one is gone does not stay for a save that cannot be completed.
+        self._thread = Thread(target=self._run, name="partita-checkpoint", daemon=True)
+        self._thread.start()
+
+    def written(self) -> OSError | None:
+        """Wait until this rank's part is on disk, or could not be written."""
+        self._written.wait()
+        self._raise_bug()
+        return self.error
+
+    def conclude(self, all_written: bool) -> None:
+        """Wait for the end, on rank 0 for the commit. What is to become none is removed."""
+        if all_written:
+            self._all_written = time.monotonic()
+        else:
+            self._abandoned = True
+        self._thread.join()
+        self._raise_bug()
+        if self.rank == 0 and not self.committed:
+            try:
+                self.store.abandon(self.manifest.step)
+            except OSError as error:
+                self.trouble = f"{self.trouble or 'it was abandoned'}; it could not be removed: {error.strerror}"
+
+    def _raise_bug(self) -> None:
+        if self._bug is not None:
+            raise self._bug
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._write()
+            self._written.set()
+            if self.rank == 0 and self.error is None:
+                self._commit()
+        except BaseException as error:  # to be raised again in the rank's own thread
+            self._bug = error
+        finally:
+            self._written.set()
+
+    def _write(self) -> None:
+        name, step = file_name(self.rank), self.manifest.step
+        try:
+            self.store.begin(step)
+            with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
+                try:
+                    file = write_file(name, handle, self.shard.blocks())
+                    put(marker_name(self.rank), handle, seal({"size": file.size, "sha256": file.sha256}))
+                except OSError:
+                    os.unlink(name, dir_fd=handle)  # other ranks may need the space
+                    raise
+        except OSError as error:
+            self.error = error
+
+    def _commit(self) -> None:
+        step = self.manifest.step
+        try:
+            files = self._files()
+            if files is None:
+                return
+            with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
+                text = seal(evolve(self.manifest, files=files, time=int(time.time())).as_json())
+                if len(text) > MOST_BYTES:
+                    raise Damaged(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
+                put(NAME, handle, text)
+                for rank in range(len(files)):
+                    os.unlink(marker_name(rank), dir_fd=handle)
+            self.store.commit(step)
+            self.committed = True
+            self.store.prune(self.keep)
+        except OSError as error:
+            self.trouble = f"older ones could not be removed: {error.strerror}" if self.committed else error.strerror
+        except Damaged as damage:
+            self.trouble = str(damage)
+
+    def _files(self) -> tuple[File, ...] | None:
+        """Wait for the markers of all ranks; what they say. None where the save is abandoned. Raises Damaged."""
+        found: list[File] = []
+        ranks = self.manifest.mesh.ranks
+        with directory(self.store.path) as outer, directory(self.store.partial(self.manifest.step), outer) as handle:
+            while not self._abandoned:
+                while len(found) < ranks and _exists(marker_name(len(found)), handle):
+                    found.append(_marker(marker_name(len(found)), handle))
+                if len(found) == ranks:
+                    return tuple(found)
+                if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
+                    raise Damaged(f"the file of rank {len(found)} is not here: all machines must share the directory")
+                time.sleep(POLL_SECONDS)
+        return None
+
+
+def _exists(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _marker(name: str, parent: int) -> File:
+    try:
+        size, sha256 = unseal(read(name, parent, MOST_MARKER)).record("size", "sha256")
+        return File(size.integer(0, 1 << 62), sha256.text(DIGEST))
+    except Damaged as damage:
+        text = str(damage)
+        raise Damaged(text if text.startswith(name) else f"{name}: {text}") from damage

@@ -1,0 +1,110 @@
+"""JSON that shows any change: its last line holds the SHA-256 of all bytes before it.
+
+What is read may come from strangers: nothing but plain values is made of it, and `Reader` answers with a value of the
+kind and size that is asked for, or Damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from attrs import frozen
+
+from partita.runtime.checkpoint.files import Damaged
+
+MOST_BYTES = 1 << 24  # JSON takes twenty times its length when it is read
+T = TypeVar("T")
+
+
+def seal(value: dict[str, Any]) -> bytes:
+    """A JSON object, one line for each of its entries, and the seal."""
+    lines = [f"{json.dumps(name)}: {_text(entry)}" for name, entry in value.items()]
+    body = ("{\n" + ",\n".join(lines)).encode()
+    return body + _tail(body)
+
+
+def unseal(data: bytes) -> Reader:
+    """The object in sealed JSON. Raises Damaged where it is not exactly what was sealed, or is no JSON object."""
+    length = len(_tail(b""))
+    body, tail = data[:-length], data[-length:]
+    if tail != _tail(body):
+        raise Damaged("its SHA-256 is not the one at its end")
+    try:
+        value = json.loads(data, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"it is no JSON that was written here: {error}") from error
+    del value["seal"]
+    return Reader(value, "")
+
+
+def _text(entry: object) -> str:
+    """A list of many objects on a line each, anything else on one."""
+    if isinstance(entry, list) and len(entry) > 1 and all(isinstance(each, dict) for each in entry):
+        return "[\n  " + ",\n  ".join(map(json.dumps, entry)) + "\n]"
+    return json.dumps(entry, allow_nan=False)
+
+
+def _tail(body: bytes) -> bytes:
+    return f',\n"seal": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+@frozen(eq=False)
+class Reader:
+    """A value, and where it stands. Each method gives it as what it must be, or raises Damaged."""
+
+    value: Any
+    place: str
+
+    def fail(self, wanted: str) -> NoReturn:
+        """Damaged: the value is not what is wanted."""
+        raise Damaged(f"`{self.place}` is not {wanted}")
+
+    def integer(self, least: int, most: int) -> int:
+        """An integer from `least` to `most`."""
+        if type(self.value) is not int or not least <= self.value <= most:
+            self.fail(f"an integer from {least} to {most}")
+        return int(self.value)
+
+    def text(self, pattern: str, most: int = 200) -> str:
+        """A string that a pattern matches whole."""
+        value = self.value
+        if not isinstance(value, str) or len(value) > most or not re.fullmatch(pattern, value, re.DOTALL):
+            self.fail(f"a text like {pattern}")
+        return str(value)
+
+    def each(self, most: int) -> Iterator[Reader]:
+        """The entries of a list."""
+        if not isinstance(self.value, list) or len(self.value) > most:
+            self.fail(f"a list of at most {most:,}")
+        for i, entry in enumerate(self.value):
+            yield Reader(entry, f"{self.place}[{i}]")
+
+    def table(self, most: int, pattern: str, entry: Callable[[Reader], T]) -> dict[str, T]:
+        """An object whose keys a pattern matches."""
+        if not isinstance(self.value, dict) or len(self.value) > most:
+            self.fail(f"an object of at most {most:,} entries")
+        return {Reader(name, self.place).text(pattern): entry(self._of(name)) for name in self.value}
+
+    def record(self, *names: str) -> Sequence[Reader]:
+        """The values of an object that has exactly these keys."""
+        if not isinstance(self.value, dict) or set(self.value) != set(names):
+            self.fail(f"an object with {', '.join(names)}")
+        return [self._of(name) for name in names]
+
+    def _of(self, name: str) -> Reader:
+        return Reader(self.value[name], f"{self.place}.{name}" if self.place else name)

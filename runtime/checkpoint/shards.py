@@ -1,0 +1,151 @@
+"""Files of tensors in the safetensors format: written in one pass, hashed on the way, read slice by slice.
+
+The format is a length, a JSON header and the tensors' bytes. It is written here and not by the safetensors package: a
+file is made through a descriptor (so that no link is followed), from memory that is there anyway, in blocks during
+which other threads run, and needs no second reading for its hash. Reading is the package's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from safetensors import SafetensorError, safe_open
+
+from partita.dsl.types import BYTES
+from partita.runtime.checkpoint.files import BLOCK, Damaged, create, write
+from partita.runtime.checkpoint.manifest import File
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.regions import Region
+
+# The format's words for dtypes.
+CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
+ALIGNMENT = 8  # of the first tensor in the file
+
+
+@frozen
+class Entry:
+    """A tensor of a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+def header(entries: Sequence[Entry]) -> bytes:
+    """What stands before the tensors' bytes, which follow in order of the entries without gaps."""
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for entry in entries:
+        start, end = end, end + entry.bytes
+        described[entry.name] = {"dtype": CODES[entry.dtype], "shape": entry.shape, "data_offsets": [start, end]}
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_file(name: str, parent: int, blocks: Iterable[bytes | memoryview]) -> File:
+    """A new file in an open directory, on disk when this returns; with its size and hash."""
+    digest, size = hashlib.sha256(), 0
+    handle = create(name, parent)
+    try:
+        for block in blocks:
+            digest.update(block)
+            write(handle, block)
+            size += len(block)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return File(size, digest.hexdigest())
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor of the host."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+@define(eq=False)
+class Shard:
+    """What a rank saves: its tensors, and one copy of them in the host's memory, made at the first save.
+
+    `take` copies the tensors as they are; `blocks` are the bytes of the file with what was taken last.
+    """
+
+    entries: tuple[Entry, ...]
+    tensors: tuple[torch.Tensor, ...]
+    _copy: torch.Tensor | None = None
+    _taken: torch.cuda.Event | None = field(default=None, init=False)
+
+    def take(self) -> None:
+        """Copy all tensors. On a GPU this returns at once: the copies are made before whatever is launched later."""
+        cuda = any(tensor.is_cuda for tensor in self.tensors)
+        if self._copy is None:
+            self._copy = torch.empty(sum(each.bytes for each in self.entries), dtype=torch.uint8, pin_memory=cuda)
+        start = 0
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            part = self._copy[start : start + entry.bytes]
+            part.view(DTYPES[entry.dtype]).view(entry.shape).copy_(tensor, non_blocking=True)
+            start += entry.bytes
+        if cuda:
+            self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._taken.record()
+
+    def blocks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of the file; waits until they are there."""
+        if self._taken is not None:
+            self._taken.synchronize()
+        assert self._copy is not None
+        yield header(self.entries)
+        data = self._copy.numpy().data
+        for start in range(0, len(data), BLOCK):
+            yield data[start : start + BLOCK]
+
+
+# ---------------------------------------------------------------- reading
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of tensors, by the safetensors package. Raises Damaged where it is none."""
+    try:
+        file = safe_open(os.fspath(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise Damaged(f"{path.name} is no file of tensors: {error}") from error
+    with file:
+        yield file
+
+
+def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
+    """Hold a file to what it must have. Raises Damaged."""
+    found = set(file.keys())
+    wanted = {each.name for each in entries}
+    if found != wanted:
+        which = sorted(wanted - found) or sorted(found - wanted)
+        raise Damaged(f"{name} {'lacks' if wanted - found else 'has a surplus'} {which[0]}")
+    for each in entries:
+        part = file.get_slice(each.name)
+        if part.get_dtype() != CODES[each.dtype] or tuple(part.get_shape()) != each.shape:
+            described = f"{part.get_dtype()}{part.get_shape()}"
+            raise Damaged(f"{name} has {each.name} as {described}, not {CODES[each.dtype]}{list(each.shape)}")
+
+
+def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
+    """A part of a tensor of an open file. Raises Damaged."""
+    try:
+        found: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
+    except SafetensorError as error:
+        raise Damaged(f"{name} cannot be read: {error}") from error
+    return found

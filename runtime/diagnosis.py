@@ -1,0 +1,242 @@
+"""Why a run stands still, or what a rank was doing when it died: from the positions of all ranks, in words.
+
+Every rank waits for some others, or works. Whoever is behind and works (or is stopped, or dead) is the one that the
+rest wait for: it is named first, with its action, and then who waits for it. Nothing is asked of the ranks: their
+flight recorders say how far they are, and the program what that means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend, WaitReceive, WaitSend
+from partita.compiler.program import Program
+from partita.runtime import flight
+from partita.runtime.flight import Position
+
+# What follows a step's instructions, by the marks taken after them (see `partita.runtime.stopwatch`).
+ENDINGS = (
+    "reducing gradients",
+    "exchanging gradients of tied parameters",
+    "making the statistics",
+    "adding the statistics of all ranks",
+    "updating parameters",
+)
+REDUCING, EXCHANGING, SUMMING = 0, 1, 3
+# How a rank may be besides.
+DEAD, STOPPED = "dead", "stopped"
+MOST_WAITING = 4  # ranks that wait and are named one by one
+
+
+@frozen
+class State:
+    """A rank, what it does in words, the ranks that it waits for, and whether it is stopped or dead besides."""
+
+    position: Position
+    doing: str
+    place: str
+    waits_for: tuple[int, ...]
+    condition: str = ""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+        return self.position.rank
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far it is, for comparing ranks that run the same program."""
+        return self.position.step, self.position.marks
+
+
+@frozen(eq=False)
+class Diagnosis:
+    """Reads positions by a run's programs. `conditions` are how ranks are besides, by rank."""
+
+    training: Program
+    evaluation: Program | None = None
+
+    def states(self, positions: Iterable[Position], conditions: Mapping[int, str] | None = None) -> list[State]:
+        """What every rank does."""
+        known = {position.rank: position for position in positions}
+        return [self._state(position, known, (conditions or {}).get(rank, "")) for rank, position in known.items()]
+
+    def lines(self, states: Sequence[State]) -> list[str]:
+        """Who holds the run up, and who waits for it; a line each."""
+        blamed = blame(states)
+        lines = [f"rank {each.rank} {self._doing(each)}{each.place}" for each in blamed]
+        names = {each.rank for each in blamed}
+        waiting = [each for each in states if each.rank not in names and each.waits_for]
+        waiting.sort(key=lambda each: (not names & set(each.waits_for), each.rank))
+        lines += [f"rank {each.rank} {self._doing(each)}{each.place}" for each in waiting[:MOST_WAITING]]
+        if len(waiting) > MOST_WAITING:
+            lines.append(f"{len(waiting) - MOST_WAITING} other ranks wait")
+        return lines
+
+    def as_json(self, states: Sequence[State]) -> list[dict[str, Any]]:
+        """All that is known, and the last actions of each rank with the seconds since they ended."""
+        return [
+            {
+                "rank": each.rank,
+                "process": each.position.process,
+                "condition": each.condition,
+                "step": each.position.step,
+                "doing": each.doing + each.place,
+                "seconds": each.position.seconds,
+                "waits_for": list(each.waits_for),
+                "history": self._history(each.position),
+            }
+            for each in states
+        ]
+
+    def write(self, path: Path, cause: str, states: Sequence[State]) -> None:
+        """The details as a file."""
+        path.write_text(json.dumps({"cause": cause, "ranks": self.as_json(states)}, indent=2) + "\n")
+
+    # ------------------------------------------------------------ one rank
+
+    @staticmethod
+    def _doing(state: State) -> str:
+        if state.condition == DEAD:
+            return state.doing.replace("waits", "waited", 1) if state.waits_for else f"was {state.doing}"
+        condition = f"is {state.condition}, " if state.condition else ""
+        verb = "" if condition or state.doing.startswith("waits") else "is "
+        return f"{condition}{verb}{state.doing} for {state.position.seconds:.0f} s"
+
+    def _program(self, position: Position) -> Program:
+        evaluating = position.activity == flight.EVALUATING and self.evaluation is not None
+        return self.evaluation if evaluating and self.evaluation is not None else self.training
+
+    def _state(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
+        if position.activity not in (flight.TRAINING, flight.EVALUATING):
+            return State(position, flight.ACTIVITIES[position.activity], self._step(position), (), condition)
+        program = self._program(position)
+        rank, mesh = position.rank, program.mesh
+        record = program.ranks[mesh.pipe_rank(rank)]
+        index = position.marks - 2
+        behind = tuple(
+            other.rank
+            for other in known.values()
+            if (other.activity, other.step, other.marks) != (position.activity, position.step, position.marks)
+            and (other.step, other.marks) < (position.step, position.marks)
+        )
+        column = {r for axis in mesh.sharding for r in mesh.group(rank, axis)}
+        beside = tuple(each for each in behind if each in column)
+        if index < 0:
+            return State(position, "at the start", self._step(position), beside, condition)
+        if index < len(record.instructions):
+            return self._instruction(position, program, record.instructions[index], beside, condition)
+        ending = index - len(record.instructions)
+        if ending >= len(ENDINGS):
+            return State(position, "between steps", self._step(position), (), condition)
+        waits: tuple[int, ...] = ()
+        if ending == SUMMING:
+            # Pipeline ranks have other marks: who is not yet summing is behind, whatever their numbers.
+            waits = tuple(o.rank for o in known.values() if o.rank != rank and not self._past(o, position, SUMMING))
+        elif ending == EXCHANGING:
+            peers = {mesh.peer(rank, each.transfer.channel.source) for each in record.receives}
+            peers |= {mesh.peer(rank, each.transfer.channel.destination) for each in record.sends}
+            waits = tuple(
+                r for r in sorted(peers - {rank}) if r in known and not self._past(known[r], position, EXCHANGING)
+            )
+        elif ending == REDUCING:
+            waits = beside
+        return State(position, ENDINGS[ending], self._step(position), waits, condition)
+
+    def _past(self, other: Position, own: Position, ending: int) -> bool:
+        """Whether another rank has come to some ending of this rank's step."""
+        if (other.step, other.activity) != (own.step, own.activity):
+            return other.step > own.step
+        program = self._program(other)
+        record = program.ranks[program.mesh.pipe_rank(other.rank)]
+        return other.marks - 2 - len(record.instructions) >= ending
+
+    def _instruction(
+        self, position: Position, program: Program, instruction: Instruction, beside: tuple[int, ...], condition: str
+    ) -> State:
+        rank, mesh = position.rank, program.mesh
+        step = self._step(position)
+        if isinstance(instruction, Compute):
+            action = instruction.action
+            function = program.stages[instruction.stage].functions.get(action.kind)
+            doing = f"in {action.kind} of microbatch {action.microbatch} of stage {instruction.stage}"
+            lines = source_lines(program.source, function) if function else ""
+            communicates = function is not None and "= yield " in body(program.source, function)
+            return State(position, doing, f"{step}{lines}", beside if communicates else (), condition)
+        transfer = instruction.transfer
+        what = f"`{transfer.message.value}` of microbatch {transfer.microbatch}"
+        if isinstance(instruction, (PostSend, PostReceive)):
+            verb = "posting the send of" if isinstance(instruction, PostSend) else "posting the receive of"
+            return State(position, f"{verb} {what}", step, (), condition)
+        channel = transfer.channel
+        other = mesh.peer(rank, channel.source if isinstance(instruction, WaitReceive) else channel.destination)
+        assert isinstance(instruction, (WaitReceive, WaitSend))
+        arrives = isinstance(instruction, WaitReceive)
+        doing = f"waits for {what} from rank {other}" if arrives else f"waits until rank {other} takes {what}"
+        return State(position, doing, step, (other,), condition)
+
+    @staticmethod
+    def _step(position: Position) -> str:
+        if position.activity == flight.TRAINING:
+            return f" (step {position.step})"
+        return f" (batch {-position.step} of an evaluation)" if position.activity == flight.EVALUATING else ""
+
+    def _history(self, position: Position) -> list[dict[str, Any]]:
+        """The instructions of this step that the recorder still knows, the last first."""
+        if position.activity not in (flight.TRAINING, flight.EVALUATING):
+            return []
+        program = self._program(position)
+        instructions = program.ranks[program.mesh.pipe_rank(position.rank)].instructions
+        found = []
+        # The last mark ended what is before the present place; mark 2 ended nothing but the prologue.
+        for back, age in enumerate(position.ages):
+            index = position.marks - 3 - back
+            if index < 0:
+                break
+            if index < len(instructions):
+                found.append({"did": str(instructions[index]), "ended_seconds_ago": age})
+        return found
+
+
+def blame(states: Sequence[State]) -> list[State]:
+    """Who holds the others up: the dead and the stopped, else who works though others wait for it.
+
+    Of ranks that wait for each other in a circle, all.
+    """
+    ill = [each for each in states if each.condition]
+    if ill:
+        return ill
+    by_rank = {each.rank: each for each in states}
+    working = [each for each in states if not each.waits_for]
+    wanted = {rank for each in states for rank in each.waits_for}
+    if blamed := [each for each in working if each.rank in wanted]:
+        return sorted(blamed, key=lambda each: (-each.position.seconds, each.rank))[:1]
+    if working:
+        return sorted(working, key=lambda each: (-each.position.seconds, each.rank))[:1]
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def body(source: str, function: str) -> str:
+    """The text of an emitted function, and of those that it calls."""
+    start = source.index(f"\ndef {function}(")
+    end = source.find("\ndef ", start + 1)
+    own = source[start : end if end >= 0 else len(source)]
+    called = dict.fromkeys(re.findall(r"= (?:yield from )?(\w+)\(c, ", own))
+    return own + "".join(body(source, name) for name in called)
+
+
+def source_lines(source: str, function: str) -> str:
+    """Which lines of the user's file a function computes: ` (gpt.par:31 to 44)`."""
+    places: dict[str, list[int]] = {}
+    for file, line in re.findall(r"  # (.+):(\d+)$", body(source, function), re.M):
+        places.setdefault(file, []).append(int(line))
+    if not places:
+        return ""
+    file, lines = max(places.items(), key=lambda item: len(item[1]))
+    return f" ({file}:{min(lines)}" + (f" to {max(lines)})" if max(lines) > min(lines) else ")")

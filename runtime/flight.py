@@ -1,0 +1,101 @@
+"""The flight recorder: what each rank is doing, in a small file that outlives it.
+
+A rank takes a mark whenever it has done something (the same marks in every step, see `partita.runtime.stopwatch`): a
+counter and the time go into a file that is mapped into memory, which costs a fraction of a microsecond and no system
+call. Whoever watches maps the file too, and sees how far a rank is though it hangs, is stopped or is dead: the system
+keeps a page that was written to.
+
+The file is 64-bit integers: a head (below), then the times of the last `RING` marks, mark n at n modulo `RING`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from time import monotonic_ns
+
+from attrs import frozen
+
+RING = 256
+# The head: what the rank is about, marks so far, marks before this step, the step, the process.
+ACTIVITY, MARKS, BEGUN, STEP, PROCESS, HEAD = 0, 1, 2, 3, 4, 8
+STARTING, TRAINING, EVALUATING, BETWEEN, ENDED = range(5)
+ACTIVITIES = ("starting", "training", "evaluating", "between steps", "ended")
+SIZE = 8 * (HEAD + RING)
+
+
+def path_of(directory: Path, rank: int) -> Path:
+    """The file of a rank."""
+    return directory / f"flight-{rank}"
+
+
+class Flight:
+    """One rank's recorder. Without a path it records into memory of its own: nobody watches."""
+
+    def __init__(self, path: Path | None) -> None:
+        if path is None:
+            self._memory: mmap.mmap | bytearray = bytearray(SIZE)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(descriptor, SIZE)
+                self._memory = mmap.mmap(descriptor, SIZE)
+            finally:
+                os.close(descriptor)
+        self._view = memoryview(self._memory).cast("q")
+        self._next = 0
+        self._view[PROCESS] = os.getpid()
+        self.mark()
+
+    def mark(self) -> None:
+        """The rank has done something."""
+        view, number = self._view, self._next
+        view[HEAD + number % RING] = monotonic_ns()
+        view[MARKS] = self._next = number + 1
+
+    def begin(self, activity: int, step: int = 0) -> None:
+        """The rank turns to something else: to a training step or an evaluation, whose marks are counted from here."""
+        view = self._view
+        view[STEP], view[BEGUN], view[ACTIVITY] = step, self._next, activity
+        self.mark()
+
+
+@frozen
+class Position:
+    """How far a rank is: `marks` of the `activity` are taken, the last one `seconds` ago.
+
+    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever.
+    """
+
+    rank: int
+    process: int
+    activity: int
+    step: int
+    marks: int
+    total: int
+    seconds: float
+    ages: tuple[float, ...]
+
+
+def read(directory: Path, rank: int) -> Position | None:
+    """Where a rank is; None before it has a recorder.
+
+    What is read while the rank writes may be a mark old, never torn: each number is one aligned word.
+    """
+    try:
+        data = path_of(directory, rank).read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < SIZE:
+        return None
+    words = memoryview(data).cast("q")
+    total = words[MARKS]
+    if total == 0:
+        return None
+    now = monotonic_ns()
+    last = range(total - 1, max(total - RING, 0) - 1, -1)
+    ages = tuple((now - words[HEAD + number % RING]) / 1e9 for number in last)
+    return Position(
+        rank, words[PROCESS], words[ACTIVITY], words[STEP], total - words[BEGUN], total, max(0.0, ages[0]), ages
+    )

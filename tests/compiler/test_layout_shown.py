@@ -1,0 +1,189 @@
+"""What people and programs see of a layout: `compile` and `explain` fit their console, and answer any name."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from partita.cli import compile as compile_command
+from partita.cli import explain as explain_command
+from partita.cli.main import main
+from partita.cli.table import Column, Table
+from partita.compiler.causes import communication
+from partita.compiler.explain import explain
+from partita.compiler.pipeline import Compilation
+from partita.compiler.summary import summarize
+from tests.compiler.layout_files import network, transformer
+
+ROOT = Path(__file__).parents[2]
+RULES = (
+    "shard batch -> data",
+    "shard heads, ffn, vocab -> tensor",
+    "shard seq -> tensor",
+    "shard state -> data",
+    "stage layer -> pipe",
+)
+
+
+@pytest.fixture(scope="module")
+def state() -> Compilation:
+    return transformer("data = 2, pipe = 2, tensor = 2", *RULES)
+
+
+def shown(show: Callable[[Console], None], width: int) -> list[str]:
+    output = io.StringIO()
+    show(Console(file=output, width=width, highlight=False))
+    return output.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_what_is_printed_fits(state: Compilation, width: int) -> None:
+    pages = [
+        shown(lambda console: compile_command.show(state, summarize(state), console), width),
+        shown(lambda console: explain_command.show(communication(state), console), width),
+        *(
+            shown(lambda console, each=each: explain_command.show_tensor(each, console), width)  # type: ignore[misc]
+            for name in ("wq", "attention.h", "nll", "tokens", "wte", "d(q)")
+            for each in explain(state, name)
+        ),
+    ]
+    for page in pages:
+        assert len(page) > 5
+        for line in page:
+            assert len(line) <= width
+            assert line == line.rstrip()
+
+
+def test_columns_that_do_not_fit_are_left_out(state: Compilation) -> None:
+    def headings(width: int) -> list[str]:
+        page = shown(lambda console: explain_command.show(communication(state), console), width)
+        return next(line.split() for line in page if line.startswith("  phase"))
+
+    assert headings(110) == ["phase", "collective", "over", "tensor", "change", "times", "each", "bytes", "time"]
+    assert headings(80) == ["phase", "collective", "over", "tensor", "times", "bytes", "time"]
+
+
+def test_a_deep_model_prints_no_more_than_a_shallow_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """96 layers on 48 stages of 1,024 ranks: what is alike stands in one row."""
+    path = str(ROOT / "bench" / "models" / "gpt_175b.par")
+    assert main(["compile", path]) == 0
+    summary = capsys.readouterr().out.splitlines()
+    assert main(["explain", path]) == 0
+    causes = capsys.readouterr().out.splitlines()
+    assert len(summary) < 40
+    assert len(causes) < 90
+    assert any(line.startswith("1 to 46 ") and "layer.2 … layer.93" in line for line in summary)
+    assert "a turn of gpt.layer (0 to 95) sends from each rank" in causes
+
+
+def test_compile_says_how_bytes_are_counted(state: Compilation) -> None:
+    page = " ".join(shown(lambda console: compile_command.show(state, summarize(state), console), 110))
+    assert "to all-reduce K bytes each of N ranks sends 2K(N−1)/N" in page
+
+
+def test_compile_names_what_a_rule_for_a_class_leaves_whole() -> None:
+    """`data` splits what it can; `tensor` of 5 divides neither parameter."""
+    state = network("data = 2, tensor = 5", "shard batch -> data", "shard state -> tensor, data")
+    assert summarize(state).as_json()["undivided"] == {"tensor": ["net.up", "net.down"]}
+    page = shown(lambda console: compile_command.show(state, summarize(state), console), 110)
+    assert "kept whole, though stored over tensor: net.up, net.down; no axis divides" in page
+
+
+def test_the_keys_of_json_are_stable(state: Compilation) -> None:
+    found = summarize(state).as_json()
+    keys = {"ranks", "stages", "parameters", "peak_memory", "collectives", "transfers", "seconds"}
+    assert keys <= set(found)
+    assert found["ranks"] == 8 == len(found["peak_memory"])
+    for each in found["collectives"]:
+        assert {"kind", "axis", "phase", "count", "bytes", "line"} <= set(each)
+    assert json.loads(json.dumps(found)) == found
+    assert {"shard", "cut", "assemble"} <= set(found["seconds"])
+
+
+def test_both_commands_count_the_same(state: Compilation) -> None:
+    """Their objects, for programs: by line in one, by kind, axis, phase and line in the other."""
+    compiled = summarize(state).as_json()["collectives"]
+    explained = [
+        {"file": line["file"], "line": line["line"], **each}
+        for line in communication(state).as_json()["lines"]
+        for each in line["collectives"]
+    ]
+
+    def sums(rows: list[dict[str, object]]) -> dict[tuple[object, ...], list[float]]:
+        found: dict[tuple[object, ...], list[float]] = {}
+        for row in rows:
+            key = tuple(row[name] for name in ("file", "line", "phase", "axis", "kind"))
+            total = found.setdefault(key, [0.0, 0.0])
+            for i, name in enumerate(("count", "bytes")):
+                total[i] += float(str(row[name]))
+        return found
+
+    assert sums(compiled) == sums(explained)
+    assert len(compiled) > 20
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["explain", str(ROOT / "specs" / "tiny.par"), *words])
+    output = capsys.readouterr()
+    return status, output.out + output.err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("wqq", "`wqq` names no tensor of this program; did you mean `wq`?"),
+        ("layer.3.atention.wq", "did you mean `layer.attention.wq`?"),
+        ("d(attention.qq)", "did you mean `d("),
+        ("layer.99.attention.wq", "it is in 4 turns, `tiny.layer.0.attention.wq` the first"),
+        ("attention", "but a part of the model: name a tensor in it, such as `attention.wq`"),
+        ("layer.2", "but a part of the model: name a tensor in it, such as `attention.wq`"),
+        ("", "`` names no tensor of this program"),
+        (".", "`.` names no tensor of this program"),
+        ("d(", "`d(` names no tensor of this program"),
+        (")(", "`)(` names no tensor of this program"),
+        ("[bold]", "`[bold]` names no tensor of this program"),
+        ("\x1b[2J", "`\ufffd[2J` names no tensor of this program"),
+        ("x" * 5000, "names no tensor of this program\n"),
+    ],
+)
+def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str], name: str, expected: str) -> None:
+    status, output = answer(capsys, name)
+    assert status == 2
+    assert expected in output
+
+
+def test_more_than_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "wq", "wk") == (2, "partita: one NAME at a time, not wq, wk\n")
+
+
+def test_a_name_among_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    status, output = answer(capsys, "batch=16", "wq", "laptop.pipe=1")
+    assert status == 0
+    assert output.startswith("tiny.layer.attention.wq: f32[embed=128, heads=4, key=32], a parameter in 4 turns\n")
+
+
+def test_the_loss_and_metrics_by_their_names(state: Compilation) -> None:
+    (found,) = explain(state, "loss")
+    assert found.name == "gpt.cross_entropy"
+    assert str(found.made) == "sum/data sum/tensor"
+
+
+def test_one_rank_communicates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    status, output = answer(capsys, "laptop.pipe=1")
+    assert (status, output) == (0, "tiny: 1 rank, 8 microbatches\nnothing is communicated\n")
+
+
+def test_a_table_wraps_its_last_column() -> None:
+    columns = [Column("name"), Column("empty"), Column("because")]
+    rows = [("wq", "", "the first rule splits it over tensor"), ("w", "", "short")]
+    assert list(Table(columns, rows, 24).lines()) == [
+        "wq    the first rule",
+        "      splits it over",
+        "      tensor",
+        "w     short",
+    ]
