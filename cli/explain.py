@@ -195,7 +195,8 @@ def show_tensor(found: Explanation, console: Console) -> None:
     ways = [(way.mesh_axis, "taken" if way.taken else "", _time(way), way.states) for way in found.alternatives]
     table("over, , time, operands → result", ways)
     copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in found.copies]
-    table("copy, by, in, for", copies)
+    columns = [Column("copy"), Column("by", spare=1), Column("in"), Column("for")]
+    print_table(console, Table(columns, copies, console.width))
     if found.moved:
         names = short_names(each.tensor for each in found.moved)
         rows = [moved_row(each, names[each.tensor]) for each in found.moved]

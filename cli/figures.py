@@ -28,3 +28,8 @@ def seconds_text(value: float) -> str:
     if value >= 1e-3:
         return f"{value * 1e3:.1f} ms"
     return f"{value * 1e6:.0f} µs"
+
+
+def plain_text(value: float) -> str:
+    """A number without a unit."""
+    return f"{value:,.6g}"

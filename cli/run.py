@@ -33,7 +33,7 @@ STALL_SECONDS = 600.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None is a prefix of one of torchrun's, which would swallow it."""
     add_source_arguments(parser)
-    parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl goes (default: runs/NAME)")
+    parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl and checkpoints go (default: runs/NAME)")
     parser.add_argument(
         "--transport",
         choices=("gloo", "nccl", "virtual"),

@@ -1,15 +1,21 @@
-"""`partita schedule FILE`: the predicted timeline of one step, its bubble, and live activations by rank."""
+"""`partita schedule FILE`: the predicted timeline of one step, its bubble, and live activations by rank; of a program,
+or of a schedule by itself (`partita.cli.abstract`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.cli import abstract
+from partita.cli.figures import plain_text, seconds_text
 from partita.cli.output import deliver, text_of
-from partita.cli.source import add_source_arguments, compile_or_report
+from partita.cli.source import add_source_arguments, compile_or_report, report
+from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,12 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="bubble, makespan, peak_live and actions as JSON")
     parser.add_argument("-o", "--output", metavar="OUT", help="draw to a file: .svg, .png, or .json for a Chrome trace")
+    abstract.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, simulate and print. 0, or 1 with diagnostics, 2 where `-o` cannot be written."""
+    """Compile, simulate and print. 0, or 1 with diagnostics, 2 for options that do not go together or `-o` that cannot
+    be written.
+    """
     if not _drawable(arguments):
         return 2
+    problem = abstract.asked(arguments)
+    if problem:
+        print(f"partita: {problem}", file=sys.stderr)
+        return 2
+    if problem is not None:
+        try:
+            return present(arguments, *abstract.made(arguments), plain_text)
+        except Refused as refused:
+            report(refused.diagnostics)
+            return 1
     state = compile_or_report(arguments)
     if state is None:
         return 1
@@ -51,8 +70,13 @@ def _drawable(arguments: argparse.Namespace) -> bool:
     return problem is None
 
 
-def present(arguments: argparse.Namespace, schedule: Schedule, timeline: Timeline) -> int:
-    """Print a timeline, or write it to a file, in the form that is asked for. 0, or 2 where that cannot be written."""
+def present(
+    arguments: argparse.Namespace, schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text
+) -> int:
+    """Print a timeline, or write it to a file, in the form that is asked for. 0, or 2 where that cannot be written.
+
+    `number` writes times.
+    """
     if arguments.json:
         from partita.cli.timeline import as_json
 
@@ -60,28 +84,32 @@ def present(arguments: argparse.Namespace, schedule: Schedule, timeline: Timelin
     if arguments.output is not None:
         from partita.cli.pictures import Picture, save
 
-        return 0 if save([Picture(headline(schedule, timeline), timeline, schedule)], Path(arguments.output)) else 2
-    return deliver(text_of(lambda console: show(schedule, timeline, console), None), None)
+        title = headline(schedule, timeline, number)
+        return 0 if save([Picture(title, timeline, schedule)], Path(arguments.output)) else 2
+    return deliver(text_of(lambda console: show(schedule, timeline, console, number), None), None)
 
 
-def headline(schedule: Schedule, timeline: Timeline) -> str:
+def headline(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> str:
     """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms, bubble 25.9%`."""
-    from partita.cli.figures import seconds_text
-
     chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+    least = ""
+    if schedule.search is not None:
+        least = f"; cost {number(timeline.cost)}, at least {number(schedule.search.least)}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
-        f"step {seconds_text(timeline.makespan)}, bubble {timeline.bubble:.1%}"
+        f"step {number(timeline.makespan)}, bubble {timeline.bubble:.1%}{least}"
     )
 
 
-def show(schedule: Schedule, timeline: Timeline, console: Console) -> None:
+def show(
+    schedule: Schedule, timeline: Timeline, console: Console, number: Callable[[float], str] = seconds_text
+) -> None:
     """Print the timeline and the table of ranks, as wide as the console."""
     from partita.cli.timeline import draw, legend, rank_table
 
-    name, rest = headline(schedule, timeline).split(":", 1)
+    name, rest = headline(schedule, timeline, number).split(":", 1)
     console.print(f"[bold]{name}[/]:{rest}\n")
     console.print(draw(schedule, timeline, console.width))
     console.print(legend(schedule))
-    console.print(rank_table(schedule, timeline))
+    console.print(rank_table(schedule, timeline, number))

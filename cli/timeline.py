@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -68,15 +69,21 @@ def _style(interval: Interval, schedule: Schedule) -> str:
 
 def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """The stable object of `schedule --json`: `actions` are one list per rank, as `F0.3`."""
-    return {
+    found = {
         "bubble": timeline.bubble,
         "makespan": timeline.makespan,
         "peak_live": list(timeline.peak_live),
         "actions": [[str(action) for action in actions] for actions in schedule.actions],
     }
+    if schedule.search is None:
+        return found
+    least = schedule.search.least
+    bubble = max(0.0, 1 - max(timeline.busy) / least) if least else 0.0
+    search = {"found": schedule.search.family, "cost": timeline.cost, "least_cost": least, "least_bubble": bubble}
+    return {**found, **search}
 
 
-def rank_table(schedule: Schedule, timeline: Timeline) -> Table:
+def rank_table(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> Table:
     """For each rank its stages, busy time, share of the step that it idles, and live activations."""
     table = Table("rank", "stages", box=None)
     for heading in ("busy", "idle", "peak live", "bound"):
@@ -87,7 +94,7 @@ def rank_table(schedule: Schedule, timeline: Timeline) -> Table:
         table.add_row(
             str(rank),
             ", ".join(map(str, stages)),
-            seconds_text(busy),
+            number(busy),
             f"{idle:.1%}",
             str(timeline.peak_live[rank]),
             str(schedule.bound[rank]),

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 
 from partita.compiler.choice import localized
 from partita.compiler.graph import Builder, Input, Node, Phase, Value
-from partita.compiler.layout import Layout, is_split, layout_of, local_type
+from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
 from partita.compiler.moves import Moves
 from partita.compiler.ops.op import MAX, SUM, State
 from partita.dsl.types import Type
@@ -100,6 +100,13 @@ class Copies:
         moved = self.move(source, layout, node.stage, phase, node.scope, node)
         known.expanded.setdefault(key, {})[layout] = moved
         return moved
+
+    def available(self, known: Known, node: Node) -> tuple[Layout, ...]:
+        """The layouts in which a node can read a value at once; to another stage parts of sums are not sent."""
+        found = tuple(known.copies(node.stage, GROUP[node.phase]))
+        if known.stage in (None, node.stage) or known.value in self.portable:
+            return found
+        return tuple(each for each in found if not each.partial) or (self._reduced_layout(known, WHOLE),)
 
     def _there(self, known: Known, layout: Layout, node: Node, crosses: bool) -> Value | None:
         """The value in a layout, if it is there; what would cross a slow link whole is not."""

@@ -2,8 +2,8 @@
 
 What a rank has for microbatches in flight is the limit (the device's memory, or the schedule's own argument) less
 everything else that it holds, counted on a program of the same stages that runs one microbatch after the other. The
-program with the schedule found is then counted as a whole; where it exceeds the limit after all (by transfers in flight,
-say), the search has so much less.
+program with the schedule found is then counted as a whole; where it exceeds the limit after all (by transfers in
+flight, say), the search has so much less.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from partita.compiler.assemble import assemble
 from partita.compiler.footprint import peak_memory, room
 from partita.compiler.prediction import costs_of
 from partita.compiler.program import Program
-from partita.compiler.schedules.auto import one_by_one
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
+from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import refuse
@@ -100,4 +100,5 @@ def _beside(state: Compilation, placement: Placement) -> Memory:
         tuple(room(trial, rank, 0) for rank in trial.program.ranks),
         tuple(float(stage.saved) for stage in trial.program.stages),
         tuple(float(stage.kept) for stage in trial.program.stages),
+        "bytes",
     )

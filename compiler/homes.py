@@ -25,8 +25,6 @@ from partita.dsl.types import Type
 
 # What a class stands for: `param` implies `grad`, `grad` implies `state`.
 IMPLIED = {"param": ("param", "grad", "state"), "grad": ("grad", "state"), "state": ("state",)}
-
-
 # How many tensors a warning names.
 EXAMPLES = 3
 
@@ -113,7 +111,8 @@ class Homes:
                 continue
             own = [each for each in taken if each[2] == wish.target.name]
             mesh_axis, before, axis = (own or [each for each in taken if each[0] in wish.mesh_axes])[0]
-            because = f"`{axis}` is split over `{mesh_axis}` already" if own else f"`{mesh_axis}` is taken by `{axis}`"
+            over = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
+            because = f"`{axis}` is split over {over} already" if own else f"{over} is taken by `{axis}`"
             yield wish, because, before
 
     def _alone(self, name: str) -> str | None:
@@ -168,11 +167,21 @@ class Homes:
     # ------------------------------------------------------------ rules without effect
 
     def warnings(self) -> Iterator[Diagnostic]:
-        """W0301 for each target that no tensor was split by, with the tensors that it might have split."""
-        for wish in (*self.axis_wishes, *self.tensor_wishes, *self.class_wishes):
+        """W0301 for each target that no tensor was split by, with the tensors that it might have split; W0302 for each
+        mesh axis that splits no tensor but between uses."""
+        wishes = (*self.axis_wishes, *self.tensor_wishes, *self.class_wishes)
+        for wish in wishes:
             if wish not in self.applied:
                 notes, help = self._unapplied(wish)
                 yield Diagnostic("W0301", f"`{wish}` applies to no tensor", wish.target.span, notes=notes, help=help)
+        splitting = {mesh_axis for layout in self._layouts.values() for mesh_axis, _ in layout.states}
+        for mesh_axis in self.mesh.sharding:
+            naming = [wish for wish in wishes if mesh_axis in wish.mesh_axes and wish in self.applied]
+            if mesh_axis not in splitting and naming:
+                ranks = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
+                help = f"split the batch over it as well: `shard batch -> {mesh_axis}`"
+                message = f"no value is split over {ranks}: its ranks all compute the same"
+                yield Diagnostic("W0302", message, naming[0].rule, help=help)
 
     def _unapplied(self, wish: Wish) -> tuple[tuple[str, ...], str]:
         """Tensors that a rule was tried for, with what came before it; and what can be done."""
@@ -214,9 +223,11 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
             continue
         if mesh.pipe in rule.mesh_axes:
             staged = [r.span for r in rules if isinstance(r, (spec.StageRule, spec.PlaceRule))]
+            pipe = f"mesh axis `{mesh.pipe}` of {mesh.sizes[mesh.pipe]}"
+            wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
             raise refuse(
                 "E0412",
-                f"mesh axis `{mesh.pipe}` is the pipeline's, and cannot split tensors as well",
+                f"{pipe} is the pipeline's, and cannot split {wanted} as well",
                 rule.span,
                 notes=[f"`{span.text}`   ({span.place})" for span in staged[:1]],
                 help="use another mesh axis for one of the two",

@@ -59,8 +59,8 @@ class Transfer:
 
 @frozen
 class Compute:
-    """Run an action; `joined`: at the same time as the action right before it. Ranks run no joined actions: they are for
-    the simulator, of what a device that overlaps the two would do.
+    """Run an action; `joined`: at the same time as the action right before it. Ranks run no joined actions: they tell
+    the simulator what a device does that overlaps the two.
     """
 
     action: Action

@@ -188,7 +188,7 @@ class _Sharder:
             return Operand(value.type, (), known.home, free=True)
         if known.weight:
             return Operand(value.type, (known.home,), known.home, stays=True)
-        available = tuple(known.copies(node.stage, GROUP[node.phase]))
+        available = self.copies.available(known, node)
         return Operand(value.type, available, known.home, stays=value in self.staying)
 
     def _result(self, value: Value, node: Node) -> Result:

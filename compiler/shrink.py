@@ -19,6 +19,9 @@ from attrs import evolve, frozen
 from partita.compiler.costs import device_of, link_of
 from partita.compiler.placement import pipeline_of
 from partita.compiler.resize import Initial, Resized, of_order_one
+from partita.compiler.schedules.registry import size_of
+from partita.compiler.schedules.schedule import WEIGHT
+from partita.compiler.schedules.text import read
 from partita.compiler.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
@@ -29,6 +32,8 @@ from partita.dsl.types import Axis
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
 MOST_RANKS, MOST_STAGES = 40, 48
+# The memory that a schedule is searched within: that of the small copy's device says other things.
+_PLENTY = float(1 << 60)
 
 
 @frozen(eq=False)
@@ -118,7 +123,7 @@ def _shards(given: spec.Spec) -> list[spec.ShardRule]:
 
 
 def _pipe(given: spec.Spec, call: spec.Call | None) -> _Pipe:
-    chunks = int((call.arguments.get("chunks") if call else None) or 1)
+    chunks, _ = size_of(call)
     found = pipeline_of(given.layout, given.mesh, chunks)
     ranks = min(found.ranks, PIPELINE)
     while ranks > 2 and ranks * chunks > MOST_STAGES:
@@ -131,7 +136,7 @@ def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
     """Enough to fill and drain the pipeline, with a remainder where there was one."""
     if call is None:
         return 1
-    declared = int(call.arguments["microbatches"])
+    _, declared = size_of(call)
     wanted = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
     return min(declared, max(wanted, int(_group(call, pipe) or 0)))
 
@@ -264,9 +269,18 @@ def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule
     if given.schedule is None:
         return None
     call = given.schedule.call
+    if call.name == "from_file":
+        # An order is written for one size: the small copy has its chunks, placement and kinds of actions.
+        split = any(action.kind == WEIGHT for line in read(call.arguments["path"]).actions for action in line)
+        kept = {key: call.arguments[key] for key in ("over", "placement")}
+        call = evolve(call, name="policy", arguments={**kept, "chunks": pipe.after[1], "split_backward": split})
     arguments = {**call.arguments, "microbatches": microbatches}
     if call.arguments.get("chunks"):
         arguments["chunks"] = pipe.after[1]
     if "group" in arguments:
         arguments["group"] = _group(call, pipe)
+    if "in_flight" in arguments and arguments["in_flight"] is not None:
+        arguments["in_flight"] = max(arguments["in_flight"], pipe.after[1])
+    if "memory" in arguments:
+        arguments["memory"] = _PLENTY
     return evolve(given.schedule, call=evolve(call, arguments=arguments))

@@ -136,6 +136,7 @@ CODES: dict[str, Code] = {
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),
+    "W0302": Code("ranks do the same", "A mesh axis splits only what is stored between uses, and no value of the model: its ranks all compute the same.", "Split the batch over it: `shard batch -> data`."),
     "W0401": Code("no effect yet", "The file asks for something that parses and checks, but that this version does not do.", "Leave it; it does no harm."),
     "W0801": Code("checkpoint passed over", "A checkpoint is damaged; the run goes on from the one before it, and gives the damaged one the ending `.damaged`.", "Look for the cause: a checkpoint does not change once it is written."),
     "W0802": Code("checkpoint not saved", "A save failed; the message says why. Training goes on, and the checkpoints before stay. Should the last save of a run fail, it ends with exit status 3.", "Make room. The next save is tried when it is due."),

@@ -10,6 +10,10 @@ from attrs import frozen
 from partita.dsl.source import Span
 
 
+# Of longer lines (a schedule as text has as long ones as there are actions), so many characters are shown.
+LINE = 160
+
+
 @frozen
 class Diagnostic:
     """One error or warning.
@@ -38,6 +42,7 @@ class Diagnostic:
             text = self.span.source.line(line)
             number = str(line)
             margin = " " * len(number)
+            text, column = _cropped(text, column)
             length = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
             # Tabs stay tabs under the line, so that the carets stand where the text does.
             indent = "".join("\t" if character == "\t" else " " for character in text[: column - 1])
@@ -64,6 +69,16 @@ class Diagnostic:
             "help": self.help,
             "notes": list(self.notes),
         }
+
+
+def _cropped(text: str, column: int) -> tuple[str, int]:
+    """The part of a long line around a column, and the column in it."""
+    if len(text) <= LINE:
+        return text, column
+    start = max(0, min(column - 1 - LINE // 3, len(text) - LINE))
+    end = start + LINE
+    before, after = "…" * (start > 0), "…" * (end < len(text))
+    return f"{before}{text[start:end]}{after}", column - start + len(before)
 
 
 class Refused(ValueError):

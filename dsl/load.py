@@ -39,7 +39,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), root: str | Path | Non
 
 
 def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = (), path: str | Path | None = None) -> Loaded:
-    """Check a text as if it stood in the file of that path; without one it can name no other file. Otherwise as `load`."""
+    """Check a text as if it stood in the file of that path; without one it can name no others. Otherwise `load`."""
     return _loaded(lambda: source_of(text, name), os.fspath(path) if path is not None else None, overrides, None)
 
 

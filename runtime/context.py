@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from partita.runtime.flight import Flight
 from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 
@@ -20,7 +21,7 @@ class Context:
     """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
 
     `coordinates` are the rank's along every mesh axis. The collectives are the transport's, along a mesh axis.
-    `record` is called with the values that a traced program makes.
+    `record` is called with the values that a traced program makes; `flight` counts collectives.
     """
 
     seed: int
@@ -31,28 +32,32 @@ class Context:
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None
     record: Callable[[str, torch.Tensor], None] | None = None
+    flight: Flight | None = None
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start a gather of each tensor along its dimension."""
-        assert self.transport is not None
-        return self.transport.all_gather(axis, tensors, dims)
+        return self._starting().all_gather(axis, tensors, dims)
 
     def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start a sum of each tensor, of which each rank gets its part along a dimension."""
-        assert self.transport is not None
-        return self.transport.reduce_scatter(axis, tensors, dims)
+        return self._starting().reduce_scatter(axis, tensors, dims)
 
     def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collective:
         """Start a sum, or maximum, of each tensor."""
-        assert self.transport is not None
-        return self.transport.all_reduce(axis, tensors, maximum)
+        return self._starting().all_reduce(axis, tensors, maximum)
 
     def all_to_all(
         self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> Collective:
         """Start an exchange, from parts of each tensor along one dimension to parts along another."""
+        return self._starting().all_to_all(axis, tensors, gathered_dims, cut_dims)
+
+    def _starting(self) -> Transport:
+        """The transport, at the start of a collective."""
         assert self.transport is not None
-        return self.transport.all_to_all(axis, tensors, gathered_dims, cut_dims)
+        if self.flight is not None:
+            self.flight.collective()
+        return self.transport
 
 
 def begun(called: Any) -> Generator[None, None, Any]:

@@ -120,18 +120,17 @@ class Diagnosis:
         rank, mesh = position.rank, program.mesh
         record = program.ranks[mesh.pipe_rank(rank)]
         index = position.marks - 2
-        behind = tuple(
+        column = {r for axis in mesh.sharding for r in mesh.group(rank, axis)}
+        own = (position.step, position.marks, position.collectives)
+        beside = tuple(
             other.rank
             for other in known.values()
-            if (other.activity, other.step, other.marks) != (position.activity, position.step, position.marks)
-            and (other.step, other.marks) < (position.step, position.marks)
+            if other.rank in column and (other.step, other.marks, other.collectives) < own
         )
-        column = {r for axis in mesh.sharding for r in mesh.group(rank, axis)}
-        beside = tuple(each for each in behind if each in column)
         if index < 0:
             return State(position, "at the start", self._step(position), beside, condition)
         if index < len(record.instructions):
-            return self._instruction(position, program, record.instructions[index], beside, condition)
+            return self._instruction(position, known, program, record.instructions[index], beside, condition)
         ending = index - len(record.instructions)
         if ending >= len(ENDINGS):
             return State(position, "between steps", self._step(position), (), condition)
@@ -151,14 +150,18 @@ class Diagnosis:
 
     def _past(self, other: Position, own: Position, ending: int) -> bool:
         """Whether another rank has come to some ending of this rank's step."""
-        if (other.step, other.activity) != (own.step, own.activity):
-            return other.step > own.step
-        program = self._program(other)
+        program = self._program(own)
         record = program.ranks[program.mesh.pipe_rank(other.rank)]
-        return other.marks - 2 - len(record.instructions) >= ending
+        return self._reached(other, own, 2 + len(record.instructions) + ending)
 
     def _instruction(
-        self, position: Position, program: Program, instruction: Instruction, beside: tuple[int, ...], condition: str
+        self,
+        position: Position,
+        known: Mapping[int, Position],
+        program: Program,
+        instruction: Instruction,
+        beside: tuple[int, ...],
+        condition: str,
     ) -> State:
         rank, mesh = position.rank, program.mesh
         step = self._step(position)
@@ -175,11 +178,24 @@ class Diagnosis:
             verb = "posting the send of" if isinstance(instruction, PostSend) else "posting the receive of"
             return State(position, f"{verb} {what}", step, (), condition)
         channel = transfer.channel
-        other = mesh.peer(rank, channel.source if isinstance(instruction, WaitReceive) else channel.destination)
         assert isinstance(instruction, (WaitReceive, WaitSend))
         arrives = isinstance(instruction, WaitReceive)
+        pipe_rank = channel.source if arrives else channel.destination
+        other = mesh.peer(rank, pipe_rank)
+        post = PostSend(transfer) if arrives else PostReceive(transfer)
+        posted = program.ranks[pipe_rank].instructions.index(post) + 2  # marks of whoever is past the post
+        if other in known and self._reached(known[other], position, posted + 1):
+            doing = f"takes {what} from rank {other}" if arrives else f"hands {what} to rank {other}"
+            return State(position, f"at the wait that {doing}", step, (), condition)
         doing = f"waits for {what} from rank {other}" if arrives else f"waits until rank {other} takes {what}"
         return State(position, doing, step, (other,), condition)
+
+    @staticmethod
+    def _reached(other: Position, own: Position, marks: int) -> bool:
+        """Whether another rank has taken so many marks of this rank's step."""
+        if (other.activity, other.step) == (own.activity, own.step):
+            return other.marks >= marks
+        return other.step > own.step
 
     @staticmethod
     def _step(position: Position) -> str:

@@ -63,7 +63,7 @@ class Executor:
         self._reducing: dict[int, Waits] = {}
         binder = Binder(program, self.record, self.stages, transport, self.context, self._inputs, self._reducing)
         bound = binder.bind()
-        self._flight = flight or Flight(None)
+        self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
         self._instructions = _with_marks(bound, self._flight.mark)
         self.stopwatch: Stopwatch | None = None

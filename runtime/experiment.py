@@ -27,6 +27,7 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.random import Noise
+from partita.runtime.faults import NotFinite
 from partita.runtime.recording import Recorder
 from partita.runtime.training import Plan, VirtualRun, prepare
 
@@ -71,7 +72,12 @@ def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
         experiment = settled(small)
         if experiment is not None:
             return experiment
-    raise refuse(
+    raise never_finite(small)
+
+
+def never_finite(small: Spec) -> Refused:
+    """The refusal (E0703) of a model that comes to no finite loss and gradient."""
+    return refuse(
         "E0703",
         f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
         small.model.loss_span if small.model else None,
@@ -112,9 +118,11 @@ def _compiled(small: Spec) -> Plan:
 
 
 def _norm(plan: Plan) -> float:
-    """The gradient norm of the first step."""
+    """The gradient norm of the first step; not a number where that, or the loss, is not finite."""
     try:
-        loss, norm = VirtualRun(plan).step(1, batches(plan.program, plan.train.seed)[0])
+        _, norm = VirtualRun(plan).step(1, batches(plan.program, plan.train.seed)[0])
+    except NotFinite:
+        return float("nan")
     except (IndexError, RuntimeError) as error:
         raise refuse(
             "E0703",
@@ -123,7 +131,7 @@ def _norm(plan: Plan) -> float:
             notes=[str(error).strip().splitlines()[0]],
             help="integers are drawn within the axis that they index; those that index none are 0, 1 or 2",
         ) from error
-    return norm if isfinite(loss) else float("nan")
+    return norm
 
 
 def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
@@ -178,11 +186,16 @@ def compare(found: Outcome, expected: Outcome) -> dict[str, float]:
 
 
 def error_of(found: Figure | None, expected: Figure) -> float:
-    """The largest difference of any element, relative to the scale of the whole."""
+    """The largest difference of any element, relative to the scale of the whole.
+
+    Metrics may be infinite or no number on random data: then they must be so in both.
+    """
     if found is None or found.value.shape != expected.value.shape:
         return float("inf")
     if not expected.value.numel():
         return 0.0
-    error = float((found.value - expected.value).abs().max())
-    scale = max(float(expected.value.abs().max()), LEAST * expected.unit)
+    a, b = found.value, expected.value
+    same = (a == b) | (a.isnan() & b.isnan())
+    error = float((a - b).abs().masked_fill(same, 0.0).max())
+    scale = max(float(b.abs().masked_fill(~b.isfinite(), 0.0).max()), LEAST * expected.unit)
     return error / scale if isfinite(error) else float("inf")

@@ -18,8 +18,9 @@ from time import monotonic_ns
 from attrs import frozen
 
 RING = 256
-# The head: what the rank is about, marks so far, marks before this step, the step, the process.
-ACTIVITY, MARKS, BEGUN, STEP, PROCESS, HEAD = 0, 1, 2, 3, 4, 8
+# The head: what the rank is about, marks so far, marks before this step, the step, the process, collectives begun so
+# far: where ranks of one program are at the same mark, that says who is behind.
+ACTIVITY, MARKS, BEGUN, STEP, PROCESS, COLLECTIVES, HEAD = 0, 1, 2, 3, 4, 5, 8
 STARTING, TRAINING, EVALUATING, BETWEEN, ENDED = range(5)
 ACTIVITIES = ("starting", "training", "evaluating", "between steps", "ended")
 SIZE = 8 * (HEAD + RING)
@@ -54,6 +55,10 @@ class Flight:
         view[HEAD + number % RING] = monotonic_ns()
         view[MARKS] = self._next = number + 1
 
+    def collective(self) -> None:
+        """The rank begins a collective."""
+        self._view[COLLECTIVES] += 1
+
     def begin(self, activity: int, step: int = 0) -> None:
         """The rank turns to something else: to a training step or an evaluation, whose marks are counted from here."""
         view = self._view
@@ -65,7 +70,8 @@ class Flight:
 class Position:
     """How far a rank is: `marks` of the `activity` are taken, the last one `seconds` ago.
 
-    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever.
+    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever, and `collectives`
+    those that it has begun.
     """
 
     rank: int
@@ -76,6 +82,7 @@ class Position:
     total: int
     seconds: float
     ages: tuple[float, ...]
+    collectives: int = 0
 
 
 def read(directory: Path, rank: int) -> Position | None:
@@ -97,5 +104,13 @@ def read(directory: Path, rank: int) -> Position | None:
     last = range(total - 1, max(total - RING, 0) - 1, -1)
     ages = tuple((now - words[HEAD + number % RING]) / 1e9 for number in last)
     return Position(
-        rank, words[PROCESS], words[ACTIVITY], words[STEP], total - words[BEGUN], total, max(0.0, ages[0]), ages
+        rank,
+        words[PROCESS],
+        words[ACTIVITY],
+        words[STEP],
+        total - words[BEGUN],
+        total,
+        max(0.0, ages[0]),
+        ages,
+        words[COLLECTIVES],
     )

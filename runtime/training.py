@@ -197,6 +197,8 @@ def train(
             yield from rank.step(number, batch, rate)
         except NotFinite as wrong:
             rank.failed = True
+            if checkpoints is not None:
+                yield from checkpoints.finish()
             begun = yield from origin(rank, number, batch)
             if begun is None:
                 return

@@ -24,7 +24,17 @@ from partita.compiler.summary import summarize
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
-from partita.runtime.experiment import TOLERANCE, Experiment, Figure, compare, error_of, experiment_of, outcome
+from partita.runtime.experiment import (
+    TOLERANCE,
+    Experiment,
+    Figure,
+    compare,
+    error_of,
+    experiment_of,
+    never_finite,
+    outcome,
+)
+from partita.runtime.faults import NotFinite
 from partita.runtime.recording import Culprit, Recorder, first_difference, traced
 
 HELP = "this is a defect of Partita, not of the file: please report it with the file"
@@ -162,10 +172,13 @@ def verify_execution(given: Spec, hoist: bool = True) -> Execution:
 
 
 def executed(experiment: Experiment) -> Execution:
-    """Run both programs of an experiment, and compare."""
+    """Run both programs of an experiment, and compare. Raises Refused (E0703) where a step is not finite."""
     start = perf_counter()
     plan = experiment.plan
-    expected = outcome(experiment.single, experiment.rate)
+    try:
+        expected = outcome(experiment.single, experiment.rate)
+    except NotFinite as error:
+        raise never_finite(plan.spec) from error
     problems: list[Diagnostic] = []
     errors: dict[str, float] = {}
     try:

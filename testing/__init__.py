@@ -13,13 +13,14 @@ A test of one's own schedule:
 
 `assert_lawful` holds a schedule to all laws of `partita.compiler.laws`, with and without bounded buffers and
 with any messages; the strategies give shapes, lawful schedules (named ones, and random orders that no rule
-would write), mutants of them, messages that skip stages, and costs.
+would write), mutants of them, messages that skip stages, costs, and memory.
 """
 
 from partita.testing.assertions import assert_lawful, dependency_bound
 from partita.testing.strategies import (
     Shape,
     costs,
+    memories,
     messages,
     mutants,
     named_schedules,
@@ -33,6 +34,7 @@ __all__ = [
     "assert_lawful",
     "costs",
     "dependency_bound",
+    "memories",
     "messages",
     "mutants",
     "named_schedules",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
 from partita.compiler.communication import default_messages
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.schedules.registry import SCHEDULES, make
+from partita.compiler.schedules.conditions import Conditions, Memory, Placement
+from partita.compiler.schedules.registry import FIXED_CHUNKS, SCHEDULES, make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
@@ -20,6 +25,11 @@ from partita.compiler.schedules.schedule import (
     peak_live,
 )
 from partita.compiler.simulator import Costs
+
+# Those that are made of a shape alone.
+NAMED = sorted(set(SCHEDULES) - {"from_file"})
+
+_POLICIES = {"prefer": ("forward", "backward"), "split_backward": (False, True), "placement": ("loop", "v")}
 
 
 @frozen
@@ -45,13 +55,21 @@ def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microba
 
 
 @st.composite
-def named_schedules(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
-    """The schedules that users can name, over shapes from `of`."""
+def named_schedules(
+    draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None, names: Sequence[str] = NAMED
+) -> Schedule:
+    """The schedules that users can name, over shapes from `of`; those that look at costs, with any."""
     shape = draw(of if of is not None else shapes())
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    arguments = {"group": shape.group} if name == "interleaved_1f1b" else {}
-    chunks = 1 if name in ("gpipe", "one_f_one_b") else shape.chunks
-    return make(name, shape.ranks, chunks, shape.microbatches, **arguments)
+    name = draw(st.sampled_from(names))
+    taken = signature(SCHEDULES[name]).parameters
+    chunks = shape.chunks if "chunks" in taken else FIXED_CHUNKS.get(name, 1)
+    arguments: dict[str, Any] = {"group": shape.group} if "group" in taken else {}
+    if name == "policy":
+        arguments = draw(st.fixed_dictionaries({key: st.sampled_from(each) for key, each in _POLICIES.items()}))
+        arguments["in_flight"] = draw(st.none() | st.integers(chunks, 2 * shape.ranks * chunks))
+    stages = shape.ranks * chunks
+    given = Conditions(draw(costs(stages)), default_messages(stages)) if "conditions" in taken else None
+    return make(name, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
 
 
 @st.composite
@@ -171,3 +189,15 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
         table[stage, WHOLE_BACKWARD] = table[stage, BACKWARD] + table[stage, WEIGHT]
     transfer = draw(st.sampled_from((0.0, 0.1, 1.0, 5.0)))
     return Costs(lambda stage, kind: table[stage, kind], lambda message: transfer)
+
+
+@st.composite
+def memories(draw: st.DrawFn, placement: Placement) -> Memory:
+    """Memory for stages so placed, from less than one microbatch takes up to more than several do; what stages keep
+    differs, and may grow from F to W.
+    """
+    sizes = st.integers(1, 8).map(float)
+    stages = [stage for own in placement for stage in own]
+    forward = tuple(draw(sizes) for _ in stages)
+    memory = Memory((), forward, tuple(draw(sizes) / 4 for _ in stages))
+    return evolve(memory, limit=tuple(memory.one(own) * draw(st.integers(2, 30)) / 4 for own in placement))

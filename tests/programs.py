@@ -8,12 +8,14 @@ stages, and axes meet in one operation, in every way that the language allows. `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 from math import gcd, lcm, prod
 
 from attrs import frozen
 from hypothesis import strategies as st
+
+from partita.compiler.schedules.registry import FIXED_CHUNKS
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
@@ -77,8 +79,24 @@ LINES = (
 # Sizes where nothing is split over ranks.
 SIZES = {"seq": 4, "left": 1, "right": 3, "embed": 4, "heads": 2, "key": 2, "ffn": 6, "vocab": 5}
 
-CHUNKED = ("interleaved_1f1b", "looped_bfs")
-SCHEDULES = ("gpipe", "one_f_one_b", *CHUNKED)
+# Schedules with what else they may be given; those of a fixed number of chunks.
+SCHEDULES = {
+    "gpipe": {},
+    "one_f_one_b": {},
+    "interleaved_1f1b": {"chunks": (1, 2, 3)},
+    "looped_bfs": {"chunks": (1, 2, 3)},
+    "zb_h1": {},
+    "zb_h2": {},
+    "zb_v": {},
+    "dualpipe_v": {},
+    "auto": {"chunks": (1, 2)},
+    "policy": {
+        "chunks": (1, 2),
+        "prefer": ("backward", "forward"),
+        "split_backward": ("false", "true"),
+        "placement": ("loop", "v"),
+    },
+}
 
 
 @frozen
@@ -103,13 +121,14 @@ class Pipeline:
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, ranks: int, schedules: Sequence[str] = SCHEDULES, most: int = 6):
+def pipelines(draw: st.DrawFn, ranks: int, most: int = 6):
     """A random schedule of up to `most` microbatches."""
-    schedule = draw(st.sampled_from(schedules))
-    chunks = draw(st.integers(1, 3)) if schedule in CHUNKED else 1
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
     microbatches = draw(st.integers(1, most))
-    arguments = f"microbatches = {microbatches}" + (f", chunks = {chunks}" if schedule in CHUNKED else "")
-    return Pipeline(f"{schedule}({arguments})", ranks, ranks * chunks, microbatches)
+    own = {key: draw(st.sampled_from(values)) for key, values in SCHEDULES[name].items()}
+    text = ", ".join(f"{key} = {value}" for key, value in {"microbatches": microbatches, **own}.items())
+    chunks = FIXED_CHUNKS.get(name) or own.get("chunks", 1)
+    return Pipeline(f"{name}({text})", ranks, ranks * chunks, microbatches)
 
 
 @st.composite
@@ -184,9 +203,9 @@ def axes(sizes: dict[str, int]) -> str:
 
 
 @st.composite
-def programs(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES):
+def programs(draw: st.DrawFn):
     """A random program, with at least as many turns as stages."""
-    pipeline = draw(pipelines(draw(st.integers(1, 4)), schedules))
+    pipeline = draw(pipelines(draw(st.integers(1, 4))))
     batch = pipeline.microbatches * draw(st.integers(1, 2))
     model = draw(models(pipeline.stages))
     text = axes({"batch": batch, **SIZES, "spot": SIZES["seq"]}) + model

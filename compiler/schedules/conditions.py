@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import frozen
 
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, WHOLE_BACKWARD, Action
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, WHOLE_BACKWARD, Action, Schedule
 from partita.compiler.simulator import Costs
 
 Placement = tuple[tuple[int, ...], ...]
@@ -23,11 +23,16 @@ SLACK = 1e-9
 
 @frozen
 class Memory:
-    """The limit of each rank, and what a microbatch keeps on each stage after F and after B."""
+    """The limit of each rank, and what a microbatch keeps on each stage after F and after B; in a unit, for messages."""
 
     limit: tuple[float, ...]
     forward: tuple[float, ...]
     weight: tuple[float, ...]
+    unit: str = ""
+
+    def text(self, amount: float) -> str:
+        """An amount, for messages."""
+        return f"{amount:,.0f} {self.unit}" if self.unit else f"{amount:g}"
 
     def changes(self, stage: int) -> dict[str, float]:
         """What each kind of action of a stage adds to what its rank holds."""
@@ -44,6 +49,15 @@ class Memory:
             held += changes[action.chunk, action.kind]
             peak = max(peak, held)
         return peak
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether every rank holds what a schedule asks it to."""
+        ranks = enumerate(zip(schedule.actions, schedule.placement, strict=True))
+        return all(self.holds(rank, self.peak(actions, stages)) for rank, (actions, stages) in ranks)
+
+    def one(self, stages: Sequence[int]) -> float:
+        """What one microbatch keeps at most on a rank with these stages."""
+        return sum(max(self.forward[stage], self.weight[stage]) for stage in stages)
 
     def holds(self, rank: int, amount: float) -> bool:
         """Whether a rank can hold this much."""
@@ -78,6 +92,12 @@ class Prices:
     onward: tuple[float, ...]
     back: tuple[float, ...]
 
+    @property
+    def joint(self) -> bool:
+        """Whether a whole backward takes less than its B and W somewhere: where W hides B's collectives, say."""
+        apart = map(sum, zip(self.backward, self.weight, strict=True))
+        return any(whole < each * (1 - SLACK) for whole, each in zip(self.whole, apart, strict=True))
+
 
 def prices(conditions: Conditions, placement: Sequence[Sequence[int]]) -> Prices:
     """The numbers for a placement of stages on ranks."""
@@ -92,5 +112,5 @@ def prices(conditions: Conditions, placement: Sequence[Sequence[int]]) -> Prices
     def by_stage(kind: str) -> tuple[float, ...]:
         return tuple(conditions.costs.action(stage, kind) for stage in range(count))
 
-    actions = (by_stage(kind) for kind in (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD))
-    return Prices(*actions, tuple(ways[ONWARD]), tuple(ways[BACK]))
+    forward, backward, weight, whole = map(by_stage, (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD))
+    return Prices(forward, backward, weight, whole, tuple(ways[ONWARD]), tuple(ways[BACK]))

@@ -1,4 +1,11 @@
-"""The search over warm-ups and lags: from starting points downhill, in steps of one rank, or of all ranks to one side."""
+"""The search over warm-ups and lags (`partita.compiler.schedules.lagged`).
+
+A rank may also run whole backwards, which is written as a lag of −1: where they take less time than B and W apart.
+
+It starts from the warm-ups that the lower bound is made of and from multiples of the classical ones, with lags along
+lines, and goes downhill from the best of these in steps of one rank, or of all ranks to one side. In the end, lags are
+made as short as they can be at the same cost: what does not cost time is given back.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,17 @@ from attrs import define, evolve, field
 
 from partita.compiler.schedules.conditions import Memory
 from partita.compiler.schedules.estimate import Codes, Estimate, Value, codes
-from partita.compiler.schedules.lagged import lagged
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, KINDS, WEIGHT, Action, Schedule, peak_live
+from partita.compiler.schedules.lagged import Each, lagged
+from partita.compiler.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    WEIGHT,
+    WHOLE_BACKWARD,
+    Action,
+    Schedule,
+    peak_live,
+)
 
 Numbers = tuple[tuple[int, int], ...]  # warm-up and lag of each rank
 
@@ -35,22 +51,22 @@ def better(one: Value, other: Value) -> bool:
 
 @define(eq=False)
 class Descent:
-    """The orders over the forwards and backwards of one schedule, and the best of them. `budget`: how many actions may be
-    looked at.
+    """The orders over the forwards and backwards of one schedule, and the best of them. `budget` says how many actions
+    may be looked at.
     """
 
     like: Schedule
     estimate: Estimate
     memory: Memory | None
     budget: int
-    parts: list[tuple[Codes, Codes, Codes]] = field(init=False)  # forwards, B and W of each rank
+    parts: list[tuple[Codes, ...]] = field(init=False)  # forwards, B, W and whole backwards of each rank
     _orders: dict[tuple[int, int, int], Codes] = field(factory=dict)
     _longest: dict[tuple[int, int], int] = field(factory=dict)
     _values: dict[Numbers, Value] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.budget += self.estimate.steps
-        self.parts = [tuple(map(codes, _parts(actions))) for actions in self.like.actions]  # type: ignore[misc]
+        self.parts = [tuple(map(codes, _parts(actions))) for actions in self.like.actions]
 
     def run(self, warm_ups: Iterable[Sequence[int]], least: float) -> tuple[Value, Schedule] | None:
         """The best order found from starting points with these warm-ups; None where memory holds none. No order that
@@ -80,7 +96,7 @@ class Descent:
         """The order itself."""
         lines = []
         for actions, own in zip(self.like.actions, numbers, strict=True):
-            lines.append(lagged(*_parts(actions), *own))
+            lines.append(_in_order(_parts(actions), *own))
         bound = tuple(map(peak_live, lines))
         return evolve(self.like, name="warm-ups and lags", actions=tuple(lines), bound=bound, pairs=())
 
@@ -89,7 +105,7 @@ class Descent:
     def _order(self, rank: int, warm_up: int, lag: int) -> Codes:
         key = rank, warm_up, lag
         if key not in self._orders:
-            self._orders[key] = lagged(*self.parts[rank], warm_up, lag)
+            self._orders[key] = _in_order(self.parts[rank], warm_up, lag)
         return self._orders[key]
 
     def _fits(self, rank: int, warm_up: int, lag: int) -> bool:
@@ -132,6 +148,8 @@ class Descent:
         longest = [self.longest(rank, k) for rank, k in enumerate(warm_ups)]
         yield tuple(zip(warm_ups, longest, strict=True))
         prices = self.estimate.prices
+        if prices.joint:
+            yield tuple((warm_up, -1) for warm_up in warm_ups)
         for share in SHARES:
             lags = []
             for stages, most in zip(self.like.placement, longest, strict=True):
@@ -169,12 +187,14 @@ class Descent:
     def _step(self, ranks: range, warm_up: int, lag: int | None, most: Sequence[int]) -> Callable[[Numbers], Numbers]:
         """Change warm-up and lag of some ranks by so much; a lag by None: to what memory holds."""
 
+        least = -1 if self.estimate.prices.joint else 0
+
         def take(numbers: Numbers) -> Numbers:
             changed = list(numbers)
             for rank in ranks:
                 k = max(1, min(most[rank], numbers[rank][0] + warm_up))
                 longest = self.longest(rank, k)
-                changed[rank] = k, longest if lag is None else max(0, min(longest, numbers[rank][1] + lag))
+                changed[rank] = k, longest if lag is None else max(least, min(longest, numbers[rank][1] + lag))
             return tuple(changed)
 
         return take
@@ -193,15 +213,22 @@ class Descent:
         return numbers
 
 
-def _parts(actions: Iterable[Action]) -> tuple[list[Action], list[Action], list[Action]]:
-    """The forwards of an order, and its backwards as B and as W."""
+def _parts(actions: Iterable[Action]) -> tuple[list[Action], ...]:
+    """The forwards of an order, and its backwards as B, as W, and whole."""
     forwards, backwards = [], []
     for action in actions:
         if action.kind == FORWARD:
             forwards.append(action)
         elif action.kind != WEIGHT:
-            backwards.append(Action(BACKWARD, action.chunk, action.microbatch))
-    return forwards, backwards, [Action(WEIGHT, each.chunk, each.microbatch) for each in backwards]
+            backwards.append(action)
+    kinds = (BACKWARD, WEIGHT, WHOLE_BACKWARD)
+    return forwards, *([Action(kind, each.chunk, each.microbatch) for each in backwards] for kind in kinds)
+
+
+def _in_order(parts: Sequence[Sequence[Each]], warm_up: int, lag: int) -> tuple[Each, ...]:
+    """The order of a rank's parts."""
+    forwards, backwards, weights, wholes = parts
+    return lagged(forwards, backwards, weights, warm_up, lag) if lag >= 0 else lagged(forwards, wholes, (), warm_up, 0)
 
 
 def _last(holds: Callable[[int], bool], first: int, last: int) -> int:

@@ -23,11 +23,11 @@ Each = TypeVar("Each")
 def lagged(
     forwards: Sequence[Each], backwards: Sequence[Each], weights: Sequence[Each], warm_up: int, lag: int
 ) -> tuple[Each, ...]:
-    """The order above of any forwards, and of any B with their W."""
+    """The order above of any forwards, and of any B with their W, or of whole backwards without."""
     order = [*forwards[:warm_up]]
     for i, backward in enumerate(backwards):
         order.append(backward)
-        if i >= lag:
+        if weights and i >= lag:
             order.append(weights[i - lag])
         if warm_up + i < len(forwards):
             order.append(forwards[warm_up + i])
@@ -36,12 +36,14 @@ def lagged(
 
 def one_chunk(name: str, microbatches: int, warm_ups: Sequence[int], lags: Sequence[int]) -> Schedule:
     """The schedule of one stage a rank with these integers for each rank."""
-    parts = [[Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, BACKWARD, WEIGHT)]
+    forwards, backwards, weights = (
+        [Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, BACKWARD, WEIGHT)
+    )
     numbers = tuple(zip(warm_ups, lags, strict=True))
     return Schedule(
         name,
         microbatches,
         loop_placement(len(numbers), 1),
-        tuple(lagged(*parts, warm_up, lag) for warm_up, lag in numbers),
+        tuple(lagged(forwards, backwards, weights, warm_up, lag) for warm_up, lag in numbers),
         tuple(min(microbatches, warm_up + lag) for warm_up, lag in numbers),
     )

@@ -10,7 +10,7 @@ head    Before its first B it can run forwards only, as many as L holds, and tha
         found from the last rank to the first, over all combinations.
 tail    After its last F it can run the B and W of what it then holds, at most L, and its last B starts no sooner than
         the last microbatch has gone to the last stage and back.
-hold    A microbatch takes up memory on r for as long as it is away and W is not done, so only so many can pass in a time.
+hold    A microbatch takes up memory on r for as long as it is away and W is not done: only so many pass in a time.
 chain   Rank 0 waits until the first microbatch has reached r, until r has run all its F and B, and those W that L does
         not let it put off, and until the last gradient is back; then it has a W to run.
 
@@ -47,7 +47,7 @@ def fillings(
     """
     pipe = _Pipe(_split(prices), microbatches, memory)
     ranks = sorted((_Rank(rank, tuple(stages)) for rank, stages in enumerate(placement)), key=lambda each: each.stages)
-    # From the end of the first F of a stage to the start of its first B, and bound and numbers of the stages from there.
+    # From the end of a stage's first F to the start of its first B; the bound and the numbers of the stages from there.
     ways: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
     for stage in reversed(range(len(ranks))):
         rank, forward = ranks[stage], pipe.prices.forward[stage]

@@ -1,7 +1,7 @@
 """Schedules by name. A schedule is one function in a file of its own and one line in `SCHEDULES`.
 
-A function takes `ranks`, `microbatches`, `chunks` if it can have any number of stages on a rank, `conditions` (costs and
-memory) if it looks at them, and arguments of its own by name; it returns a `Schedule` with its stated bound of live
+A function takes `ranks`, `microbatches`, `chunks` if it can have any number of stages on a rank, `conditions` (costs
+and memory) if it looks at them, and arguments of its own by name; it returns a `Schedule` with its stated bound of live
 activations, and raises ValueError for arguments that it cannot serve. What it returns is held to the laws
 (`partita.compiler.laws`), whoever wrote it.
 """
@@ -30,7 +30,8 @@ from partita.compiler.schedules.zb_h1 import zb_h1
 from partita.compiler.schedules.zb_h2 import zb_h2
 from partita.compiler.schedules.zb_v import zb_v
 from partita.compiler.simulator import equal_costs
-from partita.dsl.diagnostic import refuse
+from partita.dsl.builtins import SCHEDULES as BUILTIN
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 
@@ -119,12 +120,13 @@ def make(
             "E0505",
             f"schedule `{name}` has {stages} on each rank, not {chunks}",
             span,
-            help=f"{', '.join(each for each in SCHEDULES if 'chunks' in signature(SCHEDULES[each]).parameters)}"
-            " take `chunks`",
+            help=f"{', '.join(each for each in BUILTIN if 'chunks' in BUILTIN[each].names)} take `chunks`",
         )
     if "conditions" in taken:
         arguments["conditions"] = conditions or Conditions(equal_costs(), default_messages(ranks * chunks))
     try:
         return function(ranks=ranks, microbatches=microbatches, **arguments)
+    except Refused:
+        raise
     except ValueError as error:
         raise refuse("E0505", f"schedule `{name}`: {error}", span) from error

@@ -53,8 +53,8 @@ class Schedule:
     only F, which keep nothing (evaluation), and the bound is zero.
 
     `pairs` gives, for each rank, the positions of forwards that are meant to overlap with the whole backward that
-    follows them; it is empty where none are. `search` says how good a schedule that was searched for is. `spans` are the
-    places of the actions of a schedule that stands in a file.
+    follows them; it is empty where none are. `search` says how good a schedule that was searched for is. `spans` are
+    the places of the actions of a schedule that stands in a file.
     """
 
     name: str

@@ -107,7 +107,7 @@ class Checkpoints:
         save, self._save = self._save, None
         if save is None:
             return
-        error = save.written()
+        error = save.written(self.rank.flight.mark)
         # How many ranks have met each error, and the sum of their numbers: of one rank, its number.
         votes = torch.zeros(2, MOST_ERRNO, dtype=torch.float64)
         if error is not None:
@@ -161,45 +161,51 @@ class Checkpoints:
             step = yield from self._told(REFUSED if refused else candidates.pop() if candidates else NOTHING)
             if step == NOTHING:
                 return None
-            saved, damaged = None, False
+            saved = None
             if step != REFUSED:
                 try:
-                    saved, damaged = self._load(step)
+                    saved = self._checked(step)
                 except Refused as error:
                     refused = error
-            votes = torch.tensor([float(damaged), float(refused is not None)], dtype=torch.float64)
-            any_damaged, any_refused = (yield from self._summed(votes)).tolist()
-            if any_refused:
+            if (yield from self._any(refused is not None)):
                 raise refused or refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
-            if not any_damaged:
+            # What is damaged is not even opened: files are mapped, and one that ends early would end the process.
+            if not (yield from self._any(saved is None)):
                 assert saved is not None
-                return self._resumed(saved, passed_over)
+                loaded = self._loaded(saved)
+                if not (yield from self._any(not loaded)):
+                    return self._resumed(saved, passed_over)
             passed_over.append(step)
 
-    def _load(self, step: int) -> tuple[Manifest | None, bool]:
-        """Load this rank's parts of a commit, and check this rank's share of its files: each is read whole by one.
+    def _checked(self, step: int) -> Manifest | None:
+        """Check this rank's share of a commit: each file is read whole by one rank.
 
-        Returns the manifest, and whether anything is damaged; says what. Raises Refused.
+        Returns the manifest, or None where something is damaged, and says what. Raises Refused.
         """
-        path, rank, plan = self.settings.path, self.rank.rank, self.rank.plan
+        path, rank = self.settings.path, self.rank.rank
         try:
             saved = read_manifest(path, step)
             refuse_links(path, step)
         except Damaged as damage:
             if rank == 0:  # all have found it
                 self._say_damaged(step, damage)
-            return None, True
+            return None
         refuse_other_model(path, saved, self._manifest)
-        with Commit(path, saved) as commit:
-            problems = list(commit.problems(range(rank, len(saved.files), plan.ranks)))
-            try:
-                if not problems:
-                    self._fill(commit)
-            except Damaged as damage:
-                problems.append(str(damage))
+        with Commit(path, saved, self.rank.flight.mark) as commit:
+            problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))
         for problem in problems:
             self._say_damaged(step, problem)
-        return saved, bool(problems)
+        return None if problems else saved
+
+    def _loaded(self, saved: Manifest) -> bool:
+        """Load this rank's parts; whether that worked."""
+        try:
+            with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
+                self._fill(commit)
+        except Damaged as damage:
+            self._say_damaged(saved.step, damage)
+            return False
+        return True
 
     def _fill(self, commit: Commit) -> None:
         """Read this rank's parts of all its tensors."""
@@ -217,7 +223,10 @@ class Checkpoints:
     def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
         if self.rank.rank == 0:
             for step in passed_over:
-                self._store.set_aside(step)
+                try:
+                    self._store.set_aside(step)
+                except OSError as error:
+                    self._say("W0801", f"{commit_name(step)} could not be renamed: {error.strerror}")
             changed = changes(saved, self._manifest)
             if changed:
                 message = f"the run goes on after step {saved.step:,} under other settings"
@@ -239,6 +248,10 @@ class Checkpoints:
         """The number that rank 0 gives, on every rank."""
         own = float(number if self.rank.rank == 0 else 0)
         return int((yield from self._summed(torch.tensor([own], dtype=torch.float64))).item())
+
+    def _any(self, flag: bool) -> Generator[None, None, bool]:
+        """Whether it is so on any rank."""
+        return bool((yield from self._summed(torch.tensor([float(flag)], dtype=torch.float64))).item())
 
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum over all ranks of a few numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,14 +66,18 @@ def read(name: str, parent: int, most: int) -> bytes:
         return b"".join(bytes(block) for block in _blocks(name, handle, size))
 
 
-def sha256(name: str, parent: int, size: int) -> str:
-    """The SHA-256 of a file that has `size` bytes. Raises Damaged, also where it has another size."""
+def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
+    """The SHA-256 of a file that has `size` bytes. Raises Damaged, also where it has another size.
+
+    `moved` is called now and then.
+    """
     digest = hashlib.sha256()
     with regular_file(name, parent) as (handle, found):
         if found != size:
             raise Damaged(f"{name} has {found:,} bytes instead of {size:,}")
         for block in _blocks(name, handle, size):
             digest.update(block)
+            moved()
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ files, their sizes, hashes and headers. Then any region of any tensor can be had
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,20 @@ def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
     return Entry(tensor.name, tensor.type.dtype, shape_of(part))
 
 
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 @define(eq=False)
 class Commit:
-    """A commit of the directory `path`; a context manager, which closes the files that were opened on the way."""
+    """A commit of the directory `path`; a context manager, which closes the files that were opened on the way.
+
+    `moved` is called now and then while files are read, which may take long.
+    """
 
     path: Path
     manifest: Manifest
+    moved: Callable[[], None] = _nothing
     _open: dict[int, tuple[Any, ExitStack]] = field(factory=dict, init=False)
     _tensors: dict[str, Tensor] = field(init=False)
 
@@ -80,7 +88,7 @@ class Commit:
     def _check(self, rank: int) -> None:
         name, wanted = file_name(rank), self.manifest.files[rank]
         with open_commit(self.path, self.manifest.step) as handle:
-            if sha256(name, handle, wanted.size) != wanted.sha256:
+            if sha256(name, handle, wanted.size, self.moved) != wanted.sha256:
                 raise Damaged(f"{name}: its SHA-256 is not the manifest's")
         with opened(self._path(rank)) as file:
             check_entries(file, name, entries_of(self.manifest, rank))
@@ -96,6 +104,7 @@ class Commit:
             into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
         for rank, inner, outer in sources(tensor, self.manifest.mesh, wanted):
             into[outer].copy_(read_region(self._file(rank), name, inner))
+            self.moved()
         return into
 
     def _file(self, rank: int) -> Any:

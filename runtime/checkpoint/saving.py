@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
 from threading import Event, Thread
 
 from attrs import define, evolve, field
@@ -22,6 +23,7 @@ from partita.runtime.checkpoint.shards import Shard, write_file
 from partita.runtime.checkpoint.store import Store
 
 POLL_SECONDS = 0.02
+LOOK_SECONDS = 1.0
 # How long what another machine has written may take to be seen here, once that machine says that it is there.
 VISIBLE_SECONDS = 60.0
 MOST_MARKER = 1 << 12
@@ -48,6 +50,7 @@ class Save:
     error: OSError | None = field(default=None, init=False)
     trouble: str | None = field(default=None, init=False)
     committed: bool = field(default=False, init=False)
+    _blocks: int = field(default=0, init=False)  # written so far
     _written: Event = field(factory=Event, init=False)
     _all_written: float | None = field(default=None, init=False)  # since when
     _abandoned: bool = field(default=False, init=False)
@@ -59,9 +62,13 @@ class Save:
         self._thread = Thread(target=self._run, name="partita-checkpoint", daemon=True)
         self._thread.start()
 
-    def written(self) -> OSError | None:
-        """Wait until this rank's part is on disk, or could not be written."""
-        self._written.wait()
+    def written(self, moved: Callable[[], None]) -> OSError | None:
+        """Wait until this rank's part is on disk, or could not be written; `moved` is called while it is written."""
+        before = 0
+        while not self._written.wait(LOOK_SECONDS):
+            if self._blocks > before:
+                before = self._blocks
+                moved()
         self._raise_bug()
         return self.error
 
@@ -102,13 +109,18 @@ class Save:
             self.store.begin(step)
             with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
                 try:
-                    file = write_file(name, handle, self.shard.blocks())
+                    file = write_file(name, handle, self._counted())
                     put(marker_name(self.rank), handle, seal({"size": file.size, "sha256": file.sha256}))
                 except OSError:
                     os.unlink(name, dir_fd=handle)  # other ranks may need the space
                     raise
         except OSError as error:
             self.error = error
+
+    def _counted(self) -> Iterator[bytes | memoryview]:
+        for block in self.shard.blocks():
+            yield block
+            self._blocks += 1
 
     def _commit(self) -> None:
         step = self.manifest.step

@@ -23,8 +23,9 @@ def adamw(
     """One step of AdamW in place, as torch.optim.AdamW; steps count from 1."""
     tensors = (parameter, gradient, mean, square)
     # torch's fused kernel, one pass over memory instead of seven, takes tensors for arrays of numbers: neither
-    # strides nor dtypes may differ. A slice of a parameter has strides of its own.
-    if all(each.is_contiguous() and each.dtype == parameter.dtype for each in tensors):
+    # shapes, strides nor dtypes may differ. A slice of a parameter has strides of its own.
+    form = parameter.shape, parameter.dtype
+    if all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors):
         steps = _number(step, parameter.device)
         torch._fused_adamw_(
             [parameter], [gradient], [mean], [square], [], [steps],

@@ -12,6 +12,7 @@ from attrs import evolve
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.checkpoints import Checkpoints
+from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.store import LOCK_SECONDS, Store, steps_in
 from partita.runtime.training import VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
@@ -133,8 +134,6 @@ def test_one_rank_refuses_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     other.lock()
     plan = plan_of()
     run = VirtualRun(plan)
-    from partita.runtime.checkpoint.settings import settings_of
-
     settings = settings_of(plan.spec, tmp_path, tmp_path)
     assert settings is not None
     refusals = []

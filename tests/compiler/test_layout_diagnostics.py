@@ -67,7 +67,7 @@ def test_a_rule_for_one_tensor_that_does_not_divide() -> None:
 def test_a_mesh_axis_for_stages_and_for_tensors(order: int) -> None:
     rules = ["stage layer -> pipe", "shard batch -> pipe"][::order]
     found = refusal("pipe = 2", *rules)
-    assert "error[E0412]: mesh axis `pipe` is the pipeline's, and cannot split tensors as well" in found
+    assert "error[E0412]: mesh axis `pipe` of 2 is the pipeline's, and cannot split `batch` as well" in found
     assert "|   shard batch -> pipe" in found
     assert f"= `stage layer -> pipe`   (net.par:{17 + rules.index('stage layer -> pipe')}:3)" in found
 
@@ -87,9 +87,9 @@ warning[W0301]: `shard hidden -> data` applies to no tensor
     |
 19  |   shard hidden -> data
     |         ^^^^^^
-    = net.up: f32[width=6, hidden=12]: `data` is taken by `width`, `shard width -> data` (net.par:18:3)
-    = net.down: f32[hidden=12, width=6]: `data` is taken by `width`, `shard width -> data` (net.par:18:3)
-    = net.layer.0.dot: f32[batch=4, hidden=12]: `data` is taken by `batch`, `shard batch -> data` (net.par:17:3)
+    = net.up: f32[width=6, hidden=12]: `data` of 2 is taken by `width`, `shard width -> data` (net.par:18:3)
+    = net.down: f32[hidden=12, width=6]: `data` of 2 is taken by `width`, `shard width -> data` (net.par:18:3)
+    = net.layer.0.dot: f32[batch=4, hidden=12]: `data` of 2 is taken by `batch`, `shard batch -> data` (net.par:17:3)
     help: move it before that rule, or give it another mesh axis
 """
     ]
@@ -100,7 +100,7 @@ def test_a_second_rule_for_an_axis() -> None:
     (found,) = warnings("data = 2, tensor = 2", BATCH, "shard batch -> tensor")
     assert "warning[W0301]: `shard batch -> tensor` applies to no tensor" in found
     assert (
-        "= x: f32[batch=4, width=6]: `batch` is split over `data` already, `shard batch -> data` (net.par:17:3)"
+        "= x: f32[batch=4, width=6]: `batch` is split over `data` of 2 already, `shard batch -> data` (net.par:17:3)"
         in found
     )
     assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found
@@ -116,7 +116,7 @@ def test_a_rule_for_an_axis_that_its_tensor_lacks() -> None:
 def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:
     (found,) = warnings("data = 2", BATCH, "shard net.up: hidden -> data", "shard net.up: width -> data")
     assert "warning[W0301]: `shard net.up: width -> data` applies to no tensor\n   --> net.par:19:9" in found
-    taken = "`data` is taken by `hidden`, `shard net.up: hidden -> data` (net.par:18:3)"
+    taken = "`data` of 2 is taken by `hidden`, `shard net.up: hidden -> data` (net.par:18:3)"
     assert f"= net.up: f32[width=6, hidden=12]: {taken}" in found
 
 
@@ -131,6 +131,20 @@ def test_a_rule_for_a_class_that_another_implies() -> None:
     (found,) = warnings("data = 2", BATCH, "shard param -> data", "shard state -> data")
     assert "warning[W0301]: `shard state -> data` applies to no tensor\n   --> net.par:19:9" in found
     assert "help: what it is about is split over that already: leave it out" in found
+
+
+def test_a_mesh_axis_that_only_stores() -> None:
+    """ZeRO without data parallelism: nothing is replicated silently."""
+    assert warnings("data = 2", "shard state -> data") == [
+        """\
+warning[W0302]: no value is split over `data` of 2: its ranks all compute the same
+   --> net.par:17:3
+    |
+17  |   shard state -> data
+    |   ^^^^^^^^^^^^^^^^^^^
+    help: split the batch over it as well: `shard batch -> data`
+"""
+    ]
 
 
 def test_rules_that_all_apply_are_not_warned_of() -> None:

@@ -50,7 +50,11 @@ def test_a_rule_that_came_late(state: Compilation) -> None:
     found = only(state, "layer.attention.q")
     assert str(found.home) == "batch/data heads/tensor"
     (late,) = found.late
-    assert (late.axis, late.rule.text, late.because) == ("seq", "shard seq -> tensor", "`tensor` is taken by `heads`")
+    assert (late.axis, late.rule.text, late.because) == (
+        "seq",
+        "shard seq -> tensor",
+        "`tensor` of 2 is taken by `heads`",
+    )
 
 
 def test_a_value_with_its_copies_and_the_lines_that_want_them(state: Compilation) -> None:
@@ -73,6 +77,14 @@ def test_the_ways_that_there_were(state: Compilation) -> None:
         best = min(way.seconds for way in found.alternatives if way.mesh_axis == each.mesh_axis)
         assert each.seconds >= best
         assert not each.taken or each.seconds == best
+
+
+def test_weights_are_a_last_resort(state: Compilation) -> None:
+    """Two ways along `tensor` leave the gradient of `wq` where `wq` is: by heads, and computed whole by all."""
+    found = only(state, "d(wq)")
+    left = [each.states for each in found.alternatives if each.mesh_axis == "tensor" and not each.moves_weights]
+    assert left == ["h: whole, d(q): heads → d(wq): heads", "all whole"]
+    assert all(each.seconds > 1e-3 for each in found.alternatives if each.moves_weights)
 
 
 def test_what_stands_in_the_place_of_an_operation_that_cannot_be_split(state: Compilation) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, note, settings
 from rich.console import Console
 
 from partita.cli import compile as compile_command
@@ -16,9 +17,12 @@ from partita.cli.main import main
 from partita.cli.table import Column, Table
 from partita.compiler.causes import communication
 from partita.compiler.explain import explain
-from partita.compiler.pipeline import Compilation
+from partita.compiler.graph import without_turns
+from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.summary import summarize
+from partita.dsl.load import load_text
 from tests.compiler.layout_files import network, transformer
+from tests.programs import Program, sharded_programs
 
 ROOT = Path(__file__).parents[2]
 RULES = (
@@ -57,6 +61,26 @@ def test_what_is_printed_fits(state: Compilation, width: int) -> None:
         for line in page:
             assert len(line) <= width
             assert line == line.rstrip()
+
+
+@given(program=sharded_programs())
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+def test_any_program_can_be_explained(program: Program) -> None:
+    """Every tensor by its full name: each is described, within the console, and as JSON."""
+    note(program.text)
+    spec, diagnostics = load_text(program.text, "random.par")
+    assert spec is not None, diagnostics
+    state = compile_spec(spec)
+    shown(lambda console: explain_command.show(communication(state), console), 80)
+    assert state.step is not None
+    given = [each.value for each in (*state.step.parameters, *state.step.inputs)]
+    made = [value for node in state.step.nodes for value in node.outputs]
+    for name in dict.fromkeys(without_turns(value.name) for value in (*given, *made)):
+        found = explain(state, name)
+        assert name in [each.name for each in found]
+        json.dumps([each.as_json() for each in found])
+        for line in shown(lambda console, found=found: explain_command.show_tensors(found, console), 80):  # type: ignore[misc]
+            assert len(line) <= 80
 
 
 def test_columns_that_do_not_fit_are_left_out(state: Compilation) -> None:

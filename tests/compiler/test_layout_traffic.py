@@ -14,7 +14,7 @@ import pytest
 
 from partita.compiler.causes import Turn, communication
 from partita.compiler.pipeline import Compilation
-from partita.compiler.summary import summarize, transfers
+from partita.compiler.summary import summarize, tied_transfers, transfers
 from partita.compiler.traffic import EACH_MICROBATCH, traffic
 from tests.compiler.layout_files import LAYERS, MICROBATCHES, transformer
 
@@ -243,6 +243,18 @@ def test_a_pipeline_sends_an_activation_forward_and_a_gradient_back(ranks: int) 
         ("forward", part, MICROBATCHES),
         ("backward", part, MICROBATCHES),
     ]
+
+
+def test_a_tied_parameter_is_exchanged_once_a_step() -> None:
+    """The embedding stands at both ends: each stage sends its sum of the gradient to the other, reduced, in parts."""
+    rules = (DATA, TENSOR, SEQUENCE, "shard state -> data", "stage layer -> pipe")
+    state = transformer("data = 2, pipe = 2, tensor = 2", *rules)
+    part = 50_304 * 768 * F32 // 4
+    assert [(each["from"], each["to"], each["bytes"], each["count"]) for each in tied_transfers(state)] == [
+        (0, 1, part, 1),
+        (1, 0, part, 1),
+    ]
+    assert len(transfers(state)) == 2
 
 
 def test_compile_counts_the_whole_step() -> None:

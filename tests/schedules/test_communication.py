@@ -96,7 +96,7 @@ def test_channels_have_two_buffers_or_a_power_of_it(schedule, data):
             assert buffers == count or buffers in (2, 4, 8, 16, 32, 64)
 
 
-@given(named_schedules(shapes(8, 1, 24)))
+@given(named_schedules(shapes(8, 1, 24), names=("gpipe", "one_f_one_b")))
 def test_without_chunks_two_buffers_do(schedule):
     """Neighbours in gpipe and 1F1B are at most one action apart."""
     for program in communicate(schedule, default_messages(schedule.stages)):

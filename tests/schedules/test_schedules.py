@@ -4,21 +4,32 @@ know.
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.schedules.registry import INTERNAL, SCHEDULES, make
-from partita.compiler.schedules.schedule import LIMIT, Schedule
+from partita.compiler.schedules.registry import FIXED_CHUNKS, INTERNAL, SCHEDULES, make
+from partita.compiler.schedules.schedule import LIMIT, Schedule, loop_placement, v_placement
 from partita.compiler.simulator import equal_costs, simulate
 from partita.compiler.timeline import Timeline
+from partita.dsl import builtins
 from partita.dsl.diagnostic import Refused
-from partita.testing import Shape, assert_lawful, shapes
+from partita.testing import Shape, assert_lawful, named_schedules, shapes
 
-RANKS, CHUNKS, MICROBATCHES = range(1, 9), range(1, 5), range(1, 21)
-CHUNKED = ("interleaved_1f1b", "looped_bfs", "forward_only")
+RANKS, CHUNKS, MICROBATCHES = range(1, 7), range(1, 5), range(1, 13)
+BY_SHAPE = sorted({*SCHEDULES, *INTERNAL} - {"from_file"})
+# Those that look for their orders take longer: in full in soak runs.
+SEARCHED = ("auto", "policy")
+
+
+def chunks_of(name: str) -> range:
+    """The numbers of chunks that a schedule can have, up to four."""
+    takes = "chunks" in signature({**SCHEDULES, **INTERNAL}[name]).parameters
+    return CHUNKS if takes else range(FIXED_CHUNKS.get(name, 1), FIXED_CHUNKS.get(name, 1) + 1)
 
 
 def hold_to_the_laws(schedule: Schedule) -> Timeline:
@@ -28,67 +39,188 @@ def hold_to_the_laws(schedule: Schedule) -> Timeline:
     return simulate(programs, equal_costs())
 
 
-def all_lawful(ranks: int, chunks: int, groups: tuple[int, ...]) -> None:
-    """Every schedule of these sizes passes its laws and reaches exactly its stated bound; interleaving has
-    its bubble in Megatron-LM's legal cases.
-    """
-    for m in MICROBATCHES:
-        for name in (*SCHEDULES, *INTERNAL):
-            if name in CHUNKED or chunks == 1:
-                legal: list[int | None] = [None]
-                if name == "interleaved_1f1b":
-                    legal = sorted({n for n in (*groups, m) if n >= ranks})
-                for group in legal:
-                    arguments = {"group": group} if group else {}
-                    schedule = make(name, ranks, chunks, m, **arguments)
-                    timeline = hold_to_the_laws(schedule)
-                    assert timeline.peak_live == schedule.bound, (schedule, group)
-                    if name == "interleaved_1f1b" and m % ranks == 0:
-                        ideal = 3 * m * chunks
-                        assert timeline.makespan - ideal == 3 * (ranks - 1), (schedule, group)
+def in_all_shapes(name: str, ranks: int) -> None:
+    """A schedule passes its laws and reaches exactly its stated bound, for so many ranks."""
+    for chunks in chunks_of(name):
+        for microbatches in MICROBATCHES:
+            timeline = hold_to_the_laws(make(name, ranks, chunks, microbatches))
+            schedule = make(name, ranks, chunks, microbatches)
+            assert timeline.peak_live == schedule.bound, schedule
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", sorted(set(BY_SHAPE) - set(SEARCHED)))
+def test_every_schedule_is_lawful_in_every_small_shape(name, ranks):
+    in_all_shapes(name, ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", SEARCHED)
+def test_every_schedule_that_is_searched_for_is_too(name, ranks):
+    in_all_shapes(name, ranks)
+
+
+@settings(max_examples=60)
+@given(named_schedules(shapes(16, 4, 64), names=sorted(set(SCHEDULES) - {"auto", "from_file"})))
+def test_every_schedule_is_lawful_in_large_shapes(schedule):
+    assert hold_to_the_laws(schedule).peak_live == schedule.bound
+
+
+@settings(max_examples=10)
+@given(named_schedules(shapes(16, 4, 64), names=("auto",)))
+def test_what_a_search_finds_is_lawful_in_large_shapes(schedule):
+    assert hold_to_the_laws(schedule).peak_live == schedule.bound
+
+
+@pytest.mark.soak
+@settings(max_examples=1000)
+@given(named_schedules(shapes(16, 4, 64)))
+def test_every_schedule_is_lawful_in_large_shapes_at_length(schedule):
+    assert hold_to_the_laws(schedule).peak_live == schedule.bound
+
+
+def with_groups(ranks: int, chunks: int, microbatches: int, groups: set[int]) -> None:
+    """Interleaving is lawful, and has its bubble in Megatron-LM's legal cases."""
+    for group in sorted(n for n in groups if n >= ranks):
+        schedule = make("interleaved_1f1b", ranks, chunks, microbatches, group=group)
+        timeline = hold_to_the_laws(schedule)
+        assert timeline.peak_live == schedule.bound, group
+        if microbatches % ranks == 0:
+            assert timeline.makespan - 3 * microbatches * chunks == 3 * (ranks - 1), group
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("ranks", RANKS)
-def test_every_schedule_is_lawful_in_every_small_shape(ranks, chunks):
-    all_lawful(ranks, chunks, (ranks, ranks + 1, 2 * ranks))
+def test_interleaving_is_lawful_with_groups(ranks, chunks):
+    for microbatches in MICROBATCHES:
+        with_groups(ranks, chunks, microbatches, {ranks + 1, 2 * ranks, microbatches})
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("ranks", RANKS)
-def test_every_schedule_is_lawful_with_every_group(ranks, chunks):
-    all_lawful(ranks, chunks, tuple(range(ranks, 3 * ranks + 2)))
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_interleaving_is_lawful_with_every_group(ranks, chunks):
+    for microbatches in range(1, 21):
+        with_groups(ranks, chunks, microbatches, {*range(ranks, 3 * ranks + 2), microbatches})
 
 
-@given(shapes(8, 4, 24), st.sampled_from(sorted(SCHEDULES)))
-def test_bounds_are_the_closed_forms(shape: Shape, name: str):
-    P, M, N = shape.ranks, shape.microbatches, shape.group
-    V = shape.chunks if name in CHUNKED else 1
-    schedule = make(name, P, V, M, **({"group": N} if name == "interleaved_1f1b" else {}))
+# ---------------------------------------------------------------- closed forms
+
+
+@given(shapes(8, 4, 24))
+def test_bounds_are_the_closed_forms(shape: Shape):
+    P, M, N, V = shape.ranks, shape.microbatches, shape.group, shape.chunks
     joined = M % N if M % N < P else 0
     first = min(N + joined, M) if joined else N
     one = [min(M, P - r) for r in range(P)]
-    closed = {
-        "gpipe": [M] * P,
-        "one_f_one_b": one,
-        "looped_bfs": [M * V] * P,
-        "interleaved_1f1b": (one if V == 1 else [min(M * V, 2 * (P - r - 1) + (V - 1) * first + 1) for r in range(P)]),
-    }
-    assert list(schedule.bound) == closed[name]
+
+    def bound(name: str, chunks: int = 1, **arguments: int) -> list[int]:
+        return list(make(name, P, chunks, M, **arguments).bound)
+
+    assert bound("gpipe") == [M] * P
+    assert bound("one_f_one_b") == one
+    assert bound("looped_bfs", V) == [M * V] * P
+    interleaved = one if V == 1 else [min(M * V, 2 * (P - r - 1) + (V - 1) * first + 1) for r in range(P)]
+    assert bound("interleaved_1f1b", V, group=N) == interleaved
+    assert bound("zb_h1") == [min(M, P)] * P
+    assert bound("zb_h2") == [min(M, 2 * P - 1)] * P
+    assert bound("zb_v", 2) == [min(2 * P, 2 * M, M + r + 1) for r in range(P)]
+    assert bound("dualpipe_v", 2) == [min(2 * P + 1, 2 * M, M + r + 1) for r in range(P)]
 
 
-@given(shapes(8, 4, 6), st.sampled_from(sorted(SCHEDULES)))
-def test_bubbles_are_the_closed_forms_at_equal_costs(shape: Shape, name: str):
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved_1f1b", "looped_bfs"])
+@given(shapes(8, 4, 6))
+def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
     """Time lost, in whole microbatches: (P−1)/V, with chunks only where there are P microbatches or more."""
     P, M = shape.ranks, shape.microbatches
-    V = shape.chunks if name in CHUNKED else 1
+    V = shape.chunks if len(chunks_of(name)) > 1 else 1
     if V > 1:
         M *= P
     timeline = assert_lawful(make(name, P, V, M))
     lost = timeline.makespan - 3 * M * V
     assert lost == 3 * (P - 1)
     assert timeline.bubble == pytest.approx((P - 1) / (V * M + P - 1))
+
+
+@given(shapes(8, 1, 24), st.integers(4, 20), st.integers(4, 20), st.integers(1, 20))
+def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: int, weight: int):
+    """(P−1)(F + B − W) and (P−1)(F + B − 2W), of arXiv 2401.10241 table 1, for W no longer than F and B, and enough
+    microbatches to fill the pipeline: the longest that any rank is occupied, less its work.
+    """
+    P, W = shape.ranks, min(weight, forward, backward)
+    costs = equal_costs(float(forward), float(backward), float(W))
+    for name, least, idle in (
+        ("zb_h1", P, (P - 1) * (forward + backward - W)),
+        ("zb_h2", 2 * P, (P - 1) * (forward + backward - 2 * W)),
+    ):
+        M = least + shape.microbatches
+        timeline = assert_lawful(make(name, P, 1, M), costs)
+        assert timeline.cost - M * (forward + backward + W) == idle
+
+
+@given(shapes(8, 1, 24))
+def test_zb_v_has_no_bubble_at_equal_costs(shape: Shape):
+    """No rank waits between its first and its last action, from 2P−1 microbatches on; in the memory of 1F1B: P of the
+    first rank's microbatches, which are 2P of its halves.
+    """
+    P, M = shape.ranks, 2 * shape.ranks - 2 + shape.microbatches
+    timeline = assert_lawful(make("zb_v", P, 2, M))
+    assert timeline.bubble == 0
+    assert timeline.cost == 6 * M
+    assert max(timeline.peak_live) == 2 * P
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_zb_v_has_a_bubble_with_fewer_microbatches(ranks: int):
+    assert assert_lawful(make("zb_v", ranks, 2, 2 * ranks - 2)).bubble > 0
+
+
+@given(shapes(8, 1, 24), st.sampled_from((2.0, 2.25, 2.5, 3.0)))
+def test_dualpipe_v_idles_as_published(shape: Shape, pair: float):
+    """(P−1)(F&B + B − 3W) with B the whole backward, of DeepSeek's table, beside the work of the rank with the most
+    pairs: F, B's gradients of activations and W take one unit each, a pair `pair`, transfers nothing, and there are 2P
+    microbatches or more.
+    """
+    P, M = shape.ranks, 2 * shape.ranks - 1 + shape.microbatches
+    schedule = make("dualpipe_v", P, 2, M)
+    check_schedule(schedule)
+    programs = communicate(schedule, default_messages(2 * P), overlap=True)
+    check_program(programs)
+    timeline = simulate(programs, equal_costs(1.0, 1.0, 1.0, 0.0, pair))
+    most = max(range(P), key=lambda rank: len(schedule.pairs[rank]))
+    assert timeline.busy[most] == 6 * M - (3 - pair) * len(schedule.pairs[most])
+    assert timeline.cost - timeline.busy[most] == (P - 1) * (pair + 2 - 3)
+    assert timeline.peak_live == (2 * P + 1,) * P
+
+
+@given(shapes(8, 1, 24))
+def test_dualpipe_v_one_after_the_other_idles_less(shape: Shape):
+    """Where pairs do not overlap, what their forwards make leaves before their backwards run: (P−1)(F + B − 2W)."""
+    P, M = shape.ranks, 2 * shape.ranks - 1 + shape.microbatches
+    timeline = assert_lawful(make("dualpipe_v", P, 2, M))
+    assert timeline.cost - 6 * M == (P - 1) * (1 + 2 - 2)
+
+
+@given(shapes(8, 1, 24))
+def test_an_overlapped_pair_waits_before_and_sends_after_both(shape: Shape):
+    P, M = shape.ranks, 2 * shape.ranks - 1 + shape.microbatches
+    schedule = make("dualpipe_v", P, 2, M)
+    programs = communicate(schedule, default_messages(2 * P), overlap=True)
+    timeline = simulate(programs, equal_costs(1.0, 1.0, 1.0, 0.5, 2.25))
+    for rank, line in enumerate(timeline.actions):
+        for i in schedule.pairs[rank]:
+            forward, backward = line[i], line[i + 1]
+            assert (forward.work.kind, backward.work.kind) == ("F", "BW")
+            assert forward.work.chunk != backward.work.chunk
+            assert backward.end - forward.start == 2.25
+            for channel, transfers in timeline.transfers.items():
+                for each in transfers:
+                    made = each.work.microbatch, each.work.message.source
+                    for work in (forward.work, backward.work):
+                        if channel.source == rank and made == (work.microbatch, schedule.placement[rank][work.chunk]):
+                            direction = "forward" if work.kind == "F" else "backward"
+                            assert direction != channel.direction or each.start >= backward.end
 
 
 @given(shapes())
@@ -109,6 +241,22 @@ def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape)
     assert timeline.bubble == 0
 
 
+@given(shapes(8, 4, 12))
+def test_forwards_alone_are_lawful_in_a_v(shape: Shape):
+    """Evaluation runs where training has its stages."""
+    placement = v_placement(shape.ranks, shape.chunks)
+    hold_to_the_laws(make("forward_only", shape.ranks, shape.chunks, shape.microbatches, placement=placement))
+
+
+def test_placements():
+    assert loop_placement(3, 2) == ((0, 3), (1, 4), (2, 5))
+    assert v_placement(3) == ((0, 5), (1, 4), (2, 3))
+    assert v_placement(2, 3) == ((0, 3, 4), (1, 2, 5))
+
+
+# ---------------------------------------------------------------- orders
+
+
 def test_orders():
     """gpipe and 1F1B as every paper draws them; interleaving as Megatron-LM's table for 2 ranks, 2 chunks."""
     assert str(make("gpipe", 2, 1, 2)) == "F0.0 F0.1 BW0.0 BW0.1\nF0.0 F0.1 BW0.0 BW0.1"
@@ -125,6 +273,26 @@ def test_orders():
     assert str(make("forward_only", 2, 2, 3)).splitlines()[0] == "F0.0 F0.1 F1.0 F1.1 F0.2 F1.2"
 
 
+def test_orders_with_b_and_w():
+    """ZB-H1, ZB-H2 as figures 3 of arXiv 2401.10241 draw their beginnings; ZB-V as torch's ZBV for 2 ranks."""
+    assert str(make("zb_h1", 3, 1, 4)) == (
+        "F0.0 F0.1 F0.2 B0.0 W0.0 F0.3 B0.1 W0.1 B0.2 W0.2 B0.3 W0.3\n"
+        "F0.0 F0.1 B0.0 F0.2 B0.1 W0.0 F0.3 B0.2 W0.1 B0.3 W0.2 W0.3\n"
+        "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 W0.0 F0.3 B0.3 W0.1 W0.2 W0.3"
+    )
+    assert str(make("zb_h2", 2, 1, 4)) == (
+        "F0.0 F0.1 F0.2 B0.0 W0.0 F0.3 B0.1 W0.1 B0.2 W0.2 B0.3 W0.3\n"
+        "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 W0.0 F0.3 B0.3 W0.1 W0.2 W0.3"
+    )
+    assert str(make("zb_v", 2, 2, 3)) == (
+        "F0.0 F0.1 F0.2 F1.0 B1.0 W1.0 F1.1 B1.1 W1.1 B0.0 W0.0 F1.2 B1.2 W1.2 B0.1 W0.1 B0.2 W0.2\n"
+        "F0.0 F1.0 F0.1 F1.1 B1.0 W1.0 F0.2 B0.0 W0.0 F1.2 B1.1 W1.1 B0.1 B1.2 B0.2 W0.1 W1.2 W0.2"
+    )
+    assert str(make("dualpipe_v", 2, 2, 4)).splitlines()[1] == (
+        "F0.0 F1.0 F0.1 F1.1 F0.2 BW1.0 F1.2 BW0.0 F0.3 BW1.1 F1.3 BW0.1 BW1.2 BW0.2 B1.3 B0.3 W1.3 W0.3"
+    )
+
+
 def test_what_is_left_over_joins_the_first_group():
     first = str(make("interleaved_1f1b", 2, 2, 5, group=2)).splitlines()[0].split()
     forwards = [action for action in first if action.startswith("F")]
@@ -135,16 +303,40 @@ def test_what_is_left_over_joins_the_first_group():
     assert " ".join(forwards[-4:]) == "F0.6 F0.7 F1.6 F1.7"
 
 
+# ---------------------------------------------------------------- names and arguments
+
+
+def test_the_language_and_the_compiler_know_the_same_schedules():
+    assert set(builtins.SCHEDULES) == set(SCHEDULES)
+    step = {"microbatches", "chunks", "over"}
+    for name, function in SCHEDULES.items():
+        written = set(builtins.SCHEDULES[name].names)
+        taken = set(signature(function).parameters) - {"ranks", "conditions"}
+        if name == "from_file":  # the file says how large it is
+            assert written - {"over"} == taken - step
+        elif name == "auto":  # the memory is a part of its conditions
+            assert written - {"over", "memory"} == taken
+        else:
+            assert written - {"over"} == taken
+
+
 @pytest.mark.parametrize(
     ("call", "message", "help"),
     [
         (("one_f_one", 2, 1, 4, {}), "there is no schedule `one_f_one`", "did you mean `one_f_one_b`?"),
-        (("gpipe", 2, 2, 4, {}), "schedule `gpipe` has one stage on each rank, not 2", "interleaved_1f1b and"),
+        (("gpipe", 2, 2, 4, {}), "schedule `gpipe` has one stage on each rank, not 2", "interleaved_1f1b, looped_bfs,"),
+        (("zb_v", 2, 3, 4, {}), "schedule `zb_v` has 2 stages on each rank, not 3", "interleaved_1f1b, looped_bfs,"),
         (("gpipe", 2, 1, 0, {}), "schedule `gpipe` needs at least 1 of `microbatches`, not 0", None),
         (("looped_bfs", 2, 1, 4, {"group": 3}), "schedule `looped_bfs` takes no argument `group`", None),
+        (("auto", 2, 1, 4, {"conditions_": 3}), "schedule `auto` takes no argument `conditions_`", None),
         (
             ("interleaved_1f1b", 4, 2, 8, {"group": 3}),
             "schedule `interleaved_1f1b`: group = 3 is less than the 4 ranks of the pipeline",
+            None,
+        ),
+        (
+            ("policy", 4, 3, 8, {"in_flight": 2}),
+            "schedule `policy`: in_flight = 2 does not hold one microbatch on 3 chunks",
             None,
         ),
         (

@@ -18,8 +18,8 @@ import attrs
 import torch
 from attrs import evolve, frozen
 
-from partita.compiler.assemble import assemble
 from partita.compiler.cut import StageGraph, message_of
+from partita.compiler.fitting import program_of
 from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
 from partita.compiler.instructions import Channel, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.layout import layout_of
@@ -42,8 +42,8 @@ Replacement: TypeAlias = Mapping[Node, Sequence[Node]]
 class Mutant:
     """One mutant. `kind` is `drop`, `double`, `redirect` or `layout`; `op` the operation that is hit, or `value`.
 
-    `wired`: what is mutated is the program, not what it is assembled from. `value` is the result of the change of layout
-    that is hit, `instead` the operation in its place, where there is one, and `nodes` what stands around it.
+    `wired`: what is mutated is the program, not what it is assembled from. `value` is the result of the change of
+    layout that is hit, `instead` the operation in its place, where there is one, and `nodes` what stands around it.
     """
 
     kind: str
@@ -66,11 +66,11 @@ def communication_mutants(state: Compilation) -> Iterator[Mutant]:
             if isinstance(node.op, Move):
                 for i in range(node.op.count):
                     yield from _of_move(place, node, i)
-                continue
-            ends = _of_send(place, node) if isinstance(node.op, Send) else _of_receive(place, node)
-            for kind, what, replacement, values in ends:
-                build = partial(place.changed, values, {node: replacement})
-                yield Mutant(kind, node.op.name, f"{what} in {place.name}", build)
+            elif isinstance(node.op, (Send, Receive)):
+                ends = _of_send if isinstance(node.op, Send) else _of_receive
+                for kind, what, replacement, values in ends(place, node):
+                    build = partial(place.changed, values, {node: replacement})
+                    yield Mutant(kind, node.op.name, f"{what} in {place.name}", build)
     yield from wired_mutants(state)
 
 
@@ -149,8 +149,7 @@ class Change:
 
 # ---------------------------------------------------------------- communication
 
-# A mutant of an end of a message: its kind, what it is, what stands in the node's place, and what is read instead of its
-# result.
+# A mutant of one end of a message: kind, description, what stands in the node's place, what is read for its result.
 End = tuple[str, str, Sequence[Node], Exchange]
 
 
@@ -229,8 +228,6 @@ def _of_send(place: Place, node: Node) -> Iterator[End]:
 
 
 def _of_receive(place: Place, node: Node) -> Iterator[End]:
-    if not isinstance(node.op, Receive):
-        return
     (value,) = node.outputs
     # Doubled where ranks post and wait: here it would be two names for what has arrived.
     what = f"`{value.name}` from stage {node.op.source}"
@@ -349,16 +346,7 @@ def executed(experiment: Experiment, expected: Outcome, mutant: Mutant) -> str |
 
 def assembled(state: Compilation) -> Compilation:
     """A mutated compilation with the program that comes of it."""
-    program = assemble(
-        state.forward,
-        state.partitioned,
-        state.sharded.parameters,
-        state.update,
-        state.schedule,
-        state.batch,
-        state.mesh,
-    )
-    return evolve(state, program=program)
+    return evolve(state, program=program_of(state, state.schedule))
 
 
 def first_step(experiment: Experiment, state: Compilation) -> Outcome:

@@ -11,10 +11,10 @@ from attrs import evolve
 import partita
 from partita.cli.main import main
 from partita.compiler import assemble as assembling
-from partita.compiler import pipeline
+from partita.compiler import fitting
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
-from partita.runtime import recording
+from partita.runtime import experiment, recording
 from partita.runtime.experiment import Figure, error_of
 from partita.runtime.verification import Execution, verify_execution
 
@@ -88,10 +88,10 @@ def tampered(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
         program = assembling.assemble(*arguments, **options)
         if program.mesh.ranks == 1:
             return program
-        assert old in program.source
+        assert old in program.source or not program.schedule.training
         return evolve(program, source=program.source.replace(old, new))
 
-    monkeypatch.setattr(pipeline, "assemble", assemble)
+    monkeypatch.setattr(fitting, "assemble", assemble)
     monkeypatch.setattr(recording, "assemble", assemble)
 
 
@@ -144,12 +144,24 @@ def test_what_is_not_finite_on_random_values_begins_as_declared():
     assert execution(FILE.replace("let y = x * w", "let y = x * w + log(w)")).passed
 
 
+def test_a_metric_may_be_no_number():
+    found = execution(FILE.replace("sqrt(mean(y * y))", "log(mean(y) - mean(abs(y)))"))
+    assert found.passed, found.diagnostics[0].render()
+
+
 def test_what_is_never_finite_is_refused():
     with pytest.raises(Refused) as refused:
         execution(FILE.replace("let y = x * w", "let y = log(x) * w"))
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E0703"
     assert diagnostic.span.line == 12
+
+
+def test_what_is_not_finite_once_it_is_updated_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(experiment, "UPDATE", 1e200)
+    with pytest.raises(Refused) as refused:
+        execution()
+    assert refused.value.diagnostics[0].code == "E0703"
 
 
 def test_what_cannot_run_on_random_data_is_refused():
@@ -176,6 +188,9 @@ def test_errors_are_relative_to_the_scale_of_a_tensor():
     # Rounding noise of a gradient that is zero is small beside the norm of all.
     assert error_of(figure(1e-17), figure(-1e-17, unit=1.0)) < 1e-12
     assert error_of(figure(float("nan")), figure(1.0)) == float("inf")
+    assert error_of(figure(float("inf"), 1.0), figure(float("-inf"), 1.0)) == float("inf")
+    # A metric may be no number, and must be none in both then.
+    assert error_of(figure(float("nan"), 2.0), figure(float("nan"), 2.5)) == pytest.approx(0.2)
     assert error_of(figure(1.0, 2.0), figure(1.0)) == float("inf")
     assert error_of(None, figure(1.0)) == float("inf")
 

@@ -1,0 +1,173 @@
+"""`partita schedule NAME --stages P --microbatches M`: a schedule by itself, with times and memory as numbers.
+
+The timeline that the compiler would predict for a program with these costs, without a program: for those who compare
+schedules. Times and memory are those of one microbatch on one rank, in any unit; each of the rank's chunks has an equal
+share of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from partita.compiler.schedules.conditions import Memory
+    from partita.compiler.schedules.schedule import Schedule
+    from partita.compiler.timeline import Timeline
+    from partita.dsl.spec import Call
+
+Numbers = Mapping[str, float | None]
+
+TIMES: Numbers = {"F": 1.0, "B": 1.0, "W": 1.0, "comm": 0.0, "FB": None}
+MEMORY: Numbers = {"F": 1.0, "W": 1.0}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that make a schedule without a file."""
+    group = parser.add_argument_group("a schedule by itself", "FILE is then the schedule's name, or a call of it")
+    group.add_argument("--stages", "--ranks", type=_count, metavar="P", help="ranks of the pipeline")
+    group.add_argument("--microbatches", type=_count, metavar="M", help="microbatches of a step")
+    group.add_argument("--chunks", type=_count, metavar="V", help="stages on each rank, where that can be chosen")
+    group.add_argument(
+        "--times",
+        type=_numbers(TIMES),
+        default=TIMES,
+        metavar="F=1,B=1,W=1,comm=0",
+        help="of one microbatch on one rank, and of a transfer; FB=: of a forward and a whole backward that overlap",
+    )
+    group.add_argument("--memory-limit", type=_number, metavar="X", help="what microbatches may take up on a rank")
+    group.add_argument(
+        "--memory",
+        type=_numbers(MEMORY),
+        default=MEMORY,
+        metavar="F=1,W=1",
+        help="what one microbatch takes up on a rank after F, and after B until W",
+    )
+
+
+def asked(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with these options, in words, where only some of those that are needed are given; "" where all are,
+    None where none is.
+    """
+    given = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
+    others = (arguments.chunks, arguments.memory_limit)
+    defaults = arguments.times is TIMES and arguments.memory is MEMORY
+    if all(value is None for value in (*given.values(), *others)) and defaults:
+        return None
+    missing = [] if _is_file(arguments) else [name for name, value in given.items() if value is None]
+    if missing:
+        return f"a schedule by itself needs {' and '.join(missing)}"
+    forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
+    if pair is not None and pair < max(forward, backward + weight):
+        return f"--times: FB={pair:g} is less than a forward or a whole backward by itself"
+    return ""
+
+
+def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
+    """The schedule and its timeline. Raises Refused where the schedule cannot be made, or breaks a law or the limit."""
+    from partita.compiler.communication import communicate, default_messages
+    from partita.compiler.laws import check_program, check_schedule
+    from partita.compiler.schedules.conditions import Conditions, Memory
+    from partita.compiler.schedules.registry import make, size_of
+    from partita.compiler.schedules.text import read
+    from partita.compiler.simulator import equal_costs, simulate
+    from partita.dsl.diagnostic import refuse
+
+    call = _call(arguments)
+    chunks, microbatches = size_of(call)
+    if arguments.chunks is not None and "chunks" not in call.arguments:
+        chunks = arguments.chunks
+    if arguments.microbatches not in (None, microbatches):
+        message = f"`{arguments.file}` has {microbatches} microbatches, not {arguments.microbatches}"
+        raise refuse("E0505", message, call.span)
+    ranks = arguments.stages or read(call.arguments["path"]).ranks
+    stages = ranks * chunks
+    times = {key: value / chunks for key, value in arguments.times.items() if value is not None}
+    costs = equal_costs(times["F"], times["B"], times["W"], arguments.times["comm"], times.get("FB"))
+    memory = None
+    if arguments.memory_limit is not None:
+        after_f, after_b = ((arguments.memory[key] / chunks,) * stages for key in ("F", "W"))
+        memory = Memory((arguments.memory_limit,) * ranks, after_f, after_b)
+    messages = default_messages(stages)
+    conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
+    own = {key: value for key, value in call.arguments.items() if value is not None}
+    for key in ("microbatches", "chunks", "over"):
+        own.pop(key, None)
+    schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
+    check_schedule(schedule)
+    programs = communicate(schedule, messages, overlap="FB" in times)
+    check_program(programs)
+    if memory is not None:
+        _hold(schedule, memory)
+    return schedule, simulate(programs, costs)
+
+
+def _call(arguments: argparse.Namespace) -> Call:
+    """The schedule's call, with what the options say."""
+    from partita.dsl.builtins import SCHEDULES
+    from partita.dsl.diagnostic import Refused
+    from partita.dsl.load import load_text
+    from partita.dsl.overrides import PLACE
+
+    name = arguments.file.partition("(")[0].strip()
+    taken = SCHEDULES[name].names if name in SCHEDULES else ()
+    overrides = [f"one.{each}" for each in arguments.overrides]
+    for key in ("microbatches", "chunks"):
+        value = getattr(arguments, key)
+        if value is not None and key in taken:
+            overrides.append(f"one.{key}={value}")
+    written = arguments.file if "(" in arguments.file else f"{arguments.file}()"
+    spec, diagnostics = load_text(f"schedule one = {written}", PLACE, overrides, PLACE)
+    if spec is None or spec.schedule is None:
+        raise Refused([each for each in diagnostics if each.severity == "error"])
+    return spec.schedule.call
+
+
+def _is_file(arguments: argparse.Namespace) -> bool:
+    """Whether the schedule stands in a file of its own, which says how large it is."""
+    return bool(arguments.file.startswith("from_file("))
+
+
+def _hold(schedule: Schedule, memory: Memory) -> None:
+    """Hold a schedule to the limit of memory."""
+    from partita.dsl.diagnostic import refuse
+
+    for rank, (actions, stages) in enumerate(zip(schedule.actions, schedule.placement, strict=True)):
+        peak = memory.peak(actions, stages)
+        if not memory.holds(rank, peak):
+            amount, limit = memory.text(peak), memory.text(memory.limit[rank])
+            message = f"rank {rank} of schedule `{schedule.name}` takes up {amount}, and the limit is {limit}"
+            raise refuse("E0504", message, help="`auto` searches within a limit")
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"`{text}` is no count from 1 up")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 up")
+    return value
+
+
+def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
+    """Reads `F=18.5,B=18.1`: numbers by name, the others as they were."""
+
+    def read(text: str) -> Numbers:
+        found = dict(defaults)
+        for part in text.split(","):
+            key, _, value = part.partition("=")
+            if key.strip() not in found:
+                raise argparse.ArgumentTypeError(f"`{part}` is none of {', '.join(f'{each}=…' for each in found)}")
+            found[key.strip()] = _number(value)
+        return found
+
+    return read

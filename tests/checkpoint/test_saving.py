@@ -1,0 +1,279 @@
+"""Saving goes on beside training, and training goes on where saving cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.runtime.checkpoint.checkpoints import Checkpoints
+from partita.runtime.checkpoint.commits import read_manifest
+from partita.runtime.checkpoint.loading import Commit, entries_of
+from partita.runtime.checkpoint.settings import settings_of
+from partita.runtime.checkpoint.shards import Shard
+from partita.runtime.checkpoint.store import steps_in
+from partita.runtime.training import StepResult, VirtualRun
+from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
+
+ROOT = Path(__file__).parents[2]
+
+
+def content(directory: Path, step: int) -> dict[str, torch.Tensor]:
+    """All tensors of a commit, whole."""
+    manifest = read_manifest(directory, step)
+    with Commit(directory, manifest) as commit:
+        assert list(commit.problems(range(len(manifest.files)))) == []
+        return {tensor.name: commit.read(tensor.name) for tensor in manifest.tensors}
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk is so slow that step 2 is written only when step 3 is done: and it is step 2 that is written."""
+    third = threading.Event()
+    blocks = Shard.blocks
+
+    def slow(shard: Shard):
+        assert third.wait(60), "step 3 waits for the checkpoint of step 2"
+        return blocks(shard)
+
+    monkeypatch.setattr(Shard, "blocks", slow)
+    plan = plan_of("train.steps=4")
+    step = Outcome.step
+
+    def told(outcome: Outcome, result: StepResult) -> None:
+        step(outcome, result)
+        if len(outcome.steps) == 3:
+            assert steps_in(tmp_path / "checkpoints") == []
+            third.set()
+
+    monkeypatch.setattr(Outcome, "step", told)
+    assert list(trained(plan, tmp_path).steps) == [1, 2, 3, 4]
+    after_two = trained(without_checkpoints(plan_of("train.steps=2")), tmp_path)
+    same(content(tmp_path / "checkpoints", 2), tensors(after_two.run))
+
+
+def test_one_checkpoint_is_written_at_a_time_and_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("partita.runtime.checkpoint.checkpoints.NOTABLE_SECONDS", 0.2)
+    blocks = Shard.blocks
+    running = []
+
+    def slow(shard: Shard):
+        running.append(1)
+        assert len(running) == 1
+        time.sleep(0.5)
+        running.clear()
+        return blocks(shard)
+
+    monkeypatch.setattr(Shard, "blocks", slow)
+    outcome = trained(plan_of(*ONE_RANK), tmp_path)
+    assert outcome.codes == ["W0803"]
+    assert steps_in(tmp_path / "checkpoints") == [2, 4, 6]
+
+
+def test_a_rank_holds_one_copy_of_what_it_saves(tmp_path: Path):
+    plan = plan_of()
+    together = 0
+    settings = settings_of(plan.spec, tmp_path, tmp_path)
+    assert settings is not None
+    for rank in VirtualRun(plan).ranks:
+        shard = Checkpoints(rank, settings, print)._shard
+        local = sum(tensor.nbytes for tensor in (*rank.memory.masters.values(), *rank.memory.states.values()))
+        shard.take()
+        assert shard._copy is not None
+        first = shard._copy.data_ptr()
+        shard.take()
+        assert shard._copy.data_ptr() == first
+        assert shard._copy.nbytes <= local
+        together += shard._copy.nbytes
+    # Together, each tensor once.
+    assert together == sum(each.type.bytes * (1 + len(each.states)) for each in plan.program.parameters)
+
+
+# ---------------------------------------------------------------- full disks
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.checkpoint import runs
+
+limit, lifted, overrides = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+step = runs.Outcome.step
+
+def told(outcome, result):
+    step(outcome, result)
+    if result.step == lifted:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+runs.Outcome.step = told
+plan = runs.plan_of(*overrides, text=Path("m.par").read_text())
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+outcome = runs.trained(plan, Path.cwd())
+print(len(outcome.steps), outcome.unsaved)
+for each in outcome.said:
+    print(each.render())
+"""
+
+
+def limited(directory: Path, limit: int, lifted: int, *overrides: str, text: str = TEXT) -> list[str]:
+    """The lines of a run in a process whose files may have `limit` bytes, until after step `lifted`."""
+    (directory / "m.par").write_text(text)
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit), str(lifted), *overrides],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_rank_that_cannot_write_costs_a_checkpoint_and_no_training(tmp_path: Path):
+    """Rank 1 of two has three of four layers, and a file that is too large; then there is room again."""
+    text = TEXT.replace("layer -> pipe", "layer -> pipe [1, 3]")
+    mesh = ("cluster.data=1", "cluster.tensor=1", "layout=plain")
+    trained(plan_of("train.steps=2", *mesh, text=text), tmp_path)
+    small, large = (file.size for file in read_manifest(tmp_path / "checkpoints", 2).files)
+    assert limited(tmp_path, (small + large) // 2, 5, *mesh, text=text) == [
+        "4 False",
+        "warning[W0802]: step 4 was not saved: rank 1: File too large",
+        "  = training goes on; the last checkpoint is that of step 2",
+    ]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["lock", "step-00000002", "step-00000006"]
+    content(tmp_path / "checkpoints", 6)
+
+
+def test_where_the_last_checkpoint_fails_the_run_says_so(tmp_path: Path):
+    assert limited(tmp_path, 2000, 100, *ONE_RANK)[:3] == [
+        "6 True",
+        "warning[W0802]: step 2 was not saved: rank 0: File too large",
+        "  = training goes on",
+    ]
+    assert os.listdir(tmp_path / "checkpoints") == ["lock"]
+
+
+def test_the_manifest_may_be_what_does_not_fit(tmp_path: Path):
+    trained(plan_of("train.steps=2"), tmp_path / "other")
+    commit = tmp_path / "other" / "checkpoints" / "step-00000002"
+    *_, second, largest = sorted(path.stat().st_size for path in commit.iterdir())
+    assert largest == (commit / "manifest.json").stat().st_size
+    lines = limited(tmp_path, (second + largest) // 2, 100)
+    assert lines[:2] == ["6 True", "warning[W0802]: step 2 was not saved: File too large"]
+    assert os.listdir(tmp_path / "checkpoints") == ["lock"]
+
+
+def small_disk(size: str, folder: Path, command: list[str]) -> subprocess.CompletedProcess:
+    """Run a command where `folder` is a disk of its own; skips where this machine does not let us have one."""
+    script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+    prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder)]
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mounts in a namespace here")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*prefix, *command],
+        cwd=folder.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_a_full_disk(tmp_path: Path):
+    """Two processes. There is room for one checkpoint, and for no second beside it."""
+    (tmp_path / "m.par").write_text(TEXT)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    overrides = ["cluster.data=1", "cluster.tensor=1", "ffn=256"]
+    trained(plan_of("train.steps=2", *overrides), tmp_path / "other")
+    commit = tmp_path / "other" / "checkpoints" / "step-00000002"
+    size = 1.5 * sum(path.stat().st_size for path in commit.iterdir())
+    run = f"{sys.executable} -m partita run m.par {' '.join(overrides)} --run-dir disk --transport gloo"
+    # What is on the disk goes with its namespace: it is looked at inside.
+    script = f"{run}; echo status $?; {sys.executable} -m partita checkpoint verify disk; ls disk/checkpoints"
+    done = small_disk(f"{size / 1024:.0f}k", disk, ["sh", "-c", script])
+    assert "status 3" in done.stdout, done.stdout + done.stderr
+    assert "step 6/6  loss" in done.stdout
+    assert re.search(r"step-00000002: whole \(2 files", done.stdout)
+    assert done.stdout.split()[-2:] == ["lock", "step-00000002"]
+    assert re.search(r"W0802\]: step 4 was not saved: .*No space left on device", done.stderr)
+    assert "the last checkpoint is that of step 2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+def partita(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "partita", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def losses(path: Path) -> list[dict]:
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+
+
+def test_processes_resume_bit_for_bit_and_fall_back_together(tmp_path: Path):
+    (tmp_path / "m.par").write_text(TEXT)
+    run = ["run", "m.par", "cluster.data=1", "cluster.tensor=1", "train.steps=8"]
+    whole = partita(*run, "--run-dir", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    first = partita(*run, "train.steps=5", "train.eval=every(3, batches = 1)", "--run-dir", "parts", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    # Only rank 1 reads this file, and rank 0 has to learn of it.
+    path = tmp_path / "parts" / "checkpoints" / "step-00000005" / "rank-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    second = partita(*run, "--run-dir", "parts", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert "rank 1: warning[W0801]" in second.stderr
+    assert "rank-1.safetensors: its SHA-256 is not the manifest's" in second.stderr
+    assert "step 4/8  resumed from parts/checkpoints/step-00000004" in second.stdout
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    same(content(tmp_path / "parts" / "checkpoints", 8), content(tmp_path / "whole" / "checkpoints", 8))
+
+
+@pytest.mark.soak
+def test_llama_on_eight_processes_resumes_on_one(tmp_path: Path):
+    (tmp_path / "llama.par").write_text((ROOT / "specs" / "llama.par").read_text())
+    run = ["run", "llama.par", "train.checkpoint=every(3)", "--transport", "gloo"]
+    assert partita(*run, "train.steps=6", "--run-dir", "whole", cwd=tmp_path).returncode == 0
+    assert partita(*run, "--run-dir", "parts", cwd=tmp_path).returncode == 0
+    alone = ["cluster.data=1", "cluster.pipe=1", "cluster.tensor=1"]
+    text = (tmp_path / "llama.par").read_text().replace("pipe [3, 3]", "pipe")
+    (tmp_path / "llama.par").write_text(text)
+    done = partita(*run, "train.steps=6", *alone, "--run-dir", "parts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for one, other in zip(losses(tmp_path / "parts"), losses(tmp_path / "whole"), strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+
+
+FEW = """
+axis batch = 8, features = 4
+model m(x: [batch, features]) { param w: [features] ~ ones()  loss mean(dot(x, w, over = features)) }
+mesh cluster(data = 4)
+layout plain on cluster { shard batch -> data }
+train { data = random()  optimizer = sgd(lr = 0.1, momentum = 0.9)  steps = 2  checkpoint = every(2) }
+"""
+
+
+def test_more_ranks_than_tensors(tmp_path: Path):
+    """Every rank has a file, though two of four have nothing to save."""
+    run = trained(plan_of(text=FEW), tmp_path)
+    manifest = read_manifest(tmp_path / "checkpoints", 2)
+    assert [len(entries_of(manifest, rank)) for rank in range(4)] == [1, 1, 0, 0]
+    same(content(tmp_path / "checkpoints", 2), tensors(run.run))

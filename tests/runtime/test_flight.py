@@ -1,0 +1,163 @@
+"""Flight recorders, and what is read from them: who holds a run up, and where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from partita.dsl.load import load
+from partita.runtime import flight
+from partita.runtime.diagnosis import DEAD, Diagnosis, blame, source_lines
+from partita.runtime.experiment import experiment_of
+from partita.runtime.flight import BETWEEN, EVALUATING, RING, TRAINING, Flight, path_of, read
+from partita.runtime.lookout import Lookout
+from partita.runtime.training import Plan, Rank, prepare
+from partita.runtime.transports.virtual import Deadlock, VirtualCluster
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+@given(st.lists(st.one_of(st.integers(0, 600), st.sampled_from([TRAINING, EVALUATING, BETWEEN]).map(str)), max_size=6))
+def test_a_recorder_is_read_as_it_was_written(does: list[int | str]):
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        assert read(directory, 3) is None
+        recorder = Flight(path_of(directory, 3))
+        total, marks, activity, step = 1, 1, flight.STARTING, 0
+        for each in does:
+            if isinstance(each, str):
+                activity, step, marks, total = int(each), step + 1, 1, total + 1
+                recorder.begin(activity, step)
+            else:
+                for _ in range(each):
+                    recorder.mark()
+                marks, total = marks + each, total + each
+        found = read(directory, 3)
+        assert found is not None
+        assert (found.rank, found.activity, found.step) == (3, activity, step)
+        assert (found.marks, found.total) == (marks, total)
+        assert len(found.ages) == min(total, RING)
+        assert list(found.ages) == sorted(found.ages)
+
+
+def test_a_recorder_does_not_take_anothers_file(tmp_path: Path):
+    Flight(path_of(tmp_path, 0))
+    with pytest.raises(FileExistsError):
+        Flight(path_of(tmp_path, 0))
+
+
+def test_a_file_that_is_not_written_yet_is_no_position(tmp_path: Path):
+    path_of(tmp_path, 0).write_bytes(b"")
+    assert read(tmp_path, 0) is None
+    path_of(tmp_path, 0).write_bytes(bytes(flight.SIZE))
+    assert read(tmp_path, 0) is None
+
+
+# ---------------------------------------------------------------- who holds a run up
+
+
+class _Frozen(Exception):
+    pass
+
+
+class _Freezing(Flight):
+    """Stops its rank where it would take mark number `limit`."""
+
+    limit = -1
+
+    def mark(self) -> None:
+        if self._next == self.limit:
+            raise _Frozen
+        super().mark()
+
+
+def _until_frozen(step: Iterator[None]) -> Iterator[None]:
+    try:
+        yield from step
+    except _Frozen:
+        return
+
+
+def plan_of(name: str) -> Plan:
+    spec, _ = load(SPECS / name, ())
+    assert spec is not None
+    return experiment_of(spec).plan
+
+
+PLANS = {name: plan_of(name) for name in ("tiny.par", "llama.par", "gpt.par")}
+
+
+@given(st.sampled_from(sorted(PLANS)), st.data())
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
+    """Wherever a rank freezes, the others come to wait for it, and it is the one that is named."""
+    plan = PLANS[name]
+    program = plan.program
+    victim = data.draw(st.integers(0, plan.ranks - 1))
+    record = program.ranks[program.mesh.pipe_rank(victim)]
+    # Marks: the recorder's own, the step's beginning, its prologue, one for each instruction and five endings; what
+    # follows the sum over all ranks holds nobody up within the step.
+    limit = data.draw(st.integers(2, len(record.instructions) + 6))
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        flights = [_Freezing(path_of(directory, rank)) for rank in range(plan.ranks)]
+        flights[victim].limit = limit
+        cluster = VirtualCluster(plan.ranks, strict=True)
+        ranks = [Rank(plan, r, cluster.transport(r), torch.device("cpu"), flight=flights[r]) for r in range(plan.ranks)]
+        generator = torch.Generator().manual_seed(0)
+        batch = {each.name: torch.randint(0, 2, each.type.shape, generator=generator) for each in program.inputs}
+        with pytest.raises(Deadlock):
+            cluster.run([_until_frozen(rank.step(1, batch, 0.1)) for rank in ranks])
+        positions = Lookout(Diagnosis(program), plan.ranks, 1.0, directory / "report").positions(directory)
+    diagnosis = Diagnosis(program)
+    states = diagnosis.states(positions)
+    note("\n".join(diagnosis.lines(states)))
+    assert [each.rank for each in blame(states)] == [victim]
+    for each in states:
+        assert each.rank == victim or each.waits_for, f"rank {each.rank} does not wait"
+    json.dumps(diagnosis.as_json(states))
+
+
+def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
+    plan = PLANS["tiny.par"]
+    for rank in range(2):
+        recorder = Flight(path_of(tmp_path, rank))
+        recorder.begin(TRAINING, 7)
+    lookout = Lookout(Diagnosis(plan.program), 2, 1.0, tmp_path / "fault.json")
+    text = lookout.died(tmp_path, {1: DEAD})
+    assert text.startswith("rank 1 was at the start (step 7)")
+    report = json.loads((tmp_path / "fault.json").read_text())
+    assert report["cause"] == "death"
+    assert [each["condition"] for each in report["ranks"]] == ["", "dead"]
+
+
+def test_a_run_that_moves_does_not_stall(tmp_path: Path):
+    lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, tmp_path / "fault.json")
+    assert lookout.stalled(tmp_path, {}) is None  # nobody has started
+    first = Flight(path_of(tmp_path, 0))
+    second = Flight(path_of(tmp_path, 1))
+    assert lookout.stalled(tmp_path, {}) is None  # they are starting, which may take longer
+    first.begin(TRAINING, 1)
+    second.begin(TRAINING, 1)
+    patient = Lookout(lookout.diagnosis, 2, 60.0, tmp_path / "fault.json")
+    assert patient.stalled(tmp_path, {}) is None
+    text = None
+    while text is None:
+        text = lookout.stalled(tmp_path, {1: "stopped"})
+    assert "rank 1 is stopped, at the start for 0 s (step 1)" in text
+    for each in (first, second):
+        each.begin(flight.ENDED)
+    assert lookout.stalled(tmp_path, {}) is None
+
+
+def test_lines_of_the_file_are_those_of_what_a_function_calls():
+    program = prepare(load(SPECS / "tiny.par", ())[0]).program
+    function = program.stages[1].functions["F"]
+    assert source_lines(program.source, function) == f" ({SPECS / 'tiny.par'}:9 to 18)"

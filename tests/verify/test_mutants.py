@@ -1,0 +1,244 @@
+"""Every defect of communication or of a layout shows: the certificate refuses it, and the program computes otherwise.
+
+Mutants are those of the examples' shrunken copies, which can be run. A mutant of a layout changes no instruction: the
+certificate alone must refuse it. One of communication must be refused and must fail when it is run, by other numbers,
+a deadlock or an error, but for what `EQUIVALENT` lists: programs that compute the same, with the reason.
+
+`make test` takes of every kind of mutant some, from all parts of the program; `make soak` takes all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import frozen
+from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import strategies as st
+
+from partita.compiler.certificate import certify
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import AllReduce, Once
+from partita.compiler.ops.loss import ExpSum
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.reduce import Reduce
+from partita.compiler.ops.shape import Expand
+from partita.compiler.pipeline import compile_spec
+from partita.dsl.load import load, load_text
+from partita.runtime.experiment import Experiment, Outcome, experiment_of, settled
+from tests.programs import Program, sharded_programs
+from tests.verify.mutants import Mutant, communication_mutants, executed, first_step, layout_mutants
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+CASES = {
+    "mlp": ("mlp.par",),
+    "tiny": ("tiny.par",),
+    "llama": ("llama.par",),
+    "llama zero1": ("llama.par", "layout=zero1"),
+    "gpt": ("gpt.par",),
+}
+
+
+@cache
+def experiment(name: str) -> tuple[Experiment, Outcome]:
+    """A shrunken example, and what one step of it computes as it is."""
+    file, *overrides = CASES[name]
+    spec, diagnostics = load(SPECS / file, overrides)
+    assert spec is not None, diagnostics
+    torch.set_num_threads(1)
+    found = experiment_of(spec)
+    assert certify(found.plan.training).passed
+    return found, first_step(found, found.plan.training)
+
+
+def some(mutants: Iterable[Mutant], of_each: int) -> list[Mutant]:
+    """Of each kind of mutant so many, at equal distances."""
+    kinds: dict[tuple[str, str, bool], list[Mutant]] = {}
+    for mutant in mutants:
+        kinds.setdefault((mutant.kind, mutant.op, mutant.wired), []).append(mutant)
+    found = []
+    for own in kinds.values():
+        count = min(of_each, len(own))
+        found += [own[i * len(own) // count] for i in range(count)]
+    return found
+
+
+# ---------------------------------------------------------------- layouts
+
+
+# How many of the mutants of layouts are tried.
+LAYOUTS = {"mlp": 200, "llama": 150, "llama zero1": 150, "gpt": 200}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_wrong_layout_is_refused(name: str):
+    found, _ = experiment(name)
+    mutants = some(layout_mutants(found.plan.training), LAYOUTS[name])
+    assert len(mutants) == LAYOUTS[name]
+    escaped = [str(mutant) for mutant in mutants if certify(mutant.build()).passed]
+    assert not escaped
+
+
+# ---------------------------------------------------------------- communication
+
+
+@frozen
+class Equivalent:
+    """Mutants that compute the same, and why."""
+
+    reason: str
+    holds: Callable[[Mutant], bool]
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def made_by(mutant: Mutant) -> Node | None:
+    """What makes the value whose layout is changed."""
+    (move,) = (node for node in mutant.nodes if mutant.value in node.outputs)
+    source = move.inputs[move.outputs.index(mutant.value)]
+    return next((node for node in mutant.nodes if source in node.outputs), None)
+
+
+def readers(mutant: Mutant, value: Value) -> list[Node]:
+    return [node for node in mutant.nodes if value in node.inputs]
+
+
+def again_the_same(mutant: Mutant) -> bool:
+    op = mutant.instead
+    return mutant.kind == "double" and (isinstance(op, Once) or (isinstance(op, AllReduce) and op.maximum))
+
+
+def shift(mutant: Mutant) -> bool:
+    sums = isinstance(mutant.instead, AllReduce) and not mutant.instead.maximum
+    shifted = any(isinstance(node.op, ExpSum) for node in readers(mutant, mutant.value)) if sums else False
+    return mutant.kind == "redirect" and mutant.op == "all_reduce" and shifted
+
+
+def equal_everywhere(mutant: Mutant) -> bool:
+    made = made_by(mutant) if mutant.kind == "redirect" and mutant.op == "all_gather" else None
+    return made is not None and isinstance(made.op, Expand) and not made.inputs[0].type.axes
+
+
+def only_added(mutant: Mutant) -> bool:
+    if mutant.kind != "redirect" or mutant.op != "reduce_scatter":
+        return False
+    values = [mutant.value]
+    for value in values:
+        for node in readers(mutant, value):
+            adds = isinstance(node.op, Reduce) and node.op.function == "sum"
+            linear = isinstance(node.op, Pointwise) and node.op.function in ("add", "subtract", "multiply")
+            if not (adds or linear or isinstance(node.op, Accumulate)):
+                return False
+            values += node.outputs
+    return True
+
+
+EQUIVALENT = (
+    Equivalent("the maximum of what all ranks have alike is that; zeros off the first rank stay zeros", again_the_same),
+    Equivalent("log-sum-exp is the same for any shift that all ranks share, the sum of maxima too", shift),
+    Equivalent("the cotangent of a mean is equal everywhere: any parts, gathered, make the same", equal_everywhere),
+    Equivalent("only the sum over all ranks is used: it is the same along whichever axis it begins", only_added),
+)
+
+
+def survey(name: str, mutants: Iterable[Mutant]) -> Counter[str]:
+    """Certify and run each; how often each of `EQUIVALENT` was the case."""
+    found, expected = experiment(name)
+    counts: Counter[str] = Counter()
+    for mutant in mutants:
+        assert not certify(mutant.build()).passed, f"{name}: {mutant} is certified"
+        counts["mutants"] += 1
+        if executed(found, expected, mutant) is None:
+            reasons = [str(each) for each in EQUIVALENT if each.holds(mutant)]
+            assert reasons, f"{name}: {mutant} computes the same, and nothing says why"
+            counts.update(reasons)
+    return counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_communication_is_refused(name: str):
+    found, _ = experiment(name)
+    mutants = some(communication_mutants(found.plan.training), 12)
+    escaped = [str(mutant) for mutant in mutants if certify(mutant.build()).passed]
+    assert not escaped
+
+
+@pytest.mark.parametrize(("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 3), ("llama zero1", 3), ("gpt", 2)])
+def test_wrong_communication_fails(name: str, count: int):
+    found, _ = experiment(name)
+    survey(name, some(communication_mutants(found.plan.training), count))
+
+
+def test_there_are_enough_of_them():
+    for name in CASES:
+        found, _ = experiment(name)
+        kinds = Counter((mutant.kind, mutant.op) for mutant in communication_mutants(found.plan.training))
+        assert {kind for kind, _ in kinds} == {"drop", "double", "redirect"}, name
+        if name in ("llama", "gpt"):
+            assert kinds.total() >= 500
+            assert {op for _, op in kinds} >= {"all_gather", "reduce_scatter", "all_reduce", "part", "send", "receive"}
+
+
+@pytest.mark.soak
+def test_every_mutant_of_the_examples_is_caught():
+    counts: Counter[str] = Counter()
+    layouts = 0
+    for name in CASES:
+        found, _ = experiment(name)
+        counts += survey(name, communication_mutants(found.plan.training))
+        for mutant in layout_mutants(found.plan.training):
+            layouts += 1
+            assert not certify(mutant.build()).passed, f"{name}: {mutant} is certified"
+    print(f"{layouts} layouts; {dict(counts)}")
+    assert all(counts[str(each)] for each in EQUIVALENT), "a reason for which there is no mutant"
+
+
+# ---------------------------------------------------------------- the examples as they are, and any program
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_the_certificate_of_a_whole_file_refuses(name: str):
+    """Of the file itself, with all its stages, chunks and layers, which is too large to be run here."""
+    file, *overrides = CASES[name]
+    spec, _ = load(SPECS / file, overrides)
+    state = compile_spec(spec)
+    for mutant in (*some(communication_mutants(state), 2), *some(layout_mutants(state), 20)):
+        assert not certify(mutant.build()).passed, mutant
+
+
+def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> None:
+    """Mutants of a program are refused; one that is certified computes the same."""
+    note(program.text)
+    spec, diagnostics = load_text(program.text, "random.par")
+    assert spec is not None, diagnostics
+    state = compile_spec(spec)
+    mutants = [*communication_mutants(state), *layout_mutants(state)]
+    assume(mutants)
+    for index in data.draw(st.lists(st.integers(0, len(mutants) - 1), min_size=count, max_size=count)):
+        if certify(mutants[index].build()).passed:
+            found = settled(spec)
+            assume(found is not None)
+            # The same mutant of the program as it is run: clipped at half its norm.
+            state = found.plan.training
+            mutant = [*communication_mutants(state), *layout_mutants(state)][index]
+            assert executed(found, first_step(found, state), mutant) is None, mutant
+
+
+@given(program=sharded_programs(), data=st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_mutants_of_any_program_are_refused_or_compute_the_same(program: Program, data: st.DataObject):
+    refused_or_the_same(program, data, 5)
+
+
+@pytest.mark.soak
+@given(program=sharded_programs(), data=st.data())
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+def test_mutants_of_any_program_are_refused_or_compute_the_same_at_length(program: Program, data: st.DataObject):
+    refused_or_the_same(program, data, 10)
