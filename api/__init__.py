@@ -77,6 +77,9 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
 
     class _Records:
+        def resumed(self, found: Any) -> None:
+            """Nothing is: there are no checkpoints here."""
+
         def step(self, result: StepResult) -> None:
             records.append(
                 {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
+from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, printable, report
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the figures, and what is wrong, as JSON")
+    add_output_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,50 +37,65 @@ def run(arguments: argparse.Namespace) -> int:
     except Refused as refused:
         report(refused.diagnostics)
         return 1
-    report(found.warnings)
+    report((*found.warnings, *found.diagnostics))
     if arguments.json:
-        print(json.dumps(found.as_json(), indent=2))
+        text = json.dumps(found.as_json(), indent=2) + "\n"
     else:
-        from rich.console import Console
-
-        colour = sys.stdout.isatty()
-        _show(arguments.file, found, Console(width=None if colour else 110, highlight=False))
-    return 0 if found.passed else 1
+        text = text_of(lambda console: show(arguments.file, found, console), arguments.output)
+    return deliver(text, arguments.output) or (0 if found.passed else 1)
 
 
-def _show(file: str, found: Verification, console: Console) -> None:
-    """The report: one row for each thing that was shown, then the verdict."""
-    from rich.table import Table
+def show(file: str, found: Verification, console: Console) -> None:
+    """A row for each thing that was looked at, then the verdict."""
+    from partita.cli.table import Column, Table
 
-    from partita.cli.figures import bytes_text
-
-    report(found.diagnostics)
-    most = max(found.peak_memory)
-    ranks = "1 rank" if found.ranks == 1 else f"{found.ranks:,} ranks"
-    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
-    table.add_row("laws", "[green]hold[/]", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock")
-    table.add_row("memory", "[green]bounded[/]", f"at most {bytes_text(most)} on each of {ranks}")
     certified = all(each.passed for each in found.certificates)
     nodes, moves = (sum(getattr(each, what) for each in found.certificates) for what in ("nodes", "moves"))
-    what = f"{nodes:,} operations and {moves:,} changes of layout, each by its rule"
-    table.add_row("certificate", _verdict(certified, "holds"), what)
-    table.add_row("execution", _verdict(found.execution.passed, "equal"), _execution(found.execution))
-    console.print(table)
-    verdict = "verified" if found.passed else "[red]wrong[/]"
-    console.print(f"{printable(file)}: {verdict} in {found.seconds:.1f} s")
+    most, execution = max(found.peak_memory), found.execution
+    rows = [
+        ("laws", "hold", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock"),
+        ("memory", "bounded" if found.memory is None or most <= found.memory else "exceeded", _memory(found, most)),
+        (
+            "certificate",
+            "holds" if certified else "fails",
+            f"{nodes:,} operations and {moves:,} changes of layout, each by its rule",
+        ),
+    ]
+    if execution is None:
+        rows.append(("execution", "not run", "there is no small copy that runs"))
+    else:
+        rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
+        rows.append(("", "", _compared(execution)))
+    table = Table([Column(""), Column(""), Column("")], rows, console.width)
+    for line in table.lines():
+        console.print(line, soft_wrap=True, markup=False)
+    verdict = "[green]verified[/]" if found.passed else "[red]wrong[/]"
+    console.print(f"{printable(file)}: {verdict} in {found.seconds:.1f} s", soft_wrap=True)
 
 
-def _verdict(passed: bool, word: str) -> str:
-    return f"[green]{word}[/]" if passed else "[red]fails[/]"
+def _memory(found: Verification, most: int) -> str:
+    """What a rank needs, beside what it has."""
+    from partita.cli.figures import bytes_text
+
+    ranks = "1 rank" if found.ranks == 1 else f"each of {found.ranks:,} ranks"
+    if found.memory is None:
+        return f"at most {bytes_text(most)} on {ranks}"
+    if most <= found.memory:
+        return f"at most {bytes_text(most)} of {bytes_text(found.memory)} on {ranks}"
+    return f"up to {bytes_text(most)} on a rank, and {bytes_text(found.memory)} there"
 
 
-def _execution(found: Execution) -> str:
-    """What was run, on which sizes, and how near it came."""
+def _copy(found: Execution) -> str:
+    """What was run, and on which sizes."""
     mesh = " × ".join(f"{name} {size}" for name, size in found.mesh) or "one rank"
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     stages = f"{found.stages} stage{'s' * (found.stages > 1)}"
     microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches > 1)}"
-    text = f"on {mesh}; {stages}, {microbatches}; {sizes}\n"
+    return f"on {mesh}; {stages}, {microbatches}; {sizes}"
+
+
+def _compared(found: Execution) -> str:
+    """How near it came."""
     if found.worst is None:
-        return text + f"none of {found.compared} tensors could be compared"
-    return text + f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst})"
+        return f"none of {found.compared} tensors could be compared"
+    return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst})"

@@ -226,7 +226,7 @@ def _rank_program(
     instructions: tuple[Instruction, ...],
     tied: Sequence[TiedTransfer],
 ) -> RankProgram:
-    own = [stage for stage in stages if stage.rank == rank]
+    own = [stages[index] for index in schedule.placement[rank]]
     mine = {stage.index for stage in own}
     parameters = tuple(dict.fromkeys(name for stage in own for name in stage.parameters))
     receives = tuple(each for each in tied if each.transfer.channel.destination == rank)

@@ -20,7 +20,7 @@ from partita.compiler.prediction import costs_of
 from partita.compiler.program import Program
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.one_by_one import one_by_one
-from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.registry import looks_at_costs, make
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
@@ -53,13 +53,13 @@ def schedule_of(state: Compilation, placement: Placement | None = None) -> Sched
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
     own = {key: value for key, value in call.arguments.items() if key not in _OF_THE_STEP and value is not None}
-    conditions = Conditions(costs_of(state), state.partitioned.messages)
+    name = call.name
     if not state.training:
         name, own = "forward_only", {"placement": placement}
-    elif call.name == "auto":
+    conditions = Conditions(costs_of(state), state.partitioned.messages) if looks_at_costs(name) else None
+    if name == "auto":
+        assert conditions is not None
         return _searched(state, conditions, float(own.get("memory", state.device.memory)), span)
-    else:
-        name = call.name
     size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
     return make(name, *size, conditions=conditions, span=span, **own)
 

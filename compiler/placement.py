@@ -18,6 +18,9 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 
+# Sums of floats that differ by rounding are equal.
+NEAR = 1e-9
+
 
 @frozen
 class Pipeline:
@@ -184,35 +187,39 @@ def balance(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     total = [0.0]
     for value in costs:
         total.append(total[-1] + value)
-    n = len(costs)
-    # best[i]: (maximum, sum of squares, counts) of the first i costs in the parts so far.
-    best: list[tuple[float, float, tuple[int, ...]] | None] = [(0.0, 0.0, ())] + [None] * n
+    # The two aims one after the other: the start of an even cut need not be the most even one of those costs.
+    dearest, _ = _cut(total, parts, max, float("inf"))
+    _, counts = _cut(total, parts, lambda sum, own: sum + own * own, dearest * (1 + NEAR))
+    return counts
+
+
+def _cut(
+    total: Sequence[float], parts: int, joined: Callable[[float, float], float], most: float
+) -> tuple[float, tuple[int, ...]]:
+    """The cut that costs least, and what it costs, with no part above `most`; `joined` adds a part to a cost.
+
+    Costs are sums of floats: differences within rounding are no reason for an uneven cut.
+    """
+    n = len(total) - 1
+    # best[i]: cost and counts of the first i values in the parts so far.
+    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ())] + [None] * n
     for part in range(parts):
-        following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * (n + 1)
+        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (n + 1)
         for end in range(part + 1, n - (parts - part - 1) + 1):
             for start in range(end - 1, part - 1, -1):
                 own = total[end] - total[start]
-                known = following[end]
-                if known is not None and own > known[0] * (1 + 1e-9):
+                if own > most:
                     break  # longer parts cost more still
                 before = best[start]
                 if before is None:
                     continue
-                candidate = (max(before[0], own), before[1] + own * own)
-                # Costs are sums of floats: differences within rounding are no reason for an uneven cut.
-                if known is None or _less(candidate, known[:2]):
-                    following[end] = (*candidate, (*before[2], end - start))
+                cost, known = joined(before[0], own), following[end]
+                if known is None or cost < known[0] * (1 - NEAR):
+                    following[end] = cost, (*before[1], end - start)
         best = following
     found = best[n]
     assert found is not None
-    return found[2]
-
-
-def _less(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    for x, y in zip(a, b, strict=True):
-        if abs(x - y) > 1e-9 * max(abs(x), abs(y)):
-            return x < y
-    return False
+    return found
 
 
 # ---------------------------------------------------------------- place

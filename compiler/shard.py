@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from partita.compiler.choice import Choice, Chooser, Operand, Result, localized
-from partita.compiler.copies import GROUP, Copies, Known
+from partita.compiler.copies import Copies, Known
 from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
 from partita.compiler.homes import Homes
 from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type

@@ -31,7 +31,7 @@ CODES: dict[str, Code] = {
     "E0007": Code("size out of range", "An axis has at most 2^40 entries, a tensor 2^62 elements, a mesh 2^20 ranks.", "Check the sizes that the message names."),
     "E0008": Code("program too large", "A model expands to at most two million steps, counting every turn of every repeat and every call of every block.", "Lower the count of the `repeat`."),
     "E0009": Code("too many errors", "Checking stopped, because more errors would likely follow from the first ones.", "Fix the first errors, and check again."),
-    "E0010": Code("import outside the root", "An import may not leave the directory of the main file, nor by a symbolic link, unless --root names one that holds both.", "`partita check specs/gpt.par --root .`"),
+    "E0010": Code("import outside the root", "An import, or a schedule in a file, may not leave the directory of the main file, nor by a symbolic link, unless --root names one that holds both.", "`partita check specs/gpt.par --root .`"),
     "E0011": Code("import cycle", "A file imports itself, directly or through others.", "Move what both need into a third file."),
     "E0012": Code("imported names clash", "Two files declare the same name in one kind of thing. Only an axis of the importing file may replace an imported one.", "Rename one of them."),
     "E0013": Code("too many imports", "At most 100 files take part.", "Join some of them."),
@@ -104,8 +104,8 @@ CODES: dict[str, Code] = {
     "E0502": Code("schedule deadlocks", "Ranks would wait for each other forever; the message shows the cycle.", "Reorder the actions in the cycle."),
     "E0503": Code("transfers do not match", "The sends and receives of a channel must match one to one and in order.", "See the laws of schedules."),
     "E0504": Code("too many live activations", "The schedule holds more activations than it promises.", "Raise its bound, or run backward actions earlier."),
-    "E0505": Code("schedule does not fit the mesh", "Ranks, chunks, microbatches and groups do not go together.", "`interleaved_1f1b(microbatches = 8, chunks = 2)` on 4 ranks."),
-    "E0506": Code("schedule file is wrong", "A schedule as text has one line a rank of actions such as `F0.0 B0.0`.", "Check the word that the message names."),
+    "E0505": Code("schedule does not fit the mesh", "Ranks, chunks, microbatches and groups do not go together, or no order keeps within the memory.", "`interleaved_1f1b(microbatches = 8, chunks = 2)` on 4 ranks."),
+    "E0506": Code("schedule file is wrong", "A schedule as text has one line a rank, of actions such as `F0.0 B0.0 W0.0`: kind, chunk, microbatch.", "Check the word that the message names."),
     # ------------------------------------------------------------ runs
     "E0601": Code("data missing", "No file has this name, or matches this pattern.", "Paths are relative to the .par file."),
     "E0602": Code("data outside the root", "Data files stay under the folder of the .par file.", "Move the data there."),
@@ -122,6 +122,7 @@ CODES: dict[str, Code] = {
     "E0701": Code("program is not certified", "An operation or a collective does not lead to the layout that its value is said to have. The file is right; the compiler is not.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a shrunken copy of the file, the partitioned program does not compute what the single-device program computes. The file is right; the compiler is not.", "Please report it with the file."),
     "E0703": Code("cannot be verified by execution", "No small copy of the file was found that compiles and runs: its sizes do not go together when they are small, or random data leads to numbers that are not finite.", "`log(exp(x) + 1.0)` instead of a logarithm of what may be negative."),
+    "E0704": Code("more memory than there is", "By its static bound a rank's tensors need more memory than the `device` that the mesh declares. Kernels' own workspace comes on top.", "`shard param -> data`, `recompute`, more ranks for the axes that are split, or a schedule that keeps fewer microbatches in flight."),
     # ------------------------------------------------------------ checkpoints
     "E0801": Code("checkpoints outside the folder", "The `dir` of a `checkpoint` is relative to the folder of the .par file, and stays under it, links included.", 'Leave `dir` out: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere.'),
     "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be made or written to.", "Check its permissions, and the space that is left."),

@@ -9,7 +9,6 @@ from attrs import frozen
 
 from partita.dsl.source import Span
 
-
 # Of longer lines (a schedule as text has as long ones as there are actions), so many characters are shown.
 LINE = 160
 

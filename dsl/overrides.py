@@ -33,17 +33,33 @@ class Chosen:
 
 
 def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
-    """Apply overrides in order, changing the tables of `declarations`; what is wrong with one is reported."""
-    chosen = Chosen()
+    """Apply overrides, changing the tables of `declarations`; what is wrong with one is reported.
+
+    They apply in order, choices (`schedule=…`) after what changes declarations: a built-in that is chosen instead of a
+    declared schedule takes over the arguments that the command line gives to that one, wherever it stands there.
+    """
+    read: list[tuple[tuple[tree.Name, ...], tree.Expression]] = []
     for text in overrides:
-        source = Source(PLACE, text)
         try:
-            key, value = _read(source, report)
-            if value is not None:
-                chosen = _Override(declarations, chosen, key, value).applied()
+            key, value = _read(Source(PLACE, text), report)
+        except Refused as refused:
+            report.refused(refused)
+            continue
+        if value is not None:
+            read.append((key, value))
+    chosen = Chosen()
+    for key, value in sorted(read, key=lambda pair: _chooses(pair[0])):
+        try:
+            chosen = _Override(declarations, chosen, key, value).applied()
         except Refused as refused:
             report.refused(refused)
     return chosen
+
+
+def _chooses(key: tuple[tree.Name, ...]) -> bool:
+    """Whether a key names what `train` chooses: the model, the layout or the schedule."""
+    names = [name.text for name in key]
+    return names[0] in CHOICES or (names[0] == "train" and len(names) > 1 and names[1] in CHOICES)
 
 
 def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.Expression | None]:
@@ -83,10 +99,7 @@ class _Override:
         elif first.text in there.meshes and len(rest) == 1:
             there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
         elif first.text in there.schedules and len(rest) == 1:
-            changed = with_argument(there.schedules[first.text], rest[0], self.value)
-            there.schedules[first.text] = changed
-            if self.chosen.schedule is not None and self.chosen.schedule.name.text == first.text:
-                return evolve(self.chosen, schedule=changed)
+            there.schedules[first.text] = with_argument(there.schedules[first.text], rest[0], self.value)
         else:
             known = [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules]
             help = suggestion(first.text, known) if not rest or first.text not in known else None

@@ -9,7 +9,7 @@ differs is named with its source line and its layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -20,8 +20,8 @@ from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
-from partita.compiler.summary import summarize
-from partita.dsl.diagnostic import Diagnostic
+from partita.compiler.summary import Summary, summarize
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.runtime.experiment import (
@@ -79,26 +79,34 @@ class Execution:
 
 @frozen(eq=False)
 class Verification:
-    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank of the pipeline, in bytes.
+    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank in bytes, `memory` what its
+    device has, where the mesh declares one.
 
-    `certificates` are those of the programs of training and, where the file evaluates, of evaluation.
+    `certificates` are those of the programs of training and, where the file evaluates, of evaluation. `execution` is
+    None where the file has no small copy that runs; `refusals` say why (E0703), or that it is too large (E0704).
     """
 
     name: str
-    ranks: int
     actions: int
     messages: int
     peak_memory: tuple[int, ...]
+    memory: int | None
     certificates: tuple[Certificate, ...]
-    execution: Execution
+    execution: Execution | None
+    refusals: tuple[Diagnostic, ...]
     warnings: tuple[Diagnostic, ...]
     seconds: float
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the whole mesh."""
+        return len(self.peak_memory)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What is wrong."""
         problems = [problem for certificate in self.certificates for problem in certificate.problems]
-        return (*problems, *self.execution.diagnostics)
+        return (*self.refusals, *problems, *(self.execution.diagnostics if self.execution else ()))
 
     @property
     def passed(self) -> bool:
@@ -114,37 +122,60 @@ class Verification:
             "actions": self.actions,
             "messages": self.messages,
             "peak_memory": list(self.peak_memory),
+            "memory": self.memory,
             "certificate": {
                 "passed": all(each.passed for each in self.certificates),
                 "nodes": sum(each.nodes for each in self.certificates),
                 "moves": sum(each.moves for each in self.certificates),
             },
-            "execution": self.execution.as_json(),
+            "execution": self.execution.as_json() if self.execution else None,
             "diagnostics": [diagnostic.as_json() for diagnostic in self.diagnostics],
             "seconds": self.seconds,
         }
 
 
 def verify(given: Spec) -> Verification:
-    """Verify a file. Raises Refused for one that does not compile or cannot be shrunk (E0703)."""
+    """Verify a file. Raises Refused for one that does not compile."""
     start = perf_counter()
     state, evaluation = compile_run(given)
-    assert state.program is not None
     assert state.schedule is not None
     certificates = tuple(certify(each) for each in (state, evaluation) if each is not None)
-    execution = verify_execution(given, _hoists(state))
-    summary = summarize(state)
+    summary, mesh = summarize(state), state.mesh
+    memory = state.device.memory if given.mesh and given.mesh.device else None
+    refusals = list(_too_large(state, summary, memory))
+    execution = None
+    try:
+        execution = verify_execution(given, _hoists(state))
+    except Refused as refused:
+        refusals += refused.diagnostics
     return Verification(
         given.name,
-        state.program.mesh.ranks,
         sum(len(actions) for actions in state.schedule.actions),
         sum(transfer["count"] for transfer in summary.transfers),
-        summary.peak_memory,
+        tuple(summary.peak_memory[mesh.pipe_rank(rank)] for rank in range(mesh.ranks)),
+        memory,
         certificates,
         execution,
+        tuple(refusals),
         state.warnings,
         perf_counter() - start,
     )
+
+
+def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iterator[Diagnostic]:
+    """A program that needs more than the memory of its device."""
+    ranks = range(len(summary.peak_memory))
+    worst = max(ranks, key=lambda rank: summary.peak_memory[rank])
+    most = summary.peak_memory[worst]
+    if memory is not None and most > memory:
+        assert state.spec.mesh is not None
+        column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
+        yield Diagnostic(
+            "E0704",
+            f"{column} needs {most / 2**30:,.1f} GiB, and `{state.device.name}` has {memory / 2**30:,.1f} GiB",
+            state.spec.mesh.span,
+            help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",
+        )
 
 
 def _hoists(state: Compilation) -> bool:

@@ -23,7 +23,7 @@ SLACK = 1e-9
 
 @frozen
 class Memory:
-    """The limit of each rank, and what a microbatch keeps on each stage after F and after B; in a unit, for messages."""
+    """The limit of each rank, and what a microbatch keeps on each stage after F and after B; in a `unit`, or in none."""
 
     limit: tuple[float, ...]
     forward: tuple[float, ...]

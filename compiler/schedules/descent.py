@@ -202,15 +202,17 @@ class Descent:
     def _given_back(self, value: Value, numbers: Numbers) -> Numbers:
         """With lags as short as they can be for the same value, from the last rank on."""
         for rank in reversed(range(self.like.ranks)):
-            warm_up, lag = numbers[rank]
-
-            def with_lag(shorter: int, rank: int = rank, warm_up: int = warm_up, numbers: Numbers = numbers) -> Numbers:
-                return (*numbers[:rank], (warm_up, shorter), *numbers[rank + 1 :])
-
             if self.estimate.steps < self.budget:
-                less = _last(lambda less: not better(value, self.value(with_lag(lag - less))), 1, lag)  # noqa: B023
-                numbers = with_lag(lag - less)
+                numbers = self._with_shortest(rank, value, numbers)
         return numbers
+
+    def _with_shortest(self, rank: int, value: Value, numbers: Numbers) -> Numbers:
+        warm_up, lag = numbers[rank]
+
+        def with_lag(less: int) -> Numbers:
+            return (*numbers[:rank], (warm_up, lag - less), *numbers[rank + 1 :])
+
+        return with_lag(_last(lambda less: not better(value, self.value(with_lag(less))), 1, lag))
 
 
 def _parts(actions: Iterable[Action]) -> tuple[list[Action], ...]:

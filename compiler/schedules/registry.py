@@ -71,6 +71,11 @@ def size_of(call: Call | None) -> tuple[int, int]:
     return int(chunks), int(call.arguments["microbatches"])
 
 
+def looks_at_costs(name: str) -> bool:
+    """Whether a schedule depends on its conditions."""
+    return "conditions" in signature({**SCHEDULES, **INTERNAL}[name]).parameters
+
+
 def make(
     name: str,
     ranks: int,

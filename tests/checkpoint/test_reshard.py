@@ -15,7 +15,7 @@ from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.training import Plan, prepare
 from tests import programs
-from tests.checkpoint.runs import plan_of, same, saved_every, tensors, trained, without_checkpoints
+from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -90,6 +90,16 @@ def test_saved_in_one_layout_and_loaded_in_another(text: str, tmp_path_factory: 
 def test_saved_in_one_layout_and_loaded_in_another_at_length(text: str, tmp_path_factory: pytest.TempPathFactory):
     note(text)
     check(text, tmp_path_factory.mktemp("relaid"))
+
+
+@pytest.mark.parametrize("rule", ["ffn -> data, tensor", "embed -> tensor, data", "param -> tensor, data"])
+def test_an_axis_over_two_mesh_axes(rule: str, tmp_path: Path):
+    text = TEXT + f"layout both on cluster {{ shard {rule}  stage layer -> pipe }}"
+    saved = trained(plan_of("layout=both", "train.steps=2", text=text), tmp_path)
+    assert any(len(layout.states) == 2 for layout in (r.layout for r in saved.run.plan.program.parameters))
+    for overrides in (("layout=both",), ("layout=zero3",), ONE_RANK):
+        loaded = trained(plan_of("train.steps=2", *overrides, text=text), tmp_path)
+        same(tensors(loaded.run), tensors(saved.run))
 
 
 @given(data=st.data())

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from attrs import evolve
+from rich.console import Console
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.store import LOCK_SECONDS, Store, steps_in
+from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
 
@@ -147,6 +151,15 @@ def test_one_rank_refuses_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run.cluster.run([ask(Checkpoints(rank, settings, refusals.append)) for rank in run.ranks])
     assert len(refusals) == 8
     other.close()
+
+
+def test_a_terminal_shows_how_far_the_run_is():
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=110, color_system=None, legacy_windows=False)
+    with Display("m", 8, console=console) as display:
+        display.resumed(6, "resumed from there")
+    assert "step 6/8  resumed from there" in output.getvalue()
+    assert re.search(r"━ +6/8 ", output.getvalue())
 
 
 # ---------------------------------------------------------------- the command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,10 +17,13 @@ import torch
 
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
+from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
+from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
-from partita.runtime.checkpoint.store import steps_in
+from partita.runtime.checkpoint.store import Store, steps_in
+from partita.runtime.faults import NotFinite
 from partita.runtime.training import StepResult, VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
 
@@ -75,6 +79,24 @@ def test_one_checkpoint_is_written_at_a_time_and_waiting_is_said(tmp_path: Path,
     outcome = trained(plan_of(*ONE_RANK), tmp_path)
     assert outcome.codes == ["W0803"]
     assert steps_in(tmp_path / "checkpoints") == [2, 4, 6]
+
+
+def test_a_run_that_ends_on_what_is_not_finite_completes_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is the state to look for the cause from."""
+    blocks = Shard.blocks
+
+    def slow(shard: Shard):
+        time.sleep(1.0)
+        return blocks(shard)
+
+    monkeypatch.setattr(Shard, "blocks", slow)
+    plan = plan_of("train.checkpoint=every(1)", "train.optimizer=sgd(lr = 1e38)")
+    with pytest.raises(NotFinite):
+        trained(plan, tmp_path)
+    assert steps_in(tmp_path / "checkpoints") == [1]
+    content(tmp_path / "checkpoints", 1)
 
 
 def test_a_rank_holds_one_copy_of_what_it_saves(tmp_path: Path):
@@ -151,6 +173,25 @@ def test_a_rank_that_cannot_write_costs_a_checkpoint_and_no_training(tmp_path: P
     ]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["lock", "step-00000002", "step-00000006"]
     content(tmp_path / "checkpoints", 6)
+
+
+def test_a_rank_that_cannot_write_gives_its_space_back_at_once(tmp_path: Path):
+    """Other ranks may need it, and are still writing."""
+
+    class Short(Shard):
+        def blocks(self):
+            yield b"some"
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    plan = plan_of(*ONE_RANK)
+    save = Save(Store(tmp_path), manifest_of(plan.spec, plan.program), 0, Short((), ()), 3)
+    error = save.written(print)
+    assert error is not None
+    assert error.errno == errno.ENOSPC
+    (partial,) = tmp_path.iterdir()
+    assert list(partial.iterdir()) == []
+    save.conclude(all_written=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_the_last_checkpoint_fails_the_run_says_so(tmp_path: Path):

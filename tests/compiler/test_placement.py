@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita.compiler.placement import balance, matches
@@ -17,6 +17,7 @@ def costs_and_parts(draw):
 
 
 @given(costs_and_parts())
+@example(([2.0, 3.0, 2.0, 5.0, 1.0, 6.0], 5))
 def test_balance_is_optimal(case):
     costs, parts = case
     counts = balance(costs, parts)

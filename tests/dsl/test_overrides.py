@@ -49,6 +49,7 @@ def test_axes_and_what_depends_on_them():
         (["s.group=4"], lambda s: s.schedule.call.arguments["group"], 4),
         (["schedule=gpipe", "schedule.microbatches=1"], lambda s: s.schedule.call.arguments["microbatches"], 1),
         (["schedule=t", "t.chunks=7"], lambda s: s.schedule.call.arguments["chunks"], 7),
+        (["schedule=looped_bfs", "s.chunks=7"], lambda s: s.schedule.call.arguments["chunks"], 7),
         (["batch=8", "batch=2"], lambda s: s.axes["batch"].size, 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -102,9 +102,9 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
     program = plan.program
     victim = data.draw(st.integers(0, plan.ranks - 1))
     record = program.ranks[program.mesh.pipe_rank(victim)]
-    # Marks: the recorder's own, the step's beginning, its prologue, one for each instruction and five endings; what
-    # follows the sum over all ranks holds nobody up within the step.
-    limit = data.draw(st.integers(2, len(record.instructions) + 6))
+    # Marks: the recorder's own, the step's beginning, its prologue, one for each instruction, and three endings before
+    # the sum over all ranks; what follows holds nobody up within the step.
+    limit = data.draw(st.integers(2, len(record.instructions) + 5))
     with TemporaryDirectory() as name:
         directory = Path(name)
         flights = [_Freezing(path_of(directory, rank)) for rank in range(plan.ranks)]

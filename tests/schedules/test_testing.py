@@ -36,11 +36,19 @@ def test_the_example_with_a_mistake_fails():
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "chunks", "columns"),
-    [("gpipe", 4, 1, 63), ("one_f_one_b", 4, 1, 63), ("interleaved_1f1b", 2, 2, 81)],
+    ("name", "ranks", "chunks", "microbatches", "columns"),
+    [
+        ("gpipe", 4, 1, 4, 63),
+        ("one_f_one_b", 4, 1, 4, 63),
+        ("interleaved_1f1b", 2, 2, 4, 81),
+        ("zb_h1", 4, 1, 4, 60),
+        ("zb_h2", 3, 1, 6, 80),
+        ("zb_v", 2, 2, 3, 95),
+        ("dualpipe_v", 2, 2, 4, 100),
+    ],
 )
-def test_pictures_of_the_page_are_what_is_drawn(name, ranks, chunks, columns):
-    schedule = make(name, ranks, chunks, 4)
+def test_pictures_of_the_page_are_what_is_drawn(name, ranks, chunks, microbatches, columns):
+    schedule = make(name, ranks, chunks, microbatches)
     picture = draw(schedule, assert_lawful(schedule), 7 + columns).plain
     assert picture in PAGE, picture
 

@@ -99,66 +99,82 @@ class Equivalent:
         return self.reason
 
 
-def made_by(mutant: Mutant) -> Node | None:
-    """What makes the value whose layout is changed."""
-    (move,) = (node for node in mutant.nodes if mutant.value in node.outputs)
-    source = move.inputs[move.outputs.index(mutant.value)]
-    return next((node for node in mutant.nodes if source in node.outputs), None)
+def again_the_same(mutant: Mutant) -> bool:
+    op = mutant.instead
+    return mutant.kind == "double" and (isinstance(op, Once) or (isinstance(op, AllReduce) and op.maximum))
+
+
+def shifted_otherwise(mutant: Mutant) -> bool:
+    summed = mutant.op == "all_reduce" and isinstance(mutant.instead, AllReduce) and not mutant.instead.maximum
+    return summed and redirected(mutant) and any(isinstance(node.op, ExpSum) for node in readers(mutant, mutant.value))
+
+
+def equal_everywhere(mutant: Mutant) -> bool:
+    if not (mutant.op == "all_gather" and redirected(mutant)):
+        return False
+    made = [node for node in mutant.nodes if source(mutant) in node.outputs]
+    return any(isinstance(node.op, Expand) and not node.inputs[0].type.axes for node in made)
+
+
+def only_added(mutant: Mutant) -> bool:
+    if not (mutant.op == "reduce_scatter" and redirected(mutant)):
+        return False
+    values = [mutant.value]
+    for value in values:
+        found = readers(mutant, value)
+        if not found or not all(map(adds, found)):
+            return False
+        values += [result for node in found for result in node.outputs]
+    return True
+
+
+def adds(node: Node) -> bool:
+    """Whether a node only adds up, or scales, towards the loss or a metric."""
+    if isinstance(node.op, Accumulate):
+        return node.op.target == "loss" or node.op.target.startswith("metric ")
+    linear = isinstance(node.op, Pointwise) and node.op.function in ("add", "subtract", "multiply")
+    return linear or (isinstance(node.op, Reduce) and node.op.function == "sum")
+
+
+def redirected(mutant: Mutant) -> bool:
+    """Whether another change of layout makes a result of the same type."""
+    same = mutant.instead is not None and mutant.instead.infer(source(mutant).type)[0] == mutant.value.type
+    return mutant.kind == "redirect" and same
+
+
+def source(mutant: Mutant) -> Value:
+    """The operand of the change of layout."""
+    (node,) = (node for node in mutant.nodes if mutant.value in node.outputs)
+    return node.inputs[node.outputs.index(mutant.value)]
 
 
 def readers(mutant: Mutant, value: Value) -> list[Node]:
     return [node for node in mutant.nodes if value in node.inputs]
 
 
-def again_the_same(mutant: Mutant) -> bool:
-    op = mutant.instead
-    return mutant.kind == "double" and (isinstance(op, Once) or (isinstance(op, AllReduce) and op.maximum))
-
-
-def shift(mutant: Mutant) -> bool:
-    sums = isinstance(mutant.instead, AllReduce) and not mutant.instead.maximum
-    shifted = any(isinstance(node.op, ExpSum) for node in readers(mutant, mutant.value)) if sums else False
-    return mutant.kind == "redirect" and mutant.op == "all_reduce" and shifted
-
-
-def equal_everywhere(mutant: Mutant) -> bool:
-    made = made_by(mutant) if mutant.kind == "redirect" and mutant.op == "all_gather" else None
-    return made is not None and isinstance(made.op, Expand) and not made.inputs[0].type.axes
-
-
-def only_added(mutant: Mutant) -> bool:
-    if mutant.kind != "redirect" or mutant.op != "reduce_scatter":
-        return False
-    values = [mutant.value]
-    for value in values:
-        for node in readers(mutant, value):
-            adds = isinstance(node.op, Reduce) and node.op.function == "sum"
-            linear = isinstance(node.op, Pointwise) and node.op.function in ("add", "subtract", "multiply")
-            if not (adds or linear or isinstance(node.op, Accumulate)):
-                return False
-            values += node.outputs
-    return True
-
-
 EQUIVALENT = (
     Equivalent("the maximum of what all ranks have alike is that; zeros off the first rank stay zeros", again_the_same),
-    Equivalent("log-sum-exp is the same for any shift that all ranks share, the sum of maxima too", shift),
+    Equivalent("log-sum-exp is the same for any shift that all ranks share: a sum of maxima too", shifted_otherwise),
     Equivalent("the cotangent of a mean is equal everywhere: any parts, gathered, make the same", equal_everywhere),
     Equivalent("only the sum over all ranks is used: it is the same along whichever axis it begins", only_added),
 )
 
 
+def reasons(mutant: Mutant) -> list[str]:
+    """Why a mutant computes the same; nothing for all that do not."""
+    return [str(each) for each in EQUIVALENT if each.holds(mutant)]
+
+
 def survey(name: str, mutants: Iterable[Mutant]) -> Counter[str]:
-    """Certify and run each; how often each of `EQUIVALENT` was the case."""
+    """Certify and run each. How many there were, and how many of `EQUIVALENT`."""
     found, expected = experiment(name)
     counts: Counter[str] = Counter()
     for mutant in mutants:
         assert not certify(mutant.build()).passed, f"{name}: {mutant} is certified"
-        counts["mutants"] += 1
-        if executed(found, expected, mutant) is None:
-            reasons = [str(each) for each in EQUIVALENT if each.holds(mutant)]
-            assert reasons, f"{name}: {mutant} computes the same, and nothing says why"
-            counts.update(reasons)
+        failure, why = executed(found, expected, mutant), reasons(mutant)
+        assert failure or why, f"{name}: {mutant} computes the same, and nothing says why"
+        assert not (failure and why), f"{name}: {mutant} fails by {failure}, though {why}"
+        counts.update(["mutants", *why])
     return counts
 
 
@@ -177,27 +193,29 @@ def test_wrong_communication_fails(name: str, count: int):
 
 
 def test_there_are_enough_of_them():
+    counts: Counter[str] = Counter()
     for name in CASES:
         found, _ = experiment(name)
-        kinds = Counter((mutant.kind, mutant.op) for mutant in communication_mutants(found.plan.training))
-        assert {kind for kind, _ in kinds} == {"drop", "double", "redirect"}, name
+        mutants = list(communication_mutants(found.plan.training))
+        assert {mutant.kind for mutant in mutants} == {"drop", "double", "redirect"}, name
+        counts.update(["mutants"] * len(mutants) + [why for mutant in mutants for why in reasons(mutant)])
         if name in ("llama", "gpt"):
-            assert kinds.total() >= 500
-            assert {op for _, op in kinds} >= {"all_gather", "reduce_scatter", "all_reduce", "part", "send", "receive"}
+            ops = {mutant.op for mutant in mutants}
+            assert ops >= {"all_gather", "reduce_scatter", "all_reduce", "part", "once", "send", "receive"}, name
+    assert counts["mutants"] >= 3000
+    assert all(counts[str(each)] for each in EQUIVALENT), "a reason for which there is no mutant"
 
 
 @pytest.mark.soak
-def test_every_mutant_of_the_examples_is_caught():
-    counts: Counter[str] = Counter()
+@pytest.mark.parametrize("name", CASES)
+def test_every_mutant_is_caught(name: str):
+    found, _ = experiment(name)
+    counts = survey(name, communication_mutants(found.plan.training))
     layouts = 0
-    for name in CASES:
-        found, _ = experiment(name)
-        counts += survey(name, communication_mutants(found.plan.training))
-        for mutant in layout_mutants(found.plan.training):
-            layouts += 1
-            assert not certify(mutant.build()).passed, f"{name}: {mutant} is certified"
-    print(f"{layouts} layouts; {dict(counts)}")
-    assert all(counts[str(each)] for each in EQUIVALENT), "a reason for which there is no mutant"
+    for mutant in layout_mutants(found.plan.training):
+        layouts += 1
+        assert not certify(mutant.build()).passed, f"{name}: {mutant} is certified"
+    print(f"{name}: {layouts} mutants of layouts; of communication {dict(counts)}")
 
 
 # ---------------------------------------------------------------- the examples as they are, and any program

@@ -238,3 +238,65 @@ def test_the_command_names_the_culprit(capsys: pytest.CaptureFixture, monkeypatc
 def test_the_command_on_a_wrong_file(capsys: pytest.CaptureFixture):
     assert main(["verify", str(SPECS / "mlp.par"), "pixels=0"]) == 1
     assert "E0310" in capsys.readouterr().err
+
+
+def test_a_file_without_a_small_copy_is_certified_all_the_same(capsys: pytest.CaptureFixture, tmp_path: Path):
+    file = tmp_path / "part.par"
+    file.write_text(FILE.replace("let y = x * w", "let y = log(x) * w"), encoding="utf-8")
+    assert main(["verify", str(file)]) == 1
+    captured = capsys.readouterr()
+    assert "error[E0703]: on random data, model `m` has no finite loss and gradient" in captured.err
+    assert "certificate  holds" in captured.out
+    assert "execution    not run" in captured.out
+    found = partita.verify(file)
+    assert all(each.passed for each in found.certificates)
+    assert not found.passed
+    assert found.as_json()["execution"] is None
+
+
+def test_what_is_larger_than_its_device_is_named(capsys: pytest.CaptureFixture, tmp_path: Path):
+    file = tmp_path / "part.par"
+    mesh = "mesh cluster(pipe = 2, data = 2, tensor = 2)"
+    device = "device = device(flops = 1TFLOP/s, memory = 1KiB, bandwidth = 1GB/s)"
+    file.write_text(FILE.replace(mesh, f"{mesh} {{ {device} }}"), encoding="utf-8")
+    assert main(["verify", str(file)]) == 1
+    captured = capsys.readouterr()
+    assert "error[E0704]: rank" in captured.err
+    assert "part.par:15" in captured.err
+    assert "memory       exceeded" in captured.out
+    found = partita.verify(file)
+    assert not found.passed
+    assert found.execution.passed
+    assert found.as_json()["memory"] == 1024 < max(found.as_json()["peak_memory"])
+    assert len(found.peak_memory) == found.ranks == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("none.par", None, "E0001"),
+        ("no_train.par", "axis batch = 8\nmodel m(x: [batch]) { param w: [] ~ ones()  loss mean(x * w) }", "E0410"),
+        ("no_model.par", "axis batch = 8", "E0410"),
+        ("wrong.par", "axis batch", "E0103"),
+        ("zero.par", FILE.replace("pipe = 2,", "pipe = 8,"), "E0403"),
+    ],
+)
+@pytest.mark.parametrize("json", [False, True])
+def test_a_file_that_cannot_be_verified_is_refused(
+    name: str, text: str | None, code: str, json: bool, capsys: pytest.CaptureFixture, tmp_path: Path
+):
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    assert main(["verify", str(file), *["--json"] * json]) == 1
+    captured = capsys.readouterr()
+    assert f"error[{code}]" in captured.err
+    assert captured.out == ""
+
+
+def test_the_command_writes_to_a_file(capsys: pytest.CaptureFixture, tmp_path: Path):
+    out = tmp_path / "found.json"
+    assert main(["verify", str(SPECS / "mlp.par"), "--json", "-o", str(out)]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(out.read_text(encoding="utf-8"))["passed"]
+    assert main(["verify", str(SPECS / "mlp.par"), "-o", str(tmp_path / "no" / "where")]) == 2
