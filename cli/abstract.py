@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from partita.dsl.builtins import SCHEDULES
 
 if TYPE_CHECKING:
     from partita.compiler.schedules.conditions import Memory
@@ -48,15 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> str | None:
-    """What is wrong with these options, in words, where only some of those that are needed are given; "" where all are,
-    None where none is.
+    """What is wrong with what is asked of a schedule by itself, in words; "" where nothing is, None where a program is
+    asked for.
     """
-    given = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
-    others = (arguments.chunks, arguments.memory_limit)
-    defaults = arguments.times is TIMES and arguments.memory is MEMORY
-    if all(value is None for value in (*given.values(), *others)) and defaults:
+    sizes = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
+    named = arguments.file.partition("(")[0] in SCHEDULES and not Path(arguments.file).exists()
+    numbers = arguments.times is not TIMES or arguments.memory is not MEMORY
+    if not (named or numbers or any((*sizes.values(), arguments.chunks, arguments.memory_limit))):
         return None
-    missing = [] if _is_file(arguments) else [name for name, value in given.items() if value is None]
+    # A schedule in a file says by itself how large it is.
+    missing = [] if arguments.file.startswith("from_file(") else [name for name, size in sizes.items() if size is None]
     if missing:
         return f"a schedule by itself needs {' and '.join(missing)}"
     forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
@@ -106,7 +110,6 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
 
 def _call(arguments: argparse.Namespace) -> Call:
     """The schedule's call, with what the options say."""
-    from partita.dsl.builtins import SCHEDULES
     from partita.dsl.diagnostic import Refused
     from partita.dsl.load import load_text
     from partita.dsl.overrides import PLACE
@@ -123,11 +126,6 @@ def _call(arguments: argparse.Namespace) -> Call:
     if spec is None or spec.schedule is None:
         raise Refused([each for each in diagnostics if each.severity == "error"])
     return spec.schedule.call
-
-
-def _is_file(arguments: argparse.Namespace) -> bool:
-    """Whether the schedule stands in a file of its own, which says how large it is."""
-    return bool(arguments.file.startswith("from_file("))
 
 
 def _hold(schedule: Schedule, memory: Memory) -> None:

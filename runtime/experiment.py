@@ -10,7 +10,8 @@ the loss and metrics of an evaluation. A tensor `a` equals its reference `b` whe
     |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
 
 with 1 for the unit, or, for a gradient, the norm of all gradients: one that is zero in exact arithmetic is rounding
-noise of the others.
+noise of the others. Where that does not hold, and the model on one device changes as much when its parameters change by
+their last digits, the experiment shows nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from partita.runtime.recording import Recorder
 from partita.runtime.training import Plan, VirtualRun, prepare
 
 TOLERANCE, LEAST = 1e-10, 1e-4
+# A change of parameters by their last digits, and how much more than it does rounding may do.
+LAST_DIGITS, LEEWAY = 1e-15, 10.0
 # Integers that index nothing are drawn below this.
 SMALL_INTEGERS = 3
 # The length of an update beside parameters of order 1: long enough to be seen, short enough to stay there.
@@ -149,9 +152,14 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
 # ---------------------------------------------------------------- running and comparing
 
 
-def outcome(plan: Plan, rate: float, recorder: Recorder | None = None) -> Outcome:
-    """All that is compared, in the order in which it is made. With a recorder, the first step alone is run."""
+def outcome(plan: Plan, rate: float, recorder: Recorder | None = None, nudge: float = 0.0) -> Outcome:
+    """All that is compared, in the order in which it is made. With a recorder, the first step alone is run.
+
+    `nudge`: parameters begin with values that differ by about so much of themselves.
+    """
     run = VirtualRun(plan)
+    if nudge:
+        run.set_parameters({name: _nudged(tensor, nudge) for name, tensor in run.parameters().items()})
     first, second, held_out = batches(plan.program, plan.train.seed)
     found: Outcome = {}
 
@@ -178,6 +186,12 @@ def outcome(plan: Plan, rate: float, recorder: Recorder | None = None) -> Outcom
     for name, number in metrics.items():
         add(f"metric `{name}` of the evaluation", number)
     return found
+
+
+def _nudged(tensor: torch.Tensor, nudge: float) -> torch.Tensor:
+    """The tensor with every other element larger by a small part of itself."""
+    every_other = torch.arange(tensor.numel(), dtype=tensor.dtype).view(tensor.shape) % 2
+    return tensor * (1.0 + nudge * every_other)
 
 
 def compare(found: Outcome, expected: Outcome) -> dict[str, float]:

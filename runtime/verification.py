@@ -21,13 +21,16 @@ from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.summary import Summary, summarize
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.runtime.experiment import (
+    LAST_DIGITS,
+    LEEWAY,
     TOLERANCE,
     Experiment,
     Figure,
+    Outcome,
     compare,
     error_of,
     experiment_of,
@@ -203,7 +206,10 @@ def verify_execution(given: Spec, hoist: bool = True) -> Execution:
 
 
 def executed(experiment: Experiment) -> Execution:
-    """Run both programs of an experiment, and compare. Raises Refused (E0703) where a step is not finite."""
+    """Run both programs of an experiment, and compare.
+
+    Raises Refused (E0703) where a step is not finite, or rounding errors grow beyond what is compared.
+    """
     start = perf_counter()
     plan = experiment.plan
     try:
@@ -221,6 +227,7 @@ def executed(experiment: Experiment) -> Execution:
         errors = compare(found, expected)
         wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
         if wrong:
+            _check_rounding(experiment, expected, max(errors.values()))
             problems.append(_difference(experiment, wrong, errors))
     worst = max(errors, key=lambda what: errors[what], default=None)
     return Execution(
@@ -235,6 +242,21 @@ def executed(experiment: Experiment) -> Execution:
         perf_counter() - start,
         tuple(problems),
     )
+
+
+def _check_rounding(experiment: Experiment, expected: Outcome, largest: float) -> None:
+    """Refuse (E0703) a model that makes of the last digits of its parameters as much as what differs."""
+    changes = compare(outcome(experiment.single, experiment.rate, nudge=LAST_DIGITS), expected)
+    what, change = max(changes.items(), key=lambda each: each[1])
+    if largest <= LEEWAY * change:
+        model = experiment.plan.spec.model
+        raise refuse(
+            "E0703",
+            "rounding errors grow so much in this model that execution does not tell right from wrong",
+            model.span if model else None,
+            notes=[f"parameters that differ by {LAST_DIGITS:.0e} change {what} by {change:.0e} of its scale"],
+            help="normalized activations, or smaller initial values, keep them small; they would grow in training too",
+        )
 
 
 def _failure(experiment: Experiment, error: Exception) -> Diagnostic:

@@ -19,17 +19,17 @@ from partita.compiler.schedules.registry import FIXED_CHUNKS
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
-  param wq, wk, wv: [embed, heads, key] ~ normal(0.5)
-  param wo: [heads, key, embed] ~ normal(0.5)
+  param wq, wk, wv: [embed, heads, key] ~ kaiming()
+  param wo: [heads, key, embed] ~ kaiming()
   let h = layer_norm(x, over = embed)
   let a = attend(dot(h, wq, over = embed), dot(h, wk, over = embed), dot(h, wv, over = embed),
                  over = seq, along = key, causal = true)
   return x + dot(a, wo, over = [heads, key])
 }
 block grouped(x: [batch, seq, embed], seen: bool[batch, seq]) {
-  param wq: [embed, heads, key] ~ normal(0.5)
-  param wk, wv: [embed, key] ~ normal(0.5)
-  param wo: [heads, key, embed] ~ normal(0.5)
+  param wq: [embed, heads, key] ~ kaiming()
+  param wk, wv: [embed, key] ~ kaiming()
+  param wo: [heads, key, embed] ~ kaiming()
   param near: [seq, spot] ~ normal(0.5)
   let h = rms_norm(x, over = embed)
   let q = rope(dot(h, wq, over = embed), over = seq, pairs = key, base = 50)
@@ -39,8 +39,8 @@ block grouped(x: [batch, seq, embed], seen: bool[batch, seq]) {
   return x + dot(a, wo, over = [heads, key])
 }
 block mlp(x: [batch, seq, embed]) {
-  param up: [embed, ffn] ~ normal(0.5)
-  param down: [ffn, embed] ~ normal(0.5)
+  param up: [embed, ffn] ~ kaiming()
+  param down: [ffn, embed] ~ kaiming()
   param scale: [embed] ~ ones()
   return x + dot(silu(dot(rms_norm(x, over = embed, scale = scale), up, over = embed)), down, over = ffn)
 }
@@ -138,13 +138,13 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
     turns = [draw(st.integers(1, most)) for _ in range(repeats)]
     turns[0] += max(0, stages - sum(turns))
     text = BLOCKS + "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
-    text += "  param wte: [vocab, embed] ~ normal(0.5)\n"
+    text += "  param wte: [vocab, embed] ~ kaiming()\n"
     lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4, unique=True)) for _ in turns]
     used = " ".join(" ".join(each) for each in lines)
     text += "  let x = embedding(tokens, wte, over = vocab)\n  let skip = tanh(x)\n  let y = x * 0.5\n"
     text += "  let aux = mean(x)\n"
     if "dot(x, w," in used:
-        text += "  param w: [embed, ffn] ~ normal(0.5)\n"
+        text += "  param w: [embed, ffn] ~ kaiming()\n"
     if "+ u" in used:
         text += "  param v: [seq, embed] ~ normal(0.5)\n  let u = exp(v) * 0.1\n"
     for count, body in zip(turns, lines, strict=True):

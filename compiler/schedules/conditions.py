@@ -8,6 +8,7 @@ one microbatch's activations (M_B, as the papers on zero bubbles write).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from attrs import frozen
 
@@ -23,7 +24,7 @@ SLACK = 1e-9
 
 @frozen
 class Memory:
-    """The limit of each rank, and what a microbatch keeps on each stage after F and after B; in a `unit`, or in none."""
+    """The limit of each rank, and what a microbatch keeps on each stage after F and after B; `unit` is for messages."""
 
     limit: tuple[float, ...]
     forward: tuple[float, ...]
@@ -91,6 +92,14 @@ class Prices:
     whole: tuple[float, ...]
     onward: tuple[float, ...]
     back: tuple[float, ...]
+
+    def onto(self) -> list[float]:
+        """For each stage, the way of a forward from the start of the first stage's to that of its own."""
+        return [0.0, *accumulate(map(sum, zip(self.forward, self.onward, strict=False)))]
+
+    def home(self) -> list[float]:
+        """For each stage, the way of a gradient from the end of its own B to that of the first stage's."""
+        return [0.0, *accumulate(map(sum, zip(self.backward, self.back, strict=False)))]
 
     @property
     def joint(self) -> bool:

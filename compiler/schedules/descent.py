@@ -150,12 +150,11 @@ class Descent:
         prices = self.estimate.prices
         if prices.joint:
             yield tuple((warm_up, -1) for warm_up in warm_ups)
+        onto, home = prices.onto(), prices.home()
         for share in SHARES:
             lags = []
             for stages, most in zip(self.like.placement, longest, strict=True):
-                first = min(stages)
-                way = sum(prices.forward[:first]) + sum(prices.onward[:first])
-                way += sum(prices.backward[:first]) + sum(prices.back[:first])
+                way = onto[min(stages)] + home[min(stages)]
                 weight = sum(prices.weight[stage] for stage in stages) / len(stages)
                 lags.append(min(most, round(share * way / weight) if weight else 0))
             yield tuple(zip(warm_ups, lags, strict=True))

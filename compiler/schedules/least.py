@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import floor
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from partita.compiler.schedules.conditions import SLACK, Memory, Prices
 
@@ -90,6 +90,16 @@ class _Pipe:
     prices: Prices
     microbatches: int
     memory: Memory | None
+    onto: list[float] = field(init=False)
+    home: list[float] = field(init=False)
+
+    @onto.default
+    def _onto(self) -> list[float]:
+        return self.prices.onto()
+
+    @home.default
+    def _home(self) -> list[float]:
+        return self.prices.home()
 
     def cost(self, rank: _Rank, idle: float, tail: float = 0.0) -> float:
         """The bound by a rank that idles so long before its first B and before its last one."""
@@ -98,8 +108,7 @@ class _Pipe:
         busy = weight + idle
         busy += self.microbatches * sum(prices.forward[stage] + prices.backward[stage] for stage in rank.stages)
         late = min(weight, self._count(rank, "weight") * max(prices.weight[stage] for stage in rank.stages))
-        before = (prices.forward, prices.onward, prices.backward, prices.back)
-        chain = sum(sum(each[:first]) for each in before) + busy - late + prices.weight[0]
+        chain = self.onto[first] + busy - late + self.home[first] + prices.weight[0]
         return max(busy + tail, chain, self._holding(rank))
 
     def _holding(self, rank: _Rank) -> float:
@@ -117,8 +126,8 @@ class _Pipe:
     def trip(self, rank: _Rank) -> float:
         """From the start of a microbatch's first F on a rank to the start of its first B there."""
         prices, first, last = self.prices, rank.stages[0], rank.stages[-1]
-        there = sum(prices.forward[first:]) + sum(prices.onward[first:])
-        return there + sum(prices.backward[last + 1 :]) + sum(prices.back[last:])
+        there = self.onto[-1] - self.onto[first] + prices.forward[-1]
+        return there + prices.backward[-1] + self.home[-1] - self.home[last] - prices.backward[last]
 
     def forwards(self, rank: _Rank) -> float:
         """The forwards that a rank can run before its first B."""

@@ -81,6 +81,7 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        (("zb_h1",), 2, "a schedule by itself needs --stages and --microbatches"),
         (("zb_h1", "--stages", "4"), 2, "a schedule by itself needs --microbatches"),
         (("zb_h1", "--times", "F=1"), 2, "needs --stages and --microbatches"),
         (("zb_h1", *SIZE, "--times", "FB=1"), 2, "FB=1 is less than"),

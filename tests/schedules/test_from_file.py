@@ -125,6 +125,18 @@ def test_a_mistake_on_a_long_line_is_shown_without_the_whole_line(tmp_path):
     assert line.count("…") == 2
 
 
+def test_the_mistake_of_the_page_is_told_so(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    orders = ORDERS.replace("F0.0 B0.0 F0.1 B0.1 W0.0 W0.1", "F0.0 W0.0 B0.0 F0.1 B0.1 W0.1")
+    Path("mine.sched").write_text(f"# mine.sched: two ranks, two microbatches\n{orders}")
+    Path("net.par").write_text(FILE.format(call='from_file("mine.sched")'))
+    spec, _ = load("net.par")
+    with pytest.raises(Refused) as refused:
+        compile_spec(spec)
+    assert refused.value.diagnostics[0].render() in page
+
+
 def test_files_have_limits(tmp_path):
     found = problem(tmp_path, "#" * (limits.FILE_BYTES + 1))
     assert (found.code, found.span.text) == ("E0004", '"mine.sched"')

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from math import prod
 
 import pytest
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, assume, given, note, reject, settings
 
+from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.experiment import settled
 from partita.runtime.verification import executed
@@ -25,7 +26,13 @@ def check(text: str) -> None:
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     experiment = settled(spec)
     assume(experiment is not None)
-    execution = executed(experiment)
+    try:
+        execution = executed(experiment)
+    except Refused as refused:
+        # Rounding errors grow in some models, which the single-device program alone has shown.
+        if refused.diagnostics[0].code != "E0703":
+            raise
+        reject()
     assert execution.passed, "\n\n".join(d.render() for d in execution.diagnostics)
 
 

@@ -164,6 +164,17 @@ def test_what_is_not_finite_once_it_is_updated_is_refused(monkeypatch: pytest.Mo
     assert refused.value.diagnostics[0].code == "E0703"
 
 
+def test_what_rounding_alone_changes_is_refused():
+    """The logistic map doubles every difference: after forty turns the last digits are the first ones."""
+    chaos = "let z = sigmoid(y) " + "let z = z * (1.0 - z) * 3.99 " * 40
+    text = FILE.replace("  loss mse(y, wanted)", f"  {chaos}\n  loss mse(z, wanted)")
+    with pytest.raises(Refused) as refused:
+        execution(text)
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0703"
+    assert "rounding errors grow" in diagnostic.message
+
+
 def test_what_cannot_run_on_random_data_is_refused():
     text = FILE.replace("wanted: [batch, seq, embed])", "wanted: [batch, seq, embed], ids: i64[batch])")
     text = text.replace(
