@@ -38,7 +38,7 @@ def measure(file: str, overrides: tuple[str, ...]) -> dict[str, float]:
     compilation = compile_spec(spec)
     times.update(compilation.times)
     start = perf_counter()
-    certificate = certify(compilation)
+    certificate = certify(compilation, laws=False)
     times["certify"] = perf_counter() - start
     assert not certificate.problems, certificate.problems[0].render()
     times["sum"] = sum(times.values())

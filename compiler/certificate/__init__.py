@@ -35,8 +35,11 @@ from partita.compiler.pipeline import Compilation
 __all__ = ["Certificate", "certify"]
 
 
-def certify(compilation: Compilation) -> Certificate:
-    """Check a finished compilation. Problems (E0701) are returned, however broken the program is."""
+def certify(compilation: Compilation, laws: bool = True) -> Certificate:
+    """Check a finished compilation. Problems (E0701) are returned, however broken the program is.
+
+    Without `laws` its instructions are not held to the laws once more: compiling has done that.
+    """
     check = Checker(Rules(compilation.mesh), Meanings())
     count = 0
     with check.at():
@@ -55,7 +58,7 @@ def certify(compilation: Compilation) -> Certificate:
         train = compilation.train
         call = train.optimizer if train and compilation.training else None
         Updates(ending, call, train.clip if train else None).run()
-        Transfers(compilation.partitioned, compilation.update, compilation.program, check).run()
+        Transfers(compilation.partitioned, compilation.update, compilation.program, check, laws).run()
     return Certificate(
         check.nodes,
         check.moves,
