@@ -96,9 +96,10 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         memory = Memory((arguments.memory_limit,) * ranks, after_f, after_b)
     messages = default_messages(stages)
     conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
-    own = {key: value for key, value in call.arguments.items() if value is not None}
-    for key in ("microbatches", "chunks", "over"):
-        own.pop(key, None)
+    step = ("microbatches", "chunks", "over")
+    own = {key: value for key, value in call.arguments.items() if key not in step and value is not None}
+    if own.pop("memory", None) is not None:
+        raise refuse("E0505", "a schedule by itself has no bytes: its memory is --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     check_schedule(schedule)
     programs = communicate(schedule, messages, overlap="FB" in times)

@@ -12,7 +12,8 @@ from partita.cli.source import add_source_arguments, load_or_report, printable, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.runtime.verification import Execution, Verification
+    from partita.runtime.execution import Execution
+    from partita.runtime.verification import Verification
 
 SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run against one device"
 

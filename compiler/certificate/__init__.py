@@ -24,6 +24,7 @@ from __future__ import annotations
 from partita.compiler.certificate.ending import Ending
 from partita.compiler.certificate.meanings import Meanings
 from partita.compiler.certificate.messages import Messages
+from partita.compiler.certificate.records import Records
 from partita.compiler.certificate.report import Certificate, Checker
 from partita.compiler.certificate.rules import Rules
 from partita.compiler.certificate.stages import Stages
@@ -35,10 +36,11 @@ from partita.compiler.pipeline import Compilation
 __all__ = ["Certificate", "certify"]
 
 
-def certify(compilation: Compilation, laws: bool = True) -> Certificate:
-    """Check a finished compilation. Problems (E0701) are returned, however broken the program is.
+def certify(compilation: Compilation, program: bool = True, laws: bool = True) -> Certificate:
+    """Check a finished compilation. Problems (E0701) are returned, however broken it is.
 
-    Without `laws` its instructions are not held to the laws once more: compiling has done that.
+    Without `program`, only what that is assembled from is checked; without `laws`, its instructions are not held to
+    the laws once more: compiling has done that.
     """
     check = Checker(Rules(compilation.mesh), Meanings())
     count = 0
@@ -47,7 +49,6 @@ def certify(compilation: Compilation, laws: bool = True) -> Certificate:
         assert compilation.sharded is not None
         assert compilation.partitioned is not None
         assert compilation.update is not None
-        assert compilation.program is not None
         whole = Whole.of(compilation.step, check.meanings)
         layouts = compilation.sharded.parameters
         messages = Messages.of(compilation.partitioned, check)
@@ -58,7 +59,10 @@ def certify(compilation: Compilation, laws: bool = True) -> Certificate:
         train = compilation.train
         call = train.optimizer if train and compilation.training else None
         Updates(ending, call, train.clip if train else None).run()
-        Transfers(compilation.partitioned, compilation.update, compilation.program, check, laws).run()
+        if program:
+            assert compilation.program is not None
+            Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
+            Transfers(compilation.partitioned, compilation.update, compilation.program, check, laws).run()
     return Certificate(
         check.nodes,
         check.moves,

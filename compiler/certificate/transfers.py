@@ -28,7 +28,10 @@ Way = tuple[int, int, int, str]
 
 @define(eq=False)
 class Transfers:
-    """The transfers of a program, held against the messages of its stages and the totals of its parameters."""
+    """The transfers of a program, held against the messages of its stages and the totals of its parameters.
+
+    Without `laws`, the instructions are taken to be lawful.
+    """
 
     partitioned: Partitioned
     update: UpdateGraph
@@ -38,7 +41,8 @@ class Transfers:
 
     def run(self) -> None:
         """Check all of them."""
-        for held in (self._lawful, self._messages, self._reduced, self._tied, self._statistics):
+        laws = (self._lawful,) if self.laws else ()
+        for held in (*laws, self._messages, self._reduced, self._tied, self._statistics):
             with self.check.at():
                 held()
 
@@ -46,8 +50,6 @@ class Transfers:
         return self.program.schedule.home(stage)[0]
 
     def _lawful(self) -> None:
-        if not self.laws:
-            return
         check_schedule(self.program.schedule)
         check_program([rank.instructions for rank in self.program.ranks])
 

@@ -11,8 +11,8 @@ head    Before its first B it can run forwards only, as many as L holds, and tha
 tail    After its last F it can run the B and W of what it then holds, at most L, and its last B starts no sooner than
         the last microbatch has gone to the last stage and back.
 hold    A microbatch takes up memory on r for as long as it is away and W is not done: only so many pass in a time.
-chain   Rank 0 waits until the first microbatch has reached r, until r has run all its F and B, and those W that L does
-        not let it put off, and until the last gradient is back; then it has a W to run.
+chain   Rank 0, if it is not r, waits until the first microbatch has reached r, until r has run all its F and B, and
+        those W that L does not let it put off, and until the last gradient is back; then it has a W to run.
 
 Where ranks have several stages, head counts only how many forwards L holds, and tail is left out.
 """
@@ -107,9 +107,11 @@ class _Pipe:
         weight = self.microbatches * sum(prices.weight[stage] for stage in rank.stages)
         busy = weight + idle
         busy += self.microbatches * sum(prices.forward[stage] + prices.backward[stage] for stage in rank.stages)
-        late = min(weight, self._count(rank, "weight") * max(prices.weight[stage] for stage in rank.stages))
-        chain = self.onto[first] + busy - late + self.home[first] + prices.weight[0]
-        return max(busy + tail, chain, self._holding(rank))
+        found = max(busy + tail, self._holding(rank))
+        if first:
+            late = min(weight, self._count(rank, "weight") * max(prices.weight[stage] for stage in rank.stages))
+            found = max(found, self.onto[first] + busy - late + self.home[first] + prices.weight[0])
+        return found
 
     def _holding(self, rank: _Rank) -> float:
         """The bound by the time for which microbatches take up a rank's memory."""

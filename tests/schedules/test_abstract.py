@@ -94,6 +94,7 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
         (("zb_h1", *SIZE, "group=2"), 1, "takes no argument `group`"),
         (("zb_h2", *SIZE, "--memory-limit", "14"), 1, "error[E0504]: rank 0 of schedule `zb_h2` takes up 15"),
         (("auto", *SIZE, "--memory-limit", "0.5"), 1, "rank 0 has room for 0.5 of activations"),
+        (("auto(memory = 1GiB)", *SIZE), 1, "its memory is --memory-limit"),
         (("gpipe", "--stages", "100000", "--microbatches", "1000"), 1, "at most"),
         (('from_file("/etc/hostname")', *SIZE), 1, "outside the root"),
     ],

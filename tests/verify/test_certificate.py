@@ -1,69 +1,27 @@
-"""The certificate: what it demands of a program, and how it says what is wrong with one."""
+"""The certificate: what it demands of the stages of a program, and how it says what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from partita.compiler.certificate import certify
-from partita.compiler.cut import StageGraph, message_of
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import WHOLE, layout_of
 from partita.compiler.ops.collective import AllGather, AllReduce, Part
-from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import MAX, SUM
-from partita.compiler.ops.optimizer import Accumulate, AdamW, Store, Update
-from partita.compiler.ops.pointwise import Constant, Pointwise
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.position import Random
-from partita.compiler.pipeline import Compilation, compile_run, compile_spec
-from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.load import load, load_text
-from tests.verify.mutants import Place, places
+from partita.compiler.pipeline import Compilation, compile_run
+from partita.dsl.load import load
+from tests.verify.broken import FILE, Edit, compiled, output, problem, program, staged, the
+from tests.verify.changes import places
 
 SPECS = Path(__file__).parents[2] / "specs"
-
-FILE = """axis batch = 8, seq = 4, embed = 8, ffn = 12, vocab = 10
-block mlp(x: [batch, seq, embed]) {
-  param up: [embed, ffn] ~ normal(0.5)
-  param down: [ffn, embed] ~ normal(0.5)
-  let h = tanh(dot(rms_norm(x, over = embed), up, over = embed))
-  return x + dot(h, down, over = ffn)
-}
-model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
-  param wte: [vocab, embed] ~ normal(0.5)
-  let x = dropout(embedding(tokens, wte, over = vocab), rate = 0.1)
-  repeat 4 as layer { let x = mlp(x) }
-  let logits = dot(x, wte, over = embed)
-  loss cross_entropy(logits, targets, over = vocab)
-  metric accuracy = accuracy(logits, targets, over = vocab)
-}
-mesh cluster(pipe = 2, data = 2, tensor = 2)
-layout parts on cluster {
-  shard batch -> data
-  shard ffn, vocab -> tensor
-  shard seq -> tensor
-  shard state -> data
-  stage layer -> pipe
-}
-schedule s = one_f_one_b(microbatches = 4)
-train { data = random() optimizer = adamw(lr = 1e-3) steps = 1 clip = 1.0 }
-"""
-
-
-def compiled(text: str = FILE) -> Compilation:
-    spec, diagnostics = load_text(text, "part.par")
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
-    return compile_spec(spec)
-
-
-@cache
-def program() -> Compilation:
-    """The program that is broken below; frozen, so that one will do."""
-    return compiled()
 
 
 # ---------------------------------------------------------------- what is right
@@ -97,17 +55,6 @@ def test_a_program_of_one_rank_is_certified():
     found = certify(compiled(text))
     assert found.passed
     assert (found.moves, found.messages) == (0, 0)
-
-
-def the(state: Compilation, name: str) -> tuple[Place, Node]:
-    """The node that makes a value, by the value's name, and where it stands."""
-    return next(
-        (place, node) for place in places(state) for node in place.nodes for v in node.outputs if v.name == name
-    )
-
-
-def output(node: Node) -> Value:
-    return node.outputs[0]
 
 
 def moved(node: Node, value: Value, op, layout, name: str = "by hand") -> Node:
@@ -146,19 +93,6 @@ def test_work_that_is_done_twice_is_certified():
 
 
 # ---------------------------------------------------------------- what is wrong
-
-
-def problem(state: Compilation) -> Diagnostic:
-    """The first problem of a program that is not certified."""
-    found = certify(state)
-    assert not found.passed
-    first = found.problems[0]
-    assert first.code == "E0701"
-    assert first.help is not None
-    return first
-
-
-Edit = Callable[[Node], Sequence[Node]]
 
 
 def edited(name: str, edit: Edit, values: dict[Value, Value] | None = None) -> Compilation:
@@ -419,14 +353,6 @@ def test_accumulators_are_those_of_the_whole_program():
     assert any("is accumulated as something else" in each.message for each in found.problems)
 
 
-def staged(stage: StageGraph):
-    """The partitioned program with another stage of that number."""
-    partitioned = program().partitioned
-    stages = tuple(stage if each.index == stage.index else each for each in partitioned.stages)
-    sends = [node for each in stages for node in each.nodes if isinstance(node.op, Send)]
-    return evolve(partitioned, stages=stages, messages=tuple(message_of(node) for node in sends))
-
-
 # ---------------------------------------------------------------- what is given
 
 
@@ -460,285 +386,6 @@ def test_the_data_yields_no_parts_of_sums():
     found = problem(place.changed({tokens.value: split}, made=True))
     assert "the data yields no parts of sums, as `tokens` is said to be" in found.message
     assert found.span.line == 8
-
-
-# ---------------------------------------------------------------- messages
-
-
-def ends() -> tuple[tuple[Place, Node], tuple[Place, Node]]:
-    """The send and the receive of the activation between the two stages."""
-    found = {type(node.op): (place, node) for place in places(program()) for node in place.nodes if onward(node)}
-    return found[Send], found[Receive]
-
-
-def onward(node: Node) -> bool:
-    return isinstance(node.op, (Send, Receive)) and node.op.direction == "forward"
-
-
-def sent(edit: Edit, end: int = 0) -> str:
-    """What is wrong with a program with another send (or receive)."""
-    place, node = ends()[end]
-    return problem(place.changed({}, {node: edit(node)})).message
-
-
-NAME = "`m.layer.1.mlp.add`"
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda node: (), f"{NAME} is received but never sent"),
-        (lambda node: (node, node), f"{NAME} is sent twice"),
-        (lambda node: (evolve(node, op=evolve(node.op, destination=2)),), "is sent but never received"),
-        (lambda node: (evolve(node, op=evolve(node.op, direction="backward")),), "travels against its direction"),
-        (lambda node: (evolve(node, op=evolve(node.op, direction="tied")),), f"{NAME} has no direction"),
-        (lambda node: (evolve(node, op=evolve(node.op, value="other")),), f"{NAME} is sent as `other`"),
-        (lambda node: (evolve(node, phase=Phase.WEIGHT),), f"{NAME} is sent in phase W"),
-    ],
-)
-def test_a_send_is_as_it_should_be(edit: Edit, message: str):
-    assert message in sent(edit)
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda node: (), f"{NAME} is sent but never received"),
-        (lambda node: (node, evolve(node, outputs=(evolve(output(node)),))), f"{NAME} is received twice"),
-        (lambda node: (evolve(node, op=evolve(node.op, source=2)),), "travels against its direction"),
-        (lambda node: (evolve(node, op=evolve(node.op, type=node.op.type.resized("seq", 4))),), "differ in type"),
-    ],
-)
-def test_a_receive_is_as_it_should_be(edit: Edit, message: str):
-    assert message in sent(edit, end=1)
-
-
-def test_both_ends_of_a_message_lie_alike():
-    place, node = ends()[1]
-    value = output(node)
-    other = evolve(value, layout=layout_of((("data", "seq"), ("tensor", "batch"))))
-    found = problem(place.changed({value: other}, made=True))
-    assert f"the ends of {NAME} differ in layout" in found.message
-    assert found.notes[0].endswith("laid out as batch/data seq/tensor")
-    assert found.notes[1].endswith("laid out as seq/data batch/tensor")
-
-
-def test_a_stage_does_not_pass_on_what_it_was_sent():
-    """A reader two stages on is served directly: a value has one sender."""
-    state = compiled(FILE.replace("pipe = 2", "pipe = 4"))
-    place = list(places(state))[1]
-    receive = next(node for node in place.nodes if isinstance(node.op, Receive))
-    send = evolve(receive, op=Send(output(receive).name, 2, "forward"), inputs=receive.outputs, outputs=())
-    assert "a stage sends what it was sent itself" in problem(place.changed({}, {receive: (receive, send)})).message
-
-
-def test_stages_do_not_wait_for_each_other():
-    """The backward message is read before the forward one is sent that it follows from."""
-    place, send = ends()[0]
-    back = next(n for n in place.nodes if isinstance(n.op, Receive))
-    gradient = next(n for n in place.nodes if back.outputs[0] in n.inputs)
-    early = place.changed({}, {send: (back, send), back: ()})
-    assert gradient is not None
-    assert "is sent only after what follows from it" in problem(early).message
-
-
-# ---------------------------------------------------------------- the end of the step
-
-
-def ended(**changes: object) -> Compilation:
-    """The program with another end of its step."""
-    return evolve(program(), update=evolve(program().update, **changes))
-
-
-def test_gradients_are_reduced_to_where_they_are_wanted():
-    update = program().update
-    (stage, (bucket, *others)), second = update.reduce
-    assert not others
-    found = problem(ended(reduce=(second,)))
-    assert "is no total of" in found.message
-    assert any("the reductions of stage 0" in note for note in found.notes)
-    twice = (stage, (bucket, bucket))
-    assert "is made twice" in problem(ended(reduce=(twice, second))).message
-    # What the stage has accumulated, as if it were reduced already.
-    own = program().partitioned.stages[0].accumulators[0].value
-    totals = ((own, *update.totals[0][1:]), *update.totals[1:])
-    assert "a gradient is not reduced to embed/data" in problem(ended(totals=totals)).message
-
-
-def test_a_tied_gradient_is_the_sum_of_all_its_totals():
-    update = program().update
-    tied = next(each for each in update.parameters if len(each.totals) == 2)
-
-    def changed(**changes: object) -> str:
-        others = tuple(evolve(tied, **changes) if each is tied else each for each in update.parameters)
-        return problem(ended(parameters=others)).message
-
-    (_, first), (_, second) = tied.totals
-    assert "is not the sum of all totals" in changed(gradient=first, finish=())
-    (added,) = tied.finish
-    reversed_ = evolve(added, inputs=(second, first))
-    assert "is not the sum of all totals" in changed(finish=(reversed_,))
-    assert "the totals are not those of all stages that make any" in changed(totals=tied.totals[:1])
-    assert "is not updated on the stages that have it" in changed(stages=(0,))
-
-
-def test_each_entry_of_the_statistics_counts_once():
-    update = program().update
-    loss, accuracy, *squares = update.statistics
-    message = "the entries are not loss, accuracy, square 0, square 1"
-    assert message in problem(ended(statistics=(loss, *squares))).message
-    assert message in problem(ended(statistics=(accuracy, loss, *squares))).message
-    mixed = (loss, ("accuracy", *loss[1:]), *squares)
-    assert "is not the `accuracy` of the whole program" in problem(ended(statistics=mixed)).message
-    (name, value, stage), *rest = squares
-    # The squares of the first stage, but for the last one that is added.
-    place = next(p for p in places(program()) if p.name == "the squares of stage 0")
-    last = place.nodes[-1]
-    assert last.outputs == (value,)
-    fewer = ended(statistics=(loss, accuracy, (name, last.inputs[0], stage), *rest))
-    assert "does not add the square of each gradient once" in problem(fewer).message
-    twice = place.changed({}, {last: (evolve(last, inputs=(last.inputs[0], last.inputs[0])),)})
-    assert "does not add the square of each gradient once" in problem(twice).message
-    whole = place.changed({value: evolve(value, layout=WHOLE)}, made=True)
-    assert not certify(whole).passed
-
-
-def test_an_entry_that_every_rank_has_would_count_many_times():
-    """Without `once`, a loss that is whole on every rank would be added up over them."""
-    state = compiled(FILE.replace("  metric", "+ mean(wte * wte)\n  metric"))
-    assert certify(state).passed
-    place = next(place for place in places(state) if place.name == "the metrics")
-    once = next(node for node in place.nodes if node.op.name == "once")
-    found = problem(place.changed({once.outputs[0]: once.inputs[0]}, {once: ()}))
-    assert "is no rule of" in found.message or "counts once if it is parts of a sum" in found.message
-
-
-def test_gradients_are_clipped_by_the_norm_of_all():
-    update = program().update
-    assert "has no `add`" not in problem(ended(clip=update.clip[:-1])).message
-    message = "the coefficient is not min(1, clip / (norm + ε))"
-    assert message in problem(ended(clip=update.clip[:-1])).message
-    for node in update.clip:
-        if isinstance(node.op, Constant):
-            other = evolve(node, op=evolve(node.op, value=node.op.value * 2))
-            assert message in problem(ended(clip=tuple(other if n is node else n for n in update.clip))).message
-    add = update.clip[0]
-    first = evolve(add, inputs=(add.inputs[0], add.inputs[0]))
-    assert message in problem(ended(clip=(first, *update.clip[1:]))).message
-    clipped = compiled(FILE.replace(" clip = 1.0", ""))
-    assert certify(clipped).passed
-    lent = evolve(clipped, update=evolve(clipped.update, clip=update.clip, norms=update.norms))
-    assert not certify(lent).passed
-
-
-# ---------------------------------------------------------------- updates
-
-
-def updated(edit: Edit, kind: type = Update) -> str:
-    """What is wrong with a program with another update of its first parameter."""
-    place = next(p for p in places(program()) if p.name == "the update of m.wte")
-    node = next(n for n in place.nodes if isinstance(n.op, kind))
-    return problem(place.changed({}, {node: edit(node)})).message
-
-
-def unclipped() -> Value:
-    return program().update.parameters[0].gradient
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda node: (), "`new(m.wte)` is not there to be read"),
-        (lambda node: (evolve(node, op=evolve(node.op, beta1=0.8)),), "is not updated as the optimizer is declared"),
-        (lambda node: (evolve(node, op=evolve(node.op, decay=0.5)),), "is not updated as the optimizer is declared"),
-        (
-            lambda node: (evolve(node, inputs=(*node.inputs[:2], *reversed(node.inputs[2:]))),),
-            "is updated from something else than itself and its own",
-        ),
-        (
-            lambda node: (
-                evolve(node, inputs=(node.inputs[0], program().update.parameters[0].gradient, *node.inputs[2:])),
-            ),
-            "is updated from something else than itself and its own",
-        ),
-    ],
-)
-def test_a_parameter_is_updated_as_declared(edit: Edit, message: str):
-    assert isinstance(program().update.parameters[0].update[3].op, AdamW)
-    assert message in updated(edit)
-
-
-def test_a_parameter_is_stored_once():
-    assert "`m.wte` is stored 0 times" in updated(lambda node: (), Store)
-    assert "`m.wte` is stored 2 times" in updated(lambda node: (node, node), Store)
-    store = next(n for n in program().update.parameters[0].update if isinstance(n.op, Store))
-
-    def of(value: Value) -> Edit:
-        return lambda node: (evolve(node, inputs=(*node.inputs[:-1], value)),)
-
-    assert "`master(m.wte)` is not the updated `m.wte`" in updated(of(store.inputs[0]), Store)
-    part = next(n for n in program().update.parameters[0].update if isinstance(n.op, Part))
-    assert "what an update wrote to is read after it" in updated(of(output(part)), AllGather)
-
-
-def test_every_parameter_is_updated_and_no_other():
-    update = program().update
-    message = "not every parameter is updated once"
-    assert any(message in each.message for each in certify(ended(parameters=update.parameters[1:])).problems)
-    twice = (*update.parameters, update.parameters[0])
-    assert not certify(ended(parameters=twice)).passed
-    idle = (evolve(update.parameters[0], update=()), *update.parameters[1:])
-    assert "`m.wte` is updated 0 times" in problem(ended(parameters=idle)).message
-
-
-# ---------------------------------------------------------------- transfers
-
-
-def test_messages_that_are_promised_are_posted():
-    state = program()
-    quiet = tuple(evolve(rank, instructions=()) for rank in state.program.ranks)
-    found = problem(evolve(state, program=evolve(state.program, ranks=quiet)))
-    assert f"{NAME} from stage 0 to stage 1 is never posted" in found.message
-    alone = evolve(state.partitioned, messages=state.partitioned.messages[:1])
-    other = certify(evolve(state, partitioned=alone)).problems
-    assert "the list of messages is not that of the sends" in other[0].message
-    assert "from stage 1 to stage 0 is posted on channel 1->0 backward" in other[1].message
-
-
-def test_instructions_are_held_to_the_laws():
-    state = program()
-    ranks = [evolve(rank, instructions=rank.instructions[1:]) for rank in state.program.ranks]
-    found = problem(evolve(state, program=evolve(state.program, ranks=tuple(ranks))))
-    assert any("law" in note for note in found.notes)
-
-
-def transferred(rank: int, **changes: object) -> str:
-    """What is wrong with a program in which one rank has other records."""
-    ranks = list(program().program.ranks)
-    ranks[rank] = evolve(ranks[rank], **changes)
-    return problem(evolve(program(), program=evolve(program().program, ranks=tuple(ranks)))).message
-
-
-def test_totals_of_tied_parameters_reach_every_copy():
-    first, second = program().program.ranks
-    assert first.sends
-    assert first.receives
-    total = "the total of `m.wte` of stage 0, from rank 0 to rank 1, is"
-    assert f"{total} not sent" in transferred(0, sends=())
-    assert f"{total} not received" in transferred(1, receives=())
-    assert f"{total} once too often sent" in transferred(0, sends=first.sends * 2)
-    assert "has no end of channel" in transferred(0, sends=second.sends)
-
-
-def test_a_stage_is_reduced_once_when_it_has_run():
-    reductions = program().program.ranks[0].reductions
-    assert "does not reduce each of its stages once" in transferred(0, reductions={})
-    early = {0: next(iter(reductions.values()))}
-    assert "does not reduce each of its stages once" in transferred(0, reductions=early)
-
-
-def test_a_rank_gives_the_statistics_of_its_stages():
-    assert "rank 0 does not give the statistics of its stages" in transferred(0, statistics=())
 
 
 # ---------------------------------------------------------------- what is no program at all

@@ -7,9 +7,9 @@ import pytest
 from partita.compiler.certificate import certify
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load_text
-from partita.runtime.verification import verify_execution
+from partita.runtime.execution import verify_execution
 from tests.docs.pages import ROOT, named_files
-from tests.verify.mutants import places
+from tests.verify.changes import places
 from tests.verify.test_verify import tampered
 
 PAGE = ROOT / "docs" / "commands" / "verify.md"

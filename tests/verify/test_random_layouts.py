@@ -1,4 +1,4 @@
-"""However tensors are laid out over a mesh, a program computes what the single-device program computes."""
+"""However tensors are laid out over a mesh: a program is certified, and computes what the single-device one does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from math import prod
 import pytest
 from hypothesis import HealthCheck, assume, given, note, reject, settings
 
+from partita.compiler.certificate import certify
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
+from partita.runtime.execution import executed
 from partita.runtime.experiment import settled
-from partita.runtime.verification import executed
 from tests.programs import SCHEDULES, Program, sharded_programs
 
 # Compiling and running a program takes its time, and nothing else of what Hypothesis looks at is amiss.
@@ -21,11 +22,14 @@ SLOW = [HealthCheck.too_slow]
 
 
 def check(text: str) -> None:
-    """Run a file as it stands and in one piece, and compare."""
+    """Certify a file, run it as it stands and in one piece, and compare."""
     spec, diagnostics = load_text(text, "random.par")
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     experiment = settled(spec)
     assume(experiment is not None)
+    for state in (experiment.plan.training, experiment.plan.evaluation):
+        certificate = certify(state)
+        assert certificate.passed, "\n\n".join(d.render() for d in certificate.problems)
     try:
         execution = executed(experiment)
     except Refused as refused:

@@ -15,8 +15,8 @@ from partita.compiler import fitting
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
 from partita.runtime import experiment, recording
+from partita.runtime.execution import Execution, verify_execution
 from partita.runtime.experiment import Figure, error_of
-from partita.runtime.verification import Execution, verify_execution
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -1,0 +1,189 @@
+"""A shrunken copy of a file, run on all its ranks and compared with what the file means (`runtime.experiment`).
+
+Where the two differ, both run again, traced, and the first value that differs is named with its source line and its
+layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+
+from partita.compiler.pipeline import Compilation
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.source import Span
+from partita.dsl.spec import Spec
+from partita.runtime.experiment import (
+    LAST_DIGITS,
+    LEEWAY,
+    TOLERANCE,
+    Experiment,
+    Figure,
+    Outcome,
+    compare,
+    error_of,
+    experiment_of,
+    never_finite,
+    outcome,
+)
+from partita.runtime.faults import NotFinite
+from partita.runtime.recording import Culprit, Recorder, first_difference, traced
+
+HELP = "this is a defect of Partita, not of the file: please report it with the file"
+
+
+@frozen(eq=False)
+class Execution:
+    """What the shrunken copy showed. `sizes` and `mesh` are its own; `worst` names the tensor of the `largest` error,
+    which is relative to its scale."""
+
+    sizes: Mapping[str, int]
+    mesh: tuple[tuple[str, int], ...]
+    ranks: int
+    stages: int
+    microbatches: int
+    compared: int
+    largest: float
+    worst: str | None
+    seconds: float
+    diagnostics: tuple[Diagnostic, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs."""
+        return not self.diagnostics
+
+    def as_json(self) -> dict[str, Any]:
+        """The object `execution` of `verify --json`."""
+        return {
+            "passed": self.passed,
+            "sizes": dict(self.sizes),
+            "mesh": dict(self.mesh),
+            "ranks": self.ranks,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "compared": self.compared,
+            "largest_error": self.largest,
+            "worst": self.worst,
+            "seconds": self.seconds,
+        }
+
+
+def verify_execution(given: Spec, hoist: bool = True) -> Execution:
+    """Shrink a file that compiles, run it, and compare (E0702). `hoist`: whether it gathers parameters once a step.
+
+    Raises Refused (E0703) where the file cannot be shrunk, or not be run on random data.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
+    try:
+        return executed(experiment_of(given, hoist))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def executed(experiment: Experiment) -> Execution:
+    """Run both programs of an experiment, and compare.
+
+    Raises Refused (E0703) where a step is not finite, or rounding errors grow beyond what is compared.
+    """
+    start = perf_counter()
+    plan = experiment.plan
+    try:
+        expected = outcome(experiment.single, experiment.rate)
+    except NotFinite as error:
+        raise never_finite(plan.spec) from error
+    problems: list[Diagnostic] = []
+    errors: dict[str, float] = {}
+    try:
+        found = outcome(plan, experiment.rate)
+    # The program that runs is what is being tested: whatever it raises is a finding.
+    except Exception as error:
+        problems.append(_failure(experiment, error))
+    else:
+        errors = compare(found, expected)
+        wrong = [what for what, error in errors.items() if not error <= TOLERANCE]
+        if wrong:
+            _check_rounding(experiment, expected, max(errors.values()))
+            problems.append(_difference(experiment, wrong, errors))
+    worst = max(errors, key=lambda what: errors[what], default=None)
+    return Execution(
+        {name: axis.size for name, axis in plan.spec.axes.items()},
+        plan.program.mesh.axes,
+        plan.ranks,
+        len(plan.program.stages),
+        plan.program.microbatches,
+        len(expected),
+        errors[worst] if worst else 0.0,
+        worst,
+        perf_counter() - start,
+        tuple(problems),
+    )
+
+
+def _check_rounding(experiment: Experiment, expected: Outcome, largest: float) -> None:
+    """Refuse (E0703) a model that makes of the last digits of its parameters as much as what differs."""
+    changes = compare(outcome(experiment.single, experiment.rate, nudge=LAST_DIGITS), expected)
+    what, change = max(changes.items(), key=lambda each: each[1])
+    if largest <= LEEWAY * change:
+        model = experiment.plan.spec.model
+        raise refuse(
+            "E0703",
+            "rounding errors grow so much in this model that execution does not tell right from wrong",
+            model.span if model else None,
+            notes=[f"parameters that differ by {LAST_DIGITS:.0e} change {what} by {change:.0e} of its scale"],
+            help="normalized activations, or smaller initial values, keep them small; they would grow in training too",
+        )
+
+
+def _failure(experiment: Experiment, error: Exception) -> Diagnostic:
+    layout = experiment.plan.spec.layout
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return Diagnostic(
+        "E0702",
+        "the partitioned program fails where the single-device program runs",
+        layout.span if layout else None,
+        (f"{type(error).__name__}: {lines[0] if lines else 'no message'}", *lines[1:8]),
+        HELP,
+    )
+
+
+def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, float]) -> Diagnostic:
+    """What differs, and the first value that does."""
+    notes = [f"{what} differs by {errors[what]:.1e} of its scale" for what in wrong[:3]]
+    if len(wrong) > 3:
+        notes.append(f"and {len(wrong) - 3} more of {len(errors)}")
+    culprit = _culprit(experiment)
+    if culprit is None:
+        # Each value is right, and what was made of it by the end of the step is not.
+        message = f"{wrong[0]} differs from the single-device program"
+        return Diagnostic("E0702", message, _parameter(experiment.plan.training, wrong[0]), tuple(notes), HELP)
+    value = culprit.value
+    laid = f"{value.name}: {value.type} on each rank, laid out as {value.layout}"
+    if culprit.where:
+        laid += f"; wrong at {culprit.where}"
+    message = f"`{value.name}` is the first value that differs from the single-device program"
+    return Diagnostic("E0702", message, culprit.node.span, (laid, *notes), HELP)
+
+
+def _culprit(experiment: Experiment) -> Culprit | None:
+    """Run both programs again, traced."""
+    recorders = Recorder(), Recorder()
+    for plan, recorder in zip((experiment.plan, experiment.single), recorders, strict=True):
+        outcome(evolve(plan, training=traced(plan.training)), experiment.rate, recorder)
+
+    def differs(found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return not error_of(Figure(found.double()), Figure(expected.double())) <= TOLERANCE
+
+    found, expected = (recorder.made for recorder in recorders)
+    return first_difference(experiment.plan.training, found, experiment.single.training, expected, differs)
+
+
+def _parameter(state: Compilation, what: str) -> Span | None:
+    """The place of the parameter that a figure is about."""
+    assert state.forward is not None
+    return next((each.span for each in state.forward.parameters if f"`{each.name}`" in what), None)
