@@ -20,7 +20,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 
 if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
-    from partita.compiler.summary import Summary
+    from partita.compiler.report.summary import Summary
     from partita.dsl.spec import Spec
     from partita.runtime.verification import Verification
 
@@ -54,7 +54,7 @@ def compile(path: str | Path, *overrides: str) -> Compilation:
 
 def summary(state: Compilation) -> Summary:
     """A compiled program in numbers: stages, transfers, memory, predicted timeline."""
-    from partita.compiler.summary import summarize
+    from partita.compiler.report.summary import summarize
 
     return summarize(state)
 

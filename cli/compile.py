@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from partita.cli.table import Table
     from partita.compiler.pipeline import Compilation
-    from partita.compiler.summary import Summary
+    from partita.compiler.report.summary import Summary
 
 SUMMARY = "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program"
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.emit:
         return deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
-    from partita.compiler.summary import summarize
+    from partita.compiler.report.summary import summarize
 
     summary = summarize(state)
     if arguments.json:

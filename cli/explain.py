@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.cli.table import Table
-    from partita.compiler.causes import Communication, Turn
-    from partita.compiler.explain import Alternative, Explanation
+    from partita.compiler.report.causes import Communication, Turn
+    from partita.compiler.report.explain import Alternative, Explanation
     from partita.dsl.source import Span
 
 SUMMARY = "list every collective with bytes, time and source line; or the layout of one tensor, and why"
@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     report(state.warnings)
     if not names:
-        from partita.compiler.causes import communication
+        from partita.compiler.report.causes import communication
 
         found = communication(state)
         return _deliver(arguments, found.as_json(), lambda console: show(found, console))
-    from partita.compiler.explain import explain
+    from partita.compiler.report.explain import explain
 
     try:
         tensors = explain(state, names[0])

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    from partita.compiler.prediction import timeline
+    from partita.compiler.report.prediction import timeline
 
     assert state.schedule is not None
     return present(arguments, state.schedule, timeline(state))

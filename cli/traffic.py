@@ -10,9 +10,9 @@ from partita.cli.figures import bytes_text, seconds_text
 from partita.cli.table import Column, Table
 
 if TYPE_CHECKING:
-    from partita.compiler.causes import Moved
     from partita.compiler.mesh import Mesh
-    from partita.compiler.traffic import Traffic
+    from partita.compiler.report.causes import Moved
+    from partita.compiler.report.traffic import Traffic
 
 # What the figures of collectives are, wherever they stand.
 BUSIEST = "the rank that sends most, in a step"
@@ -43,7 +43,7 @@ def mesh_text(mesh: Mesh) -> str:
 def collective_table(records: Iterable[Traffic], width: int) -> Table:
     """A row for each mesh axis, phase and kind: what the rank that sends most of it sends in a step."""
     from partita.compiler.graph import Phase
-    from partita.compiler.traffic import cost, grouped
+    from partita.compiler.report.traffic import cost, grouped
 
     phases = list(Phase)
     rows = []
@@ -58,7 +58,7 @@ def collective_table(records: Iterable[Traffic], width: int) -> Table:
 
 def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
     """A row for each value; that of alike turns, from stage to stage, is one."""
-    from partita.compiler.causes import tensor_text
+    from partita.compiler.report.causes import tensor_text
 
     found: dict[tuple[str, str, int, int], list[str]] = {}
     for each in transfers:

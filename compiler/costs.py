@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
+from partita.compiler.emission.memory import VIEWS
 from partita.compiler.graph import Node
-from partita.compiler.memory import VIEWS
 from partita.dsl.spec import Call, Mesh
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.assemble import assemble
-from partita.compiler.footprint import peak_memory, room
-from partita.compiler.prediction import costs_of
+from partita.compiler.emission.assemble import assemble
 from partita.compiler.program import Program
+from partita.compiler.report.footprint import peak_memory, room
+from partita.compiler.report.prediction import costs_of
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import looks_at_costs, make

@@ -13,26 +13,26 @@ from time import perf_counter
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.build import build
 from partita.compiler.costs import Device, device_of, seconds
-from partita.compiler.cut import Partitioned, cut, portable_values
 from partita.compiler.fitting import program_of, schedule_of
-from partita.compiler.gradients import differentiate
 from partita.compiler.graph import Graph, Node
-from partita.compiler.homes import homes_of
+from partita.compiler.lowering.build import build
+from partita.compiler.lowering.gradients import differentiate
+from partita.compiler.lowering.microbatches import split_batch
+from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
+from partita.compiler.lowering.recompute import recompute
 from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
-from partita.compiler.microbatches import split_batch
-from partita.compiler.moves import Moves
 from partita.compiler.ops.position import Dropout, Random
-from partita.compiler.overlap import overlapped
-from partita.compiler.placement import Pipeline, pipeline_of, place
+from partita.compiler.partition.cut import Partitioned, cut, portable_values
+from partita.compiler.partition.overlap import overlapped
+from partita.compiler.partition.update import UpdateGraph, update_graph
 from partita.compiler.program import Program
-from partita.compiler.recompute import recompute
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.shard import Sharded, gathered_bytes, shard
-from partita.compiler.update import UpdateGraph, update_graph
+from partita.compiler.sharding.homes import homes_of
+from partita.compiler.sharding.moves import Moves
+from partita.compiler.sharding.shard import Sharded, gathered_bytes, shard
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, refuse
 

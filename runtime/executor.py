@@ -15,8 +15,8 @@ from types import GeneratorType
 
 import torch
 
+from partita.compiler.partition.update import SQUARE
 from partita.compiler.program import InputPart, Program
-from partita.compiler.update import SQUARE
 from partita.runtime.context import Context, begun
 from partita.runtime.faults import NotFinite
 from partita.runtime.flight import BETWEEN, EVALUATING, TRAINING, Flight

@@ -1,8 +1,9 @@
 """An experiment on a file: shrunken, with values that hide nothing, run and measured; the material of `verify`.
 
-The copy (`partita.compiler.shrink`) runs on the virtual cluster, at its least helpful, in float64; so does the same
-model on one device, in one piece. Parameters begin with random values of order 1, dropout is active, and gradients
-that are clipped are so at half their norm: nothing is hidden behind zeros, tiny numbers or a limit that is never met.
+The copy (`partita.compiler.shrinking.shrink`) runs on the virtual cluster, at its least helpful, in float64; so does
+the same model on one device, in one piece. Parameters begin with random values of order 1, dropout is active, and
+gradients that are clipped are so at half their norm: nothing is hidden behind zeros, tiny numbers or a limit that is
+never met.
 
 Compared are, of two steps, the loss, the metrics, the gradient norm, every gradient, every parameter after both, and
 the loss and metrics of an evaluation. A tensor `a` equals its reference `b` where every element satisfies
@@ -22,8 +23,8 @@ import torch
 from attrs import evolve, frozen
 
 from partita.compiler.program import Program
-from partita.compiler.resize import Initial, of_order_one, unless_zero
-from partita.compiler.shrink import shrink, single
+from partita.compiler.shrinking.resize import Initial, of_order_one, unless_zero
+from partita.compiler.shrinking.shrink import shrink, single
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Input

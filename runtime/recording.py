@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.assemble import assemble
+from partita.compiler.emission.assemble import assemble
 from partita.compiler.graph import Node, Value
 from partita.compiler.layout import whole_type
 from partita.compiler.mesh import Mesh

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from attrs import field, frozen
 
+from partita.compiler.partition.update import SQUARE
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
-from partita.compiler.update import SQUARE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset

@@ -17,7 +17,7 @@ from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
-from partita.compiler.summary import Summary, summarize
+from partita.compiler.report.summary import Summary, summarize
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Spec
 from partita.runtime.execution import Execution, verify_execution

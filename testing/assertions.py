@@ -44,26 +44,29 @@ def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Messag
     Whatever the order of a schedule, its step cannot be shorter.
     """
     home = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    runs = {
+        (schedule.placement[rank][action.chunk], action.kind)
+        for rank, line in enumerate(schedule.actions)
+        for action in line
+    }
 
-    def pass_through(stages: Sequence[int], kind: str, ready: list[float]) -> list[float]:
-        """When each stage's action of this kind ends, if it may begin once the stage is ready."""
+    def pass_through(stages: Sequence[int], kinds: Sequence[str], ready: list[float]) -> list[float]:
+        """When each stage's quickest action of these kinds ends, if it may begin once the stage is ready."""
         ends = [0.0] * len(ready)
         for stage in stages:
             begin = ready[stage]
             for message in messages:
                 producer = message.source
                 onward = message.destination > producer
-                if message.destination == stage and onward == (kind == FORWARD):
+                if message.destination == stage and onward == (FORWARD in kinds):
                     crossing = home[producer] != home[stage]
                     begin = max(begin, ends[producer] + (costs.transfer(message) if crossing else 0.0))
-            ends[stage] = begin + costs.action(stage, kind)
+            ends[stage] = begin + min(costs.action(stage, kind) for kind in kinds if (stage, kind) in runs)
         return ends
 
-    count = schedule.stages
-    ends = pass_through(range(count), FORWARD, [0.0] * count)
-    kinds = {action.kind for line in schedule.actions for action in line}
-    # Where only some backwards are split, B alone is the bound: a whole backward takes no less.
-    for kind in (BACKWARD, WHOLE_BACKWARD):
-        if kind in kinds:
-            return max(pass_through(range(count)[::-1], kind, ends))
+    stages = range(schedule.stages)
+    ends = pass_through(stages, (FORWARD,), [0.0] * len(stages))
+    if schedule.training:
+        # A whole backward may replace B on some stages, and may be quicker.
+        ends = pass_through(stages[::-1], (BACKWARD, WHOLE_BACKWARD), ends)
     return max(ends)

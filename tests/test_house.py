@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_the_front_needs_neither_torch_nor_numpy():
 
 def test_there_is_no_folder_that_shadows_the_package():
     assert not (ROOT / "partita").exists()
+
+
+def test_packaging_names_every_folder():
+    """An editable install finds folders by itself; a wheel has only those that are listed."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for part in MAY_IMPORT for path in (ROOT / part).rglob("*.py")}
+    named = {Path(folder) for folder in setuptools["package-dir"].values()}
+    assert folders - named == set()
+    assert set(setuptools["packages"]) == set(setuptools["package-dir"])

@@ -17,15 +17,15 @@ from partita.compiler.certificate.meanings import UNKNOWN, Meanings
 from partita.compiler.certificate.report import Checker, quoted
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
-from partita.compiler.cut import Partitioned
 from partita.compiler.graph import Node, Parameter, Phase, Value
 from partita.compiler.layout import layout_of
 from partita.compiler.ops.collective import Move
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import SUM, Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
-from partita.compiler.shard import ParameterLayouts
-from partita.compiler.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
+from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
+from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.types import Type
 
 # Values that can be read somewhere, with what they mean.

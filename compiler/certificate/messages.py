@@ -8,10 +8,10 @@ from attrs import define, field
 
 from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import Violation, demand
-from partita.compiler.cut import Partitioned
 from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.partition.cut import Partitioned
 
 # Value, source, destination, direction: a message is told from others by these.
 Key = tuple[str, int, int, str]

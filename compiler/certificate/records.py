@@ -12,10 +12,10 @@ from attrs import define
 from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
-from partita.compiler.cut import Partitioned, StageGraph
+from partita.compiler.partition.cut import Partitioned, StageGraph
+from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram
-from partita.compiler.shard import ParameterLayouts
-from partita.compiler.update import UpdateGraph
+from partita.compiler.sharding.shard import ParameterLayouts
 
 
 @define(eq=False)

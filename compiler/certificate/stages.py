@@ -20,13 +20,13 @@ from partita.compiler.certificate.messages import Key, Messages, receive_key, se
 from partita.compiler.certificate.report import Checker, quoted
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Contribution, Whole
-from partita.compiler.cut import Partitioned, StageGraph
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import MAX, SUM
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.position import TIME, Positioned
-from partita.compiler.shard import ParameterLayouts
+from partita.compiler.partition.cut import Partitioned, StageGraph
+from partita.compiler.sharding.shard import ParameterLayouts
 
 ORDER = {Phase.PROLOGUE: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.WEIGHT: 3}
 

@@ -16,11 +16,11 @@ from attrs import define
 
 from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import demand
-from partita.compiler.cut import Partitioned
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Message, PostReceive, PostSend
 from partita.compiler.laws import check_program, check_schedule
+from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
-from partita.compiler.update import UpdateGraph
 
 # A total of a tied parameter on its way: ranks, the stage that makes it, the parameter.
 Way = tuple[int, int, int, str]

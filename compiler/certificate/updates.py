@@ -17,7 +17,7 @@ from partita.compiler.layout import WHOLE, Layout
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
-from partita.compiler.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate, optimizer
+from partita.compiler.partition.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate, optimizer
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 

@@ -1,8 +1,8 @@
 """Changes of layout along one mesh axis: collectives, and the local steps that need no communication.
 
 Each takes one or more tensors at once (a bucket), with an entry of `axes` for each. Types are those of one rank.
-Which layouts they lead from and to is `STEPS`' business in `partita.compiler.moves`; along the mesh axis `over` of
-`parts` ranks:
+Which layouts they lead from and to is `STEPS`' business in `partita.compiler.sharding.moves`; along the mesh axis
+`over` of `parts` ranks:
 
 | op | from | to |
 |---|---|---|

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from partita.compiler.emission.writer import HEADER, Writer
 from partita.compiler.graph import Node, Value
-from partita.compiler.writer import HEADER, Writer
 from partita.runtime.context import Context
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita.compiler.traffic import traffic
+from partita.compiler.report.traffic import traffic
 from partita.dsl.load import load
 from partita.runtime.context import Context
 from partita.runtime.data.binding import open_data

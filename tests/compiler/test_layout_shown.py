@@ -15,11 +15,11 @@ from partita.cli import compile as compile_command
 from partita.cli import explain as explain_command
 from partita.cli.main import main
 from partita.cli.table import Column, Table
-from partita.compiler.causes import communication
-from partita.compiler.explain import explain
 from partita.compiler.graph import without_turns
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.summary import summarize
+from partita.compiler.report.causes import communication
+from partita.compiler.report.explain import explain
+from partita.compiler.report.summary import summarize
 from partita.dsl.load import load_text
 from tests.compiler.layout_files import network, transformer
 from tests.programs import Program, sharded_programs

@@ -11,9 +11,9 @@ import torch
 from partita.compiler.costs import Link
 from partita.compiler.layout import Layout, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, ReduceScatter
 from partita.compiler.ops.op import MAX, OPS, SUM
+from partita.compiler.sharding.moves import Moves
 from partita.dsl.types import Axis, Type
 from tests.compiler.placing import cut, join, ranks, run
 

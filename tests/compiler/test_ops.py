@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.gradients import differentiate
 from partita.compiler.graph import Builder, Graph, Parameter, Value
+from partita.compiler.lowering.gradients import differentiate
 from partita.compiler.ops.collective import Move
 from partita.compiler.ops.op import OPS
 from partita.compiler.ops.pointwise import pointwise

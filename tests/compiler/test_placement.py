@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from partita.compiler.placement import balance, matches
+from partita.compiler.lowering.placement import balance, matches
 
 
 @st.composite

@@ -12,9 +12,9 @@ from attrs import evolve
 from hypothesis import event, given, settings
 
 from partita.compiler.fitting import program_of
-from partita.compiler.footprint import peak_memory
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.prediction import timeline
+from partita.compiler.report.footprint import peak_memory
+from partita.compiler.report.prediction import timeline
 from partita.compiler.schedules.schedule import Schedule, peak_live
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text

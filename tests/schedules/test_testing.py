@@ -14,7 +14,7 @@ from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import FORWARD, WHOLE_BACKWARD
-from partita.compiler.simulator import equal_costs
+from partita.compiler.simulator import Costs, equal_costs
 from partita.dsl.diagnostic import Refused
 from partita.testing import assert_lawful, dependency_bound, messages, mutants, random_orders, shapes
 
@@ -95,3 +95,10 @@ def test_messages_go_onward_and_back(data):
     for message in data.draw(messages(stages)):
         assert (message.direction == "forward") == (message.source < message.destination)
     assert equal_costs().action(0, WHOLE_BACKWARD) == 2 * equal_costs().action(0, FORWARD)
+
+
+def test_the_longest_path_takes_the_quickest_backward_of_each_stage():
+    """With one microbatch, `dualpipe_v` has whole backwards on some stages only; these may be the quicker ones."""
+    hasty = Costs(lambda stage, kind: 0.5 if kind == "BW" else 1.0, lambda message: 0.0)
+    timeline = assert_lawful(make("dualpipe_v", 4, 2, 1), hasty)
+    assert timeline.makespan < 16

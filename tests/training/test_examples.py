@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.summary import summarize
+from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 

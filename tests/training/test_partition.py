@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from partita.compiler.cut import described, join
 from partita.compiler.graph import Phase
+from partita.compiler.partition.cut import described, join
 from partita.compiler.text import graph_text, parse_graph
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data

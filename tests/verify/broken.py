@@ -8,9 +8,9 @@ from functools import cache
 from attrs import evolve
 
 from partita.compiler.certificate import certify
-from partita.compiler.cut import StageGraph, message_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.communication import Send
+from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load_text

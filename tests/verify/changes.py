@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import evolve, frozen
 
-from partita.compiler.cut import StageGraph, message_of
 from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
 from partita.compiler.ops.communication import Send
+from partita.compiler.partition.cut import StageGraph, message_of
+from partita.compiler.partition.update import ParameterUpdate, UpdateGraph
 from partita.compiler.pipeline import Compilation
-from partita.compiler.update import ParameterUpdate, UpdateGraph
 
 Exchange: TypeAlias = Mapping[Value, Value]
 Replacement: TypeAlias = Mapping[Node, Sequence[Node]]

@@ -8,10 +8,10 @@ import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 
+from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.placement import pipeline_of
-from partita.compiler.shrink import MOST_RANKS, MOST_STAGES, shrink
-from partita.compiler.sizes import LEAST, PRODUCT, Search, axes_of
+from partita.compiler.shrinking.shrink import MOST_RANKS, MOST_STAGES, shrink
+from partita.compiler.shrinking.sizes import LEAST, PRODUCT, Search, axes_of
 from partita.dsl import spec
 from partita.dsl.load import load, load_text
 from tests.programs import Program, sharded_programs

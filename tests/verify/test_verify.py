@@ -10,8 +10,8 @@ from attrs import evolve
 
 import partita
 from partita.cli.main import main
-from partita.compiler import assemble as assembling
 from partita.compiler import fitting
+from partita.compiler.emission import assemble as assembling
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
 from partita.runtime import experiment, recording

@@ -1,7 +1,7 @@
 """What causes a program's communication: its collectives by source line, and those of one turn of each repeat.
 
-Comes in: the records of `partita.compiler.traffic`. Goes out: for each line what is moved because of it, turns of
-repeats that do the same joined; and for each outermost repeat what a turn of it moves for each microbatch and once a
+Comes in: the records of `partita.compiler.report.traffic`. Goes out: for each line what is moved because of it, turns
+of repeats that do the same joined; and for each outermost repeat what a turn of it moves for each microbatch and once a
 step: the figures in which papers compare layouts ("two all-gathers and two reduce-scatters forward").
 """
 
@@ -15,11 +15,11 @@ from attrs import asdict, frozen
 
 from partita.compiler.graph import Phase, without_turns
 from partita.compiler.layout import Layout
+from partita.compiler.lowering.placement import turn_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
-from partita.compiler.placement import turn_of
-from partita.compiler.summary import tied_transfers, transfers
-from partita.compiler.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
+from partita.compiler.report.summary import tied_transfers, transfers
+from partita.compiler.report.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, field, frozen
 
-from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
-from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceScatter
 from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.program import RankProgram
+from partita.compiler.sharding.moves import Moves
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 

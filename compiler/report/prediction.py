@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.costs import link_of, seconds
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.moves import Moves
 from partita.compiler.ops.collective import Collective
+from partita.compiler.report.traffic import launch_seconds
+from partita.compiler.sharding.moves import Moves
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Timeline
-from partita.compiler.traffic import launch_seconds
 
 if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
     from partita.compiler.pipeline import Compilation

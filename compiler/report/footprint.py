@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from partita.compiler.communication import peak_in_flight
-from partita.compiler.cut import StageGraph
+from partita.compiler.emission.memory import held, working_set
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Compute
 from partita.compiler.layout import local_type
-from partita.compiler.memory import held, working_set
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.partition.cut import StageGraph
 from partita.compiler.program import InputPart, RankProgram
-from partita.compiler.traffic import update_nodes
+from partita.compiler.report.traffic import update_nodes
 
 if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
     from partita.compiler.pipeline import Compilation

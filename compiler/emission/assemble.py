@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.communication import communicate
-from partita.compiler.cut import Partitioned, message_of
-from partita.compiler.emit import StageEmitter
+from partita.compiler.emission.emit import StageEmitter
+from partita.compiler.emission.memory import held, working_set
+from partita.compiler.emission.writer import Module, Writer
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.memory import held, working_set
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, as_tensor
+from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.partition.cut import Partitioned, message_of
+from partita.compiler.partition.update import ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
     AccumulatorRecord,
     HandOver,
@@ -27,9 +29,7 @@ from partita.compiler.program import (
     TiedTransfer,
 )
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.shard import ParameterLayouts
-from partita.compiler.update import ParameterUpdate, UpdateGraph
-from partita.compiler.writer import Module, Writer
+from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.

@@ -1,8 +1,8 @@
 """A checked file → a small one that runs the same program in miniature, for `partita verify`.
 
-What is kept: the model's steps, every rule of the layout, the kind of schedule with all its chunks, and who divides
-by what. What shrinks: the sizes of axes (`partita.compiler.sizes`), mesh axes to two or three ranks, pipelines to
-three, repeats to as many turns as the stages need, microbatches to twice the pipeline. Precision is f64, the data is
+What is kept: the model's steps, every rule of the layout, the kind of schedule with all its chunks, and who divides by
+what. What shrinks: the sizes of axes (`partita.compiler.shrinking.sizes`), mesh axes to two or three ranks, pipelines
+to three, repeats to as many turns as the stages need, microbatches to twice the pipeline. Precision is f64, the data is
 random, and parameters begin with values of order 1. So a file for a thousand ranks runs in seconds in one process.
 
 Costs decide some layouts. They are kept comparable: links lose their latency, before which tiny tensors would all
@@ -17,12 +17,12 @@ from math import lcm, prod
 from attrs import evolve, frozen
 
 from partita.compiler.costs import device_of, link_of
-from partita.compiler.placement import pipeline_of
-from partita.compiler.resize import Initial, Resized, of_order_one
+from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import WEIGHT
 from partita.compiler.schedules.text import read
-from partita.compiler.sizes import Axes, Search, axes_of, bodies
+from partita.compiler.shrinking.resize import Initial, Resized, of_order_one
+from partita.compiler.shrinking.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
-from partita.compiler.cut import Partitioned, StageGraph
+from partita.compiler.emission.writer import Module, Writer
 from partita.compiler.graph import Input, Node, Phase, Value, without_turns
+from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
-from partita.compiler.placement import turn_of
-from partita.compiler.writer import Module, Writer
+from partita.compiler.partition.cut import Partitioned, StageGraph
 
 # Arguments of a stage's functions.
 PROLOGUE, FUNCTION, REDUCE = "m, x, c", "p, f, a, c", "a, c"

@@ -13,11 +13,11 @@ from itertools import groupby
 
 from attrs import evolve
 
-from partita.compiler.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth
-from partita.compiler.cut import Partitioned
 from partita.compiler.graph import Node, Phase
+from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.collective import Collective
-from partita.compiler.placement import turn_of
+from partita.compiler.partition.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth
+from partita.compiler.partition.cut import Partitioned
 
 
 def overlapped(partitioned: Partitioned) -> Partitioned:

@@ -7,16 +7,16 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.footprint import peak_memory
 from partita.compiler.graph import Phase, without_turns
-from partita.compiler.homes import homes_of
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
-from partita.compiler.prediction import stage_seconds, timeline
-from partita.compiler.reasons import undivided
+from partita.compiler.report.footprint import peak_memory
+from partita.compiler.report.prediction import stage_seconds, timeline
+from partita.compiler.report.traffic import EACH_MICROBATCH, Traffic, cost, grouped, traffic
+from partita.compiler.sharding.homes import homes_of
+from partita.compiler.sharding.reasons import undivided
 from partita.compiler.timeline import Timeline
-from partita.compiler.traffic import EACH_MICROBATCH, Traffic, cost, grouped, traffic
 
 
 @frozen(eq=False)

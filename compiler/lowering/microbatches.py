@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from partita.compiler.gradients import without_dead
 from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Phase, Value
+from partita.compiler.lowering.gradients import without_dead
 from partita.compiler.ops.op import MAX, SUM, State, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Pointwise

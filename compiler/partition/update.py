@@ -14,16 +14,16 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.buckets import BUCKET_BYTES, bucketed, by_depth
-from partita.compiler.cut import Partitioned
 from partita.compiler.graph import Accumulator, Builder, Node, Parameter, Phase, Value
 from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
-from partita.compiler.moves import Moves
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import SUM, Op
 from partita.compiler.ops.optimizer import AdamW, Sgd, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
-from partita.compiler.shard import ParameterLayouts
+from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.partition.cut import Partitioned
+from partita.compiler.sharding.moves import Moves
+from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.spec import Call
 
 # As torch.nn.utils.clip_grad_norm_ has it.

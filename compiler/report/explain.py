@@ -13,18 +13,18 @@ from typing import Any
 
 from attrs import evolve, fields, frozen, has
 
-from partita.compiler.causes import Moved, moved_of
-from partita.compiler.choice import Option
 from partita.compiler.graph import Input, Node, Parameter, Value, without_turns
-from partita.compiler.homes import homes_of
 from partita.compiler.layout import Layout, local_type, state_text, whole_type
 from partita.compiler.naming import end_of, instead_of, means
 from partita.compiler.ops.collective import Move
 from partita.compiler.ops.op import State
 from partita.compiler.pipeline import Compilation
-from partita.compiler.reasons import Late, Split, late, splits, storing, undivided
-from partita.compiler.shard import ParameterLayouts
-from partita.compiler.traffic import traffic
+from partita.compiler.report.causes import Moved, moved_of
+from partita.compiler.report.traffic import traffic
+from partita.compiler.sharding.choice import Option
+from partita.compiler.sharding.homes import homes_of
+from partita.compiler.sharding.reasons import Late, Split, late, splits, storing, undivided
+from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 

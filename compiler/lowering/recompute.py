@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value, without_turns
+from partita.compiler.lowering.placement import named_scopes
 from partita.compiler.ops.pointwise import Constant
-from partita.compiler.placement import named_scopes
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
 

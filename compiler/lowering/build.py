@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from partita.compiler.functions import Site, lower
 from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Scope, Value
+from partita.compiler.lowering.functions import Site, lower
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood

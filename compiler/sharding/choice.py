@@ -16,9 +16,9 @@ from partita.compiler.costs import rounds
 from partita.compiler.graph import Node
 from partita.compiler.layout import Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.moves import LOCAL_SECONDS
 from partita.compiler.ops.op import MAX, SUM, Op, State, Way
 from partita.compiler.ops.position import Positioned
+from partita.compiler.sharding.moves import LOCAL_SECONDS
 from partita.dsl.types import Type
 
 IMPOSSIBLE = float("inf")

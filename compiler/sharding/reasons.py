@@ -1,6 +1,6 @@
 """Why a tensor lies as it does: for each mesh axis the rule that split it, or why none did; and rules that came late.
 
-It asks `partita.compiler.homes`, which gave the layouts, and puts the answers into words.
+It asks `partita.compiler.sharding.homes`, which gave the layouts, and puts the answers into words.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from partita.compiler.homes import Homes, Wish
 from partita.compiler.layout import Layout
+from partita.compiler.sharding.homes import Homes, Wish
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 

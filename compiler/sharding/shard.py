@@ -2,9 +2,9 @@
 
 Comes in: the graph of one microbatch, every node on its stage, tensors whole. Goes out: the same nodes on what one
 rank holds, with collectives between them, and accumulators with layouts of their own. Local, one node at a time in
-graph order (`partita.compiler.choice`), with these laws:
+graph order (`partita.compiler.sharding.choice`), with these laws:
 
-- a value is made once in each layout (`partita.compiler.copies`), and a partial sum reduced once, to its home;
+- a value is made once in each layout (`partita.compiler.sharding.copies`), and a partial sum reduced once, to its home;
 - what a gradient or the loss needs stays partial until the step ends;
 - parameters are gathered from how they are stored once a step, or where `hoist` is false before each use.
 
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from partita.compiler.choice import Choice, Chooser, Operand, Result, localized
-from partita.compiler.copies import Copies, Known
 from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
-from partita.compiler.homes import Homes
 from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.moves import Moves
 from partita.compiler.ops.op import SUM, State
 from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.sharding.choice import Choice, Chooser, Operand, Result, localized
+from partita.compiler.sharding.copies import Copies, Known
+from partita.compiler.sharding.homes import Homes
+from partita.compiler.sharding.moves import Moves
 
 
 @frozen(eq=False)

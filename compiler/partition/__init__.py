@@ -1,0 +1,1 @@
+"""The sharded graph → a graph for each stage, with what travels between them, and the end of the step."""

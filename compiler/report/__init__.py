@@ -1,0 +1,1 @@
+"""What a compiled program is, for people: numbers, traffic, memory, predictions, reasons."""

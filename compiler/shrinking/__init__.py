@@ -1,0 +1,1 @@
+"""A file → a small one that runs the same program in miniature."""
