@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from partita.compiler.schedules.registry import SCHEDULES
+from partita.compiler.lowering.placement import pipeline_of
+from partita.compiler.schedules.registry import SCHEDULES, size_of
+from partita.dsl.load import load
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8", "train.steps=20", "train.eval=every(10, batches=2)"]
@@ -53,15 +55,28 @@ def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):
 
 @pytest.mark.soak
 def test_every_schedule_trains_alike_to_the_last_bit(tmp_path: Path):
-    """20 steps in f32 on two processes: whatever the order and the cut, gradients sum the same in the same order."""
-    found = ran(tmp_path, "gpipe", "schedule=gpipe")
+    """20 steps in f32 on two processes: whatever the order and the cut, gradients sum the same in the same order.
+
+    The squared norm, in f64, is added up by stages: with another number of stages it may differ by rounding.
+    """
     names = sorted(SCHEDULES.keys() - {"from_file"})
     assert len(names) >= 10
-    for name in names:
-        assert ran(tmp_path, name, f"schedule={name}") == found, name
-    assert ran(tmp_path, "group", "fast.group=4") == found
-    for chunks in (1, 2):
-        assert ran(tmp_path, f"auto{chunks}", "schedule=auto", f"fast.chunks={chunks}") == found
+    runs = {name: (f"schedule={name}",) for name in names}
+    runs["group"] = ("fast.group=4",)
+    runs |= {f"auto{chunks}": ("schedule=auto", f"fast.chunks={chunks}") for chunks in (1, 2)}
+    first: list[dict] = []
+    norms: dict[int, list[float]] = {}
+    for name, overrides in runs.items():
+        steps = [dict(step) for step in ran(tmp_path, name, *overrides)]
+        own = [step.pop("grad_norm") for step in steps if "grad_norm" in step]
+        first = first or steps
+        assert steps == first, name
+        spec, _ = load(SPECS / "tiny.par", [*SMALL, *overrides])
+        stages = pipeline_of(spec.layout, spec.mesh, size_of(spec.schedule.call)[0]).stages
+        assert own == norms.setdefault(stages, own), name
+        assert own == pytest.approx(norms[min(norms)], rel=1e-14), name
+    assert len(first) == 22
+    assert set(norms) == {2, 4}
 
 
 def close(found: Path, expected: Path) -> None:
