@@ -78,14 +78,16 @@ def present(
     `number` writes times.
     """
     if arguments.json:
-        from partita.cli.timeline import as_json
+        from partita.cli.pictures.terminal import as_json
 
         return deliver(json.dumps(as_json(schedule, timeline), indent=2) + "\n", arguments.output)
     if arguments.output is not None:
         from partita.cli.pictures import Picture, save
 
         title = headline(schedule, timeline, number)
-        return 0 if save([Picture(title, timeline, schedule)], Path(arguments.output)) else 2
+        return (
+            0 if save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output)) else 2
+        )
     return deliver(text_of(lambda console: show(schedule, timeline, console, number), None), None)
 
 
@@ -106,7 +108,7 @@ def show(
     schedule: Schedule, timeline: Timeline, console: Console, number: Callable[[float], str] = seconds_text
 ) -> None:
     """Print the timeline and the table of ranks, as wide as the console."""
-    from partita.cli.timeline import draw, legend, rank_table
+    from partita.cli.pictures.terminal import draw, legend, rank_table
 
     name, rest = headline(schedule, timeline, number).split(":", 1)
     console.print(f"[bold]{name}[/]:{rest}\n")

@@ -1,4 +1,4 @@
-"""Pictures of timelines, one file of this folder for each format; `partita.cli.timeline` is the one for terminals."""
+"""Pictures of timelines, one file of this folder for each format; `terminal` writes text."""
 
 from __future__ import annotations
 

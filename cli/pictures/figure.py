@@ -71,12 +71,12 @@ def _drawn(pictures: Sequence[Picture], **options: Any) -> bytes:
 
 def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     """Draw a picture; `end` is where its axis ends, in seconds, and `row` the height of a row, in inches."""
-    unit, factor = _unit(end)
+    unit, factor = _unit(end) if picture.timed else ("", 1.0)
     timeline = picture.timeline
     axes.set_xlim(0.0, end * factor or 1.0)
     axes.set_ylim(len(timeline.actions), 0)
     axes.set_title(" ".join(filter(None, (picture.title, picture.name))), loc="left")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g} {unit}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g} {unit}".rstrip())
     axes.set_yticks(np.arange(len(timeline.actions)) + 0.36, [f"rank {rank}" for rank in range(len(timeline.actions))])
     axes.tick_params(axis="y", length=0)
     points = POINTS * (WIDTH - 1.4 * MARGIN) / end if end else 0.0  # of a second

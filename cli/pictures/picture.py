@@ -35,13 +35,14 @@ NAMES = {
 @frozen
 class Picture:
     """One timeline. `title` says where it comes from (`measured`), `name` what of that it is (`step 12`); it begins
-    `start` seconds after the first one of its title."""
+    `start` seconds after the first one of its title. Not `timed`, its times are in a unit of the user's own."""
 
     title: str
     timeline: Timeline = field(repr=False)
     schedule: Schedule
     name: str = ""
     start: float = 0.0
+    timed: bool = True
 
 
 def colour(action: Action, chunks: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from partita.cli.timeline import FILLS, IDLE, as_json, draw, legend, rank_table
+from partita.cli.pictures.terminal import FILLS, IDLE, as_json, draw, legend, rank_table
 from partita.compiler.schedules.registry import make
 from partita.compiler.simulator import equal_costs
 from partita.testing import assert_lawful, costs, schedules, shapes

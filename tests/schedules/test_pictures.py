@@ -149,3 +149,12 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     assert "pip install 'partita[plot]'" in capsys.readouterr().err
     assert main(["schedule", str(TINY), "-o", str(tmp_path / "out.json")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_times_without_a_unit_get_none(tmp_path):
+    schedule = make("zb_h1", 2, 1, 4)
+    timeline = assert_lawful(schedule)
+    for timed, end in ((True, "10 s"), (False, "10")):
+        save([Picture("title", timeline, schedule, timed=timed)], tmp_path / "out.svg")
+        texts = {each.text for each in ElementTree.parse(tmp_path / "out.svg").iter(f"{SVG}text")}
+        assert end in texts

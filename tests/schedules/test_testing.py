@@ -9,7 +9,7 @@ import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
 
-from partita.cli.timeline import draw
+from partita.cli.pictures.terminal import draw
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.registry import make
