@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: run test lint types check-examples soak grammar docs clean
+.PHONY: run test lint types check-examples soak fuzz grammar docs clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
@@ -21,8 +21,13 @@ types: .venv/installed
 	$(BIN)/mypy
 
 # Long runs: exhaustive and randomised, minutes to hours.
-soak: .venv/installed
+soak: .venv/fuzzer
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
+
+# Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.
+FUZZ_SECONDS ?= 7200
+fuzz: .venv/fuzzer
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 # The parser's table is made from the grammar once and kept beside it; a test holds it there.
 grammar: .venv/installed
@@ -36,6 +41,10 @@ docs: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77"
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+.venv/fuzzer: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]"
 	touch $@
 
 clean:

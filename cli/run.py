@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -88,12 +89,17 @@ def run(arguments: argparse.Namespace) -> int:
             "partita: --trace measures ranks that run at once; --transport virtual runs them by turns", file=sys.stderr
         )
         return 2
+    if identity is not None and identity.launcher == "partita":
+        # Ctrl-C is the supervisor's. A rank that is interrupted alone ends at once, wherever it waits.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Warnings are said once: by the supervisor, which its ranks need not repeat, or by the first rank.
     quiet = identity is not None and (identity.launcher == "partita" or identity.rank > 0)
     spec = load_or_report(arguments, quiet)
     if spec is None:
         return 1
     try:
+        if identity is None:
+            _refuse_crowd(spec)
         if identity is None and arguments.transport != "virtual":
             return _supervise(arguments, spec)
         return _train(arguments, spec, identity, quiet)
@@ -102,6 +108,21 @@ def run(arguments: argparse.Namespace) -> int:
         if identity is None or identity.rank == 0:
             report(refused.diagnostics)
         return 1
+
+
+def _refuse_crowd(spec: Spec) -> None:
+    """Refuse (E0613) more ranks than a file that somebody else may have written should start on one machine."""
+    from partita.dsl import limits
+    from partita.dsl.diagnostic import refuse
+
+    mesh = spec.mesh
+    if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
+        raise refuse(
+            "E0613",
+            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks, and at most {limits.LOCAL_RANKS} are started on one machine",
+            mesh.span,
+            help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
+        )
 
 
 def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
@@ -208,11 +229,9 @@ def _writable(directory: Path) -> bool:
 
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     from partita.runtime.data.binding import open_data
-    from partita.runtime.training import check_ranks, prepare
+    from partita.runtime.training import prepare
 
     plan = prepare(spec)
-    if identity is not None:
-        check_ranks(plan, identity.ranks)
     if not quiet:
         report(plan.training.warnings)
     directory = _directory(arguments, spec)
@@ -270,14 +289,17 @@ def _train_rank(
     plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, arguments: argparse.Namespace
 ) -> int:
     from partita.cli.watch import Watch
+    from partita.runtime.agreement import agree, group_store
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
     from partita.runtime.launcher import NOT_FINITE, PEER_LOST
-    from partita.runtime.rendezvous import connect
+    from partita.runtime.rendezvous import await_word, connect
     from partita.runtime.stopwatch import path_of
-    from partita.runtime.training import Rank, train
+    from partita.runtime.training import Rank, check_ranks, train
     from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
+    if not await_word():
+        return PEER_LOST
     backend, device = _backend(arguments.transport, identity)
     times = None if arguments.trace is None else path_of(arguments.trace, identity.rank)
     communication = None
@@ -289,6 +311,8 @@ def _train_rank(
     try:
         connect(identity, backend)
         communication = ProcessTransport(device)
+        agree(group_store(), identity.rank, identity.ranks, plan)
+        check_ranks(plan, identity.ranks)
         flight = _flight(arguments, plan, identity)
         rank = Rank(plan, identity.rank, communication, device, times=times, flight=flight)
         if settings is not None:
@@ -305,7 +329,9 @@ def _train_rank(
         print(f"partita: {wrong}", file=sys.stderr)
         return NOT_FINITE
     except ConnectionLost as lost:
-        print(f"partita: rank {identity.rank}: {lost}", file=sys.stderr)
+        # The supervisor puts the rank before each line.
+        who = "" if identity.launcher == "partita" else f"rank {identity.rank}: "
+        print(f"partita: {who}{lost}", file=sys.stderr)
         return PEER_LOST
     except KeyboardInterrupt:
         return INTERRUPTED

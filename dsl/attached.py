@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 
-from attrs import frozen
+from attrs import define, field
 
+from partita.dsl import limits
 from partita.dsl.declarations import read_source
 from partita.dsl.diagnostic import refuse
 from partita.dsl.overrides import PLACE
 from partita.dsl.source import Source, Span
 
 
-@frozen
+@define(eq=False)
 class Attached:
-    """Reads them, relative to the file that names them (the command line: to the main file), and under the root.
+    """Reads them, each once, relative to the file that names them (the command line: to the main file), and under the
+    root. All of them together may be as large as one.
 
     Text that is in no file (`main` is None) can name none.
     """
 
     main: str | None
     root: str | None
+    _texts: dict[str, Source] = field(factory=dict, init=False)  # by the path without links
 
     def read(self, written: str, span: Span) -> Source:
         """The text. Refused: E0001 to E0004, E0010."""
@@ -29,7 +32,8 @@ class Attached:
         root = os.path.realpath(self.root if self.root is not None else os.path.dirname(self.main) or ".")
         beside = self.main if span.source.name == PLACE else span.source.name
         target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
-        if os.path.commonpath([os.path.realpath(target), root]) != root:
+        real = os.path.realpath(target)
+        if os.path.commonpath([real, root]) != root:
             help = "move it there, or name a directory that holds both with --root"
             raise refuse(
                 "E0010",
@@ -38,4 +42,10 @@ class Attached:
                 notes=[f"the root directory is `{root}`"],
                 help=help,
             )
-        return read_source(os.path.realpath(target), target, span)
+        if real not in self._texts:
+            found = read_source(real, target, span)
+            if len(found.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:
+                message = f"the files named here together have more than {limits.FILE_BYTES:,} characters"
+                raise refuse("E0004", message, span)
+            self._texts[real] = found
+        return self._texts[real]

@@ -15,7 +15,6 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.units import PLAIN, Quantity
 
-LARGEST = Fraction(10) ** 300
 _BITS = 4096  # of numerator and denominator together: bounds the time of exact arithmetic
 
 FUNCTIONS: dict[str, Callable[[float], float]] = {
@@ -86,10 +85,10 @@ def apply(function: str, argument: Quantity, span: Span) -> Quantity:
 
 
 def bounded(quantity: Quantity, span: Span) -> Quantity:
-    """The quantity, refused where it is too large or too long to go on with."""
+    """The quantity, refused where it is too large, too small or too long to go on with."""
     value = quantity.value
     if isinstance(value, Fraction):
-        if value.numerator.bit_length() + value.denominator.bit_length() > _BITS or abs(value) > LARGEST:
+        if value.numerator.bit_length() + value.denominator.bit_length() > _BITS or not units.in_range(value):
             raise _out_of_range(span)
     elif not math.isfinite(value):
         raise _out_of_range(span)

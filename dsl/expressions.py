@@ -190,7 +190,9 @@ class Expressions:
             argument = written.arguments[0]
             if argument.name is None and not isinstance(argument.value, tree.Arrow):
                 found = self.one(argument.value)
-                if isinstance(found, Constant) and not isinstance(found.value, bool):
+                if isinstance(found, Constant):
+                    if isinstance(found.value, bool):
+                        raise refuse("E0213", f"`{found.text}` is neither a number nor a tensor", argument.span)
                     value = constants.apply(called, found.value, written.span)
                     return [Constant(value, _text(written), written.span)]
                 if found is None:

@@ -62,8 +62,10 @@ def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
 
 
 def common_dtype(use: Use, *slots: str) -> str:
-    """The dtype that the tensors of the slots share; constants take it."""
+    """The dtype that the tensors of the slots share, of which there must be one; constants take it."""
     tensors = [(slot, use[slot]) for slot in slots if isinstance(use[slot], Tensor)]
+    if not tensors:
+        raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
     dtype: str = tensors[0][1].type.dtype
     for slot, tensor in tensors[1:]:
         if tensor.type.dtype != dtype:

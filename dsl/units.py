@@ -12,7 +12,7 @@ from fractions import Fraction
 from attrs import frozen
 
 from partita.dsl import limits
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.report import suggestion
 from partita.dsl.source import Span
 
@@ -73,19 +73,23 @@ def read(text: str, span: Span) -> Quantity:
     if len(digits) > limits.DIGITS:
         raise refuse("E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}")
     if len(exponent) > 6 or abs(int(exponent)) > limits.EXPONENT:
-        raise refuse(
-            "E0006",
-            f"number `{shortened(text)}` is out of range",
-            span,
-            help=f"exponents go from -{limits.EXPONENT} to {limits.EXPONENT}",
-        )
-    value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
-    if not unit:
-        return Quantity(value)
-    if unit not in UNITS:
+        raise _out_of_range(text, span, f"exponents go from -{limits.EXPONENT} to {limits.EXPONENT}")
+    if unit and unit not in UNITS:
         raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=suggestion(unit, UNITS))
-    dimension, factor = UNITS[unit]
+    value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
+    dimension, factor = UNITS[unit] if unit else (PLAIN, 1)
+    if not in_range(value * factor):
+        raise _out_of_range(text, span, "what is not zero goes from 1e-300 to 1e300")
     return Quantity(value * factor, dimension)
+
+
+def in_range(value: Fraction) -> bool:
+    """Whether an exact value is zero, or is that of a float that is neither zero nor infinite."""
+    return not value or Fraction(1, limits.LARGEST) <= abs(value) <= limits.LARGEST
+
+
+def _out_of_range(text: str, span: Span, help: str) -> Refused:
+    return refuse("E0006", f"number `{shortened(text)}` is out of range", span, help=help)
 
 
 def shortened(text: str, length: int = 40) -> str:

@@ -49,11 +49,6 @@ class State:
         """The rank."""
         return self.position.rank
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """How far it is, for comparing ranks that run the same program."""
-        return self.position.step, self.position.marks
-
 
 @frozen(eq=False)
 class Diagnosis:
@@ -115,17 +110,17 @@ class Diagnosis:
 
     def _state(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
         if position.activity not in (flight.TRAINING, flight.EVALUATING):
-            return State(position, flight.ACTIVITIES[position.activity], self._step(position), (), condition)
+            return self._outside_steps(position, known, condition)
         program = self._program(position)
         rank, mesh = position.rank, program.mesh
         record = program.ranks[mesh.pipe_rank(rank)]
         index = position.marks - 2
         column = {r for axis in mesh.sharding for r in mesh.group(rank, axis)}
-        own = (position.step, position.marks, position.collectives)
+        own = (position.turn, position.marks, position.collectives)
         beside = tuple(
             other.rank
             for other in known.values()
-            if other.rank in column and (other.step, other.marks, other.collectives) < own
+            if other.rank in column and (other.turn, other.marks, other.collectives) < own
         )
         if index < 0:
             return State(position, "at the start", self._step(position), beside, condition)
@@ -147,6 +142,15 @@ class Diagnosis:
         elif ending == REDUCING:
             waits = beside
         return State(position, ENDINGS[ending], self._step(position), waits, condition)
+
+    def _outside_steps(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
+        """A rank that runs no program; only to agree with all others does it wait for them."""
+        doing, waits = flight.ACTIVITIES[position.activity], list[int]()
+        if position.activity == flight.AGREEING:
+            waits = [other.rank for other in known.values() if other.turn < position.turn]
+        if waits:
+            doing = "waits for other ranks, to agree on a checkpoint"
+        return State(position, doing, self._step(position), tuple(waits), condition)
 
     def _past(self, other: Position, own: Position, ending: int) -> bool:
         """Whether another rank has come to some ending of this rank's step."""
@@ -193,15 +197,15 @@ class Diagnosis:
     @staticmethod
     def _reached(other: Position, own: Position, marks: int) -> bool:
         """Whether another rank has taken so many marks of this rank's step."""
-        if (other.activity, other.step) == (own.activity, own.step):
-            return other.marks >= marks
-        return other.step > own.step
+        return other.marks >= marks if other.turn == own.turn else other.turn > own.turn
 
     @staticmethod
     def _step(position: Position) -> str:
         if position.activity == flight.TRAINING:
             return f" (step {position.step})"
-        return f" (batch {-position.step} of an evaluation)" if position.activity == flight.EVALUATING else ""
+        if position.activity == flight.EVALUATING:
+            return f" (batch {-position.step} of an evaluation)"
+        return f" (after step {position.step})" if position.step > 0 else ""
 
     def _history(self, position: Position) -> list[dict[str, Any]]:
         """The instructions of this step that the recorder still knows, the last first."""

@@ -10,19 +10,35 @@ The file is 64-bit integers: a head (below), then the times of the last `RING` m
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from time import monotonic_ns
 
 from attrs import frozen
 
 RING = 256
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 # The head: what the rank is about, marks so far, marks before this step, the step, the process, collectives begun so
-# far: where ranks of one program are at the same mark, that says who is behind.
-ACTIVITY, MARKS, BEGUN, STEP, PROCESS, COLLECTIVES, HEAD = 0, 1, 2, 3, 4, 5, 8
-STARTING, TRAINING, EVALUATING, BETWEEN, ENDED = range(5)
-ACTIVITIES = ("starting", "training", "evaluating", "between steps", "ended")
+# far: where ranks of one program are at the same mark, that says who is behind. All ranks turn to the same things in
+# the same order, so their turns can be compared, whatever they do. Times are those of the machine's clock.
+ACTIVITY, MARKS, BEGUN, STEP, PROCESS, COLLECTIVES, TURN, MACHINE, HEAD = range(9)
+STARTING, TRAINING, EVALUATING, BETWEEN, ENDED, LOADING, SAVING, AGREEING = range(8)
+ACTIVITIES = (
+    "starting",
+    "training",
+    "evaluating",
+    "between steps",
+    "ended",
+    "reading a checkpoint",
+    "saving a checkpoint",
+    "agreeing on a checkpoint",
+)
 SIZE = 8 * (HEAD + RING)
 
 
@@ -46,7 +62,7 @@ class Flight:
                 os.close(descriptor)
         self._view = memoryview(self._memory).cast("q")
         self._next = 0
-        self._view[PROCESS] = os.getpid()
+        self._view[PROCESS], self._view[MACHINE] = os.getpid(), machine()
         self.mark()
 
     def mark(self) -> None:
@@ -63,15 +79,24 @@ class Flight:
         """The rank turns to something else: to a training step or an evaluation, whose marks are counted from here."""
         view = self._view
         view[STEP], view[BEGUN], view[ACTIVITY] = step, self._next, activity
+        view[TURN] += 1
         self.mark()
+
+    @contextmanager
+    def within(self, activity: int) -> Iterator[None]:
+        """The rank does something else for a while, and then goes on with what it did."""
+        before, step = self._view[ACTIVITY], self._view[STEP]
+        self.begin(activity, step)
+        yield
+        self.begin(before, step)
 
 
 @frozen
 class Position:
     """How far a rank is: `marks` of the `activity` are taken, the last one `seconds` ago.
 
-    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever, and `collectives`
-    those that it has begun.
+    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever, `collectives` those
+    that it has begun, and `turn` how often it has turned to something else.
     """
 
     rank: int
@@ -83,10 +108,22 @@ class Position:
     seconds: float
     ages: tuple[float, ...]
     collectives: int = 0
+    turn: int = 0
+
+
+@cache
+def machine() -> int:
+    """A number of this machine since it was started: who reads the same one shares its clock and its processes."""
+    return int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:8], "little", signed=True)
+
+
+def clock_name() -> str:
+    """Names the clock of this machine: processes that give the same name can compare their times as they are."""
+    return BOOT.read_text().strip() if BOOT.exists() else platform.node()
 
 
 def read(directory: Path, rank: int) -> Position | None:
-    """Where a rank is; None before it has a recorder.
+    """Where a rank of this machine is; None before it has a recorder.
 
     What is read while the rank writes may be a mark old, never torn: each number is one aligned word.
     """
@@ -98,7 +135,7 @@ def read(directory: Path, rank: int) -> Position | None:
         return None
     words = memoryview(data).cast("q")
     total = words[MARKS]
-    if total == 0:
+    if total == 0 or words[MACHINE] != machine():
         return None
     now = monotonic_ns()
     last = range(total - 1, max(total - RING, 0) - 1, -1)
@@ -113,4 +150,5 @@ def read(directory: Path, rank: int) -> Position | None:
         max(0.0, ages[0]),
         ages,
         words[COLLECTIVES],
+        words[TURN],
     )

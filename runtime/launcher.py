@@ -5,7 +5,8 @@ private directory) in its environment. Out: an exit status. What holds:
 
 - when one rank dies the others are ended within 5 s, and one message names the rank and what it died of;
 - the same when nothing moves any more: ranks record what they do in files that a lookout reads;
-- after either, all ranks are started again as often as was asked for, each time with a rendezvous of their own;
+- after either, all ranks begin again as often as was asked for, each time with a rendezvous of their own; those of the
+  next attempt are started while this one runs (`partita.runtime.attempts`), so that nobody waits for imports then;
 - Ctrl-C (or SIGTERM, SIGHUP) ends all ranks, with one line;
 - nothing remains however the supervisor itself ends, by SIGKILL too: `partita.runtime.guardian` sees to that;
 - nothing listens beyond the loopback interface.
@@ -19,18 +20,16 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from attrs import define, field
 
-from partita.runtime import guardian
-from partita.runtime.rendezvous import FLIGHT, LOOPBACK_INTERFACE, RANK, RANKS, RENDEZVOUS
+from partita.runtime.attempts import Attempt, Rank
+from partita.runtime.rendezvous import LOOPBACK_INTERFACE, RANKS
 
 if TYPE_CHECKING:
     from partita.runtime.lookout import Lookout
@@ -46,19 +45,6 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 LONGEST_LINE = 1 << 16
 
 
-@define(eq=False)
-class _Rank:
-    """One rank's process and the part of its standard error that has not made a line yet."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    rest: bytearray = field(factory=bytearray)
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-
 def launch(
     command: Sequence[str],
     ranks: int,
@@ -72,28 +58,60 @@ def launch(
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
     0 when every rank ended with 0, 3 when one failed, 128 + the signal's number when a signal ended the run. After a
-    failure that may not happen again all ranks are started anew, up to `restarts` times. `lookout` notices stalls and
-    says what ranks were doing. `environment` is what the ranks inherit (default: this process's); `errors` is where
-    their standard error and the supervisor's own lines go (default: standard error).
+    failure that may not happen again all ranks are started anew, up to `restarts` times. `lookout` notices stalls, says
+    what ranks were doing, and when they have begun, so that the next ones can be prepared. `environment` is what ranks
+    inherit (default: this process's); `errors` is where their standard error and its own lines go (default:
+    standard error).
     """
     variables = rank_environment(os.environ if environment is None else environment, ranks)
     output = sys.stderr.buffer if errors is None else errors
-    with _signals() as received:
+    with _signals() as received, _Attempts(command, ranks, variables) as attempts:
         for restart in range(restarts + 1):
-            with _guarded() as (group, directory):
-                variables[RENDEZVOUS] = os.path.join(directory, "rendezvous")
-                variables[FLIGHT] = directory
-                started: list[_Rank] = []
-                for number in range(ranks):
-                    if received:
-                        break
-                    started.append(_start(command, number, ranks, variables, group))
-                supervision = _Supervision(started, received, grace, output, Path(directory), lookout)
-                status = supervision.run()
+            ahead = attempts.prepare if restart < restarts else None
+            supervision = _Supervision(attempts.begin(), received, grace, output, lookout, ahead)
+            status = supervision.run()
             if received or not supervision.may_go_on or restart == restarts:
                 return status
             supervision.say(f"starting all ranks again, {restart + 1} of at most {restarts} times")
     return status
+
+
+@define(eq=False)
+class _Attempts:
+    """The attempt under way, and the next one where it is prepared; a context manager, which ends both."""
+
+    command: Sequence[str]
+    ranks: int
+    variables: Mapping[str, str]
+    present: Attempt | None = None
+    next: Attempt | None = None
+
+    def __enter__(self) -> _Attempts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for attempt in (self.present, self.next):
+            if attempt is not None:
+                attempt.end()
+
+    def prepare(self) -> None:
+        """Start the ranks of the next attempt, which wait for its beginning; those of one that has failed, anew."""
+        if self.next is not None and not self.next.alive:
+            failed, self.next = self.next, None
+            failed.end()
+        if self.next is None:
+            self.next = Attempt(self.command, self.ranks, self.variables)
+
+    def begin(self) -> Attempt:
+        """The next attempt, begun; the one before ends."""
+        before, self.present = self.present, None
+        if before is not None:
+            before.end()
+        self.prepare()
+        self.present, self.next = self.next, None
+        assert self.present is not None
+        self.present.go()
+        return self.present
 
 
 def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
@@ -114,40 +132,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _start(command: Sequence[str], number: int, ranks: int, variables: Mapping[str, str], group: int) -> _Rank:
-    process = subprocess.Popen(
-        command,
-        env={**variables, RANK: str(number)},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        process_group=group,
-    )
-    assert process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    return _Rank(number, process)
-
-
-@contextmanager
-def _guarded() -> Iterator[tuple[int, str]]:
-    """The process group and the directory of a run; both end with the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(guardian.__file__).resolve())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        process_group=0,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        directory = os.fsdecode(process.stdout.readline().rstrip(b"\n"))
-        assert directory, "the guardian did not start"
-        yield process.pid, directory
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.wait()
 
 
 @contextmanager
@@ -171,17 +155,22 @@ def _signals() -> Iterator[list[int]]:
 class _Supervision:
     """The watch over started ranks until none is left."""
 
-    ranks: list[_Rank]
+    attempt: Attempt
     received: list[int]
     grace: float
     output: BinaryIO
-    directory: Path
     lookout: Lookout | None = None
+    prepare: Callable[[], None] | None = None  # called once the ranks have begun: for the next attempt
     deadline: float | None = None  # when what has not ended by itself is killed
-    causes: list[_Rank] = field(factory=list)
+    causes: list[Rank] = field(factory=list)
     stall: str | None = None
     doing: str = ""  # what the ranks did when some died
     next_look: float = 0.0
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """The ranks that are watched."""
+        return self.attempt.ranks
 
     @property
     def may_go_on(self) -> bool:
@@ -202,8 +191,6 @@ class _Supervision:
             self._forward(selector, 0.0)
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
-            assert rank.process.stderr is not None
-            rank.process.stderr.close()
         if self.deadline is not None:
             _restore_terminal()
         return self._conclude()
@@ -216,19 +203,25 @@ class _Supervision:
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
             self.deadline = time.monotonic() + self.grace
             self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)  # a stopped rank hears no other signal
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
 
     def _look(self, lookout: Lookout) -> None:
         """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
         if self.causes:
-            dead = {rank.number: "dead" for rank in self.causes}
             known = all(rank.process.returncode in (PEER_LOST, NOT_FINITE) for rank in self.causes)
-            self.doing = "" if known else lookout.died(self.directory, dead)
+            self.doing = "" if known else lookout.died(self.attempt.directory, [rank.number for rank in self.causes])
         elif time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            stopped = {rank.number: "stopped" for rank in self.ranks if is_stopped(rank.process.pid)}
-            self.stall = lookout.stalled(self.directory, stopped)
+            self.stall = lookout.stalled(self.attempt.directory)
+            if self.stall is not None:
+                # At once: ranks that hang may take their time to end.
+                self.say(f"{self.stall}\n  ending all ranks")
+            elif self.prepare is not None and lookout.begun(self.attempt.directory):
+                with suppress(OSError):  # this attempt goes on; the next one is then started when it is needed
+                    self.prepare()
+                self.prepare = None
 
     def _signal(self, number: signal.Signals) -> None:
         for rank in self.ranks:
@@ -241,7 +234,7 @@ class _Supervision:
             time.sleep(timeout)
             return
         for key, _ in selector.select(timeout):
-            rank: _Rank = key.data
+            rank: Rank = key.data
             data = os.read(key.fd, LONGEST_LINE)
             if not data:
                 selector.unregister(key.fileobj)
@@ -253,7 +246,7 @@ class _Supervision:
             self._write(rank, bytes(rank.rest[:end]))
             del rank.rest[:end]
 
-    def _write(self, rank: _Rank, lines: bytes) -> None:
+    def _write(self, rank: Rank, lines: bytes) -> None:
         if not lines:
             return
         prefix = f"rank {rank.number}: ".encode() if len(self.ranks) > 1 else b""
@@ -266,7 +259,6 @@ class _Supervision:
             self.say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}")
             return 128 + number
         if self.stall is not None:
-            self.say(f"{self.stall}\n  all ranks were ended")
             return FAILED
         # The last ranks may have failed together, between two looks.
         failed = self.causes or [rank for rank in self.ranks if rank.process.returncode != 0]
@@ -293,15 +285,6 @@ def _restore_terminal() -> None:
     """Show the cursor, on a new line: a display that was killed leaves it hidden, and its line open."""
     if os.isatty(1):
         os.write(1, b"\n\x1b[?25h")
-
-
-def is_stopped(process: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a terminal; False where the system does not say."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def death(status: int) -> str:

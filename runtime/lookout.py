@@ -1,7 +1,8 @@
 """Watching ranks by their flight recorders: notices that a run stands still, and says who holds it up.
 
 A run stands still when no rank has taken a mark for the stall timeout: while one waits, another must work. Before all
-ranks have begun their first step they compile, connect and load, for which they have `STARTING_SECONDS` at least.
+ranks have begun their first step they compile, connect and load, for which they have `STARTING_SECONDS` at least,
+unless one of them is stopped.
 
 The supervisor watches the ranks that it has started. Under another launcher every rank watches all whose recorders it
 can see, and the first one to notice speaks for all.
@@ -13,16 +14,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from attrs import frozen
 
 from partita.runtime import flight
-from partita.runtime.diagnosis import Diagnosis
+from partita.runtime.diagnosis import DEAD, STOPPED, Diagnosis
 from partita.runtime.flight import Position
 
 STARTING_SECONDS = 120.0
+STARTS = (flight.STARTING, flight.LOADING)
 LOOK_SECONDS = 0.25
 REPORT = "fault.json"
 SPOKEN = "stalled"  # made by the rank that speaks
@@ -37,24 +39,31 @@ class Lookout:
     timeout: float
     report: Path
 
-    def stalled(self, directory: Path, conditions: Mapping[int, str], some: bool = False) -> str | None:
+    def stalled(self, directory: Path, some: bool = False) -> str | None:
         """Why the run stands still, in words; None while it moves on. `some`: not all recorders can be seen."""
         positions = self.positions(directory)
         if not positions or (len(positions) < self.ranks and not some):
             return None  # a rank that does not even start ends, or its peers give up connecting to it
         moving = [each for each in positions if each.activity != flight.ENDED]
-        if not moving:
+        seconds = min((each.seconds for each in moving), default=0.0)
+        if seconds <= self.timeout:
             return None
-        started = all(each.activity != flight.STARTING for each in moving)
-        patience = self.timeout if started else max(self.timeout, STARTING_SECONDS)
-        if min(each.seconds for each in moving) <= patience:
+        conditions = {each.rank: STOPPED for each in moving if is_stopped(each.process)}
+        started = all(each.activity not in STARTS for each in moving)
+        patience = self.timeout if started or conditions else max(self.timeout, STARTING_SECONDS)
+        if seconds <= patience:
             return None
         return f"nothing has moved for {patience:g} s\n  {self._described(positions, conditions, 'stall')}"
 
-    def died(self, directory: Path, conditions: Mapping[int, str]) -> str:
+    def begun(self, directory: Path) -> bool:
+        """Whether all ranks have come to their first step, and none is at the end."""
+        positions = self.positions(directory)
+        return len(positions) == self.ranks and not any(each.activity in (*STARTS, flight.ENDED) for each in positions)
+
+    def died(self, directory: Path, ranks: Iterable[int]) -> str:
         """What the ranks were doing when some died; empty where they had not started."""
         positions = self.positions(directory)
-        return self._described(positions, conditions, "death") if positions else ""
+        return self._described(positions, dict.fromkeys(ranks, DEAD), "death") if positions else ""
 
     def positions(self, directory: Path) -> list[Position]:
         """Where the ranks are that have a recorder."""
@@ -76,7 +85,7 @@ class Lookout:
         def watch() -> None:
             while True:
                 time.sleep(LOOK_SECONDS)
-                text = self.stalled(directory, {}, some=True)
+                text = self.stalled(directory, some=True)
                 if text is None:
                     continue
                 if _first(directory / SPOKEN):
@@ -85,6 +94,15 @@ class Lookout:
                 os._exit(status)
 
         threading.Thread(target=watch, name="lookout", daemon=True).start()
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a terminal; False where the system does not say."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _first(path: Path) -> bool:

@@ -17,6 +17,8 @@ from attrs import frozen
 
 RANK, RANKS, RENDEZVOUS = "PARTITA_RANK", "PARTITA_RANKS", "PARTITA_RENDEZVOUS"
 FLIGHT = "PARTITA_FLIGHT"  # the directory of the flight recorders
+STANDBY = "PARTITA_STANDBY"  # set where a rank is to wait at its standard input, before it connects, for this word
+WORD = b"!"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -72,6 +74,11 @@ def connect(identity: Identity, backend: str = "gloo", timeout: timedelta = time
         world_size=identity.ranks,
         timeout=timeout,
     )
+
+
+def await_word() -> bool:
+    """Wait until the supervisor lets this rank begin; False where it has ended instead."""
+    return STANDBY not in os.environ or os.read(0, len(WORD)) == WORD
 
 
 def _from_supervisor(variables: Mapping[str, str]) -> Identity:

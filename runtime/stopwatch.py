@@ -11,7 +11,6 @@ The first step of a run is left out: in it memory is allocated and connections a
 from __future__ import annotations
 
 import os
-import platform
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,8 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from partita.runtime.flight import clock_name
+
 WARM_UP_STEPS, MOST_STEPS = 1, 20
 # Marks of a step by position, from its start or from its end: it begins with asking for its batch, is ready for its
 # instructions, each of which has a mark; its gradients are reduced, those of tied parameters exchanged, its statistics
@@ -29,7 +30,6 @@ WARM_UP_STEPS, MOST_STEPS = 1, 20
 BEGUN, READY = 0, 1
 REDUCED, EXCHANGED, FINISHED, SUMMED, UPDATED = -5, -4, -3, -2, -1
 MARKS_OF_A_STEP = 7
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Stopwatch:
@@ -153,8 +153,3 @@ class Marks:
 def path_of(directory: Path, rank: int) -> Path:
     """The file of a rank."""
     return directory / f"rank-{rank}.npz"
-
-
-def clock_name() -> str:
-    """Names the clock of this machine: ranks that give the same name can compare their times as they are."""
-    return BOOT.read_text().strip() if BOOT.exists() else platform.node()

@@ -24,7 +24,7 @@ from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor
 from partita.runtime.faults import NotFinite, origin
-from partita.runtime.flight import ENDED, Flight
+from partita.runtime.flight import BETWEEN, ENDED, Flight
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
@@ -240,6 +240,7 @@ def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer 
         loss += one / batches
         for name, value in named.items():
             metrics[name] = metrics.get(name, 0.0) + value / batches
+    rank.flight.begin(BETWEEN, step)
     if observer is not None:
         observer.evaluation(step, loss, metrics)
 

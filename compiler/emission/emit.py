@@ -182,12 +182,14 @@ class StageEmitter:
                 runs[-1][1].append(node)
             else:
                 runs.append((turn, [node]))
-        # What is read after each run must come out of it.
+        # What is read after each run must come out of it. Of that only what it touches itself is noted: a stage may
+        # have thousands of runs.
         after: list[set[Value]] = []
         needed = set(wanted)
         for _, run in reversed(runs):
-            after.append(set(needed))
-            needed |= _read(run)
+            read = _read(run)
+            after.append((read | _made(run)) & needed)
+            needed |= read
         after.reverse()
         # What stood in the frame for the last time, or came out of a run, ends with its last use.
         for (turn, run), keep in zip(runs, after, strict=True):

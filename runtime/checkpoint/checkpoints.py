@@ -27,6 +27,7 @@ from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import Settings, refuse_other_model
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
+from partita.runtime.flight import AGREEING, LOADING, SAVING
 from partita.runtime.regions import region_of
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class Checkpoints:
         save, self._save = self._save, None
         if save is None:
             return
-        error = save.written(self.rank.flight.mark)
+        with self.rank.flight.within(SAVING):
+            error = save.written(self.rank.flight.mark)
         # How many ranks have met each error, and the sum of their numbers: of one rank, its number.
         votes = torch.zeros(2, MOST_ERRNO, dtype=torch.float64)
         if error is not None:
@@ -115,7 +117,8 @@ class Checkpoints:
             votes[:, number] = torch.tensor([1.0, self.rank.rank], dtype=torch.float64)
         votes = yield from self._summed(votes)
         counts = {number: int(count) for number, count in enumerate(votes[0].tolist()) if count}
-        save.conclude(all_written=not counts)
+        with self.rank.flight.within(SAVING):
+            save.conclude(all_written=not counts)
         self.unsaved = bool(counts) or (self.rank.rank == 0 and not save.committed)
         step = save.manifest.step
         if counts:
@@ -142,6 +145,10 @@ class Checkpoints:
         the commit is of another model (E0804) or of a later format (E0805), or there are commits and none is whole
         (E0806).
         """
+        with self.rank.flight.within(LOADING):
+            return (yield from self._resume())
+
+    def _resume(self) -> Generator[None, None, Resumed | None]:
         first = self.rank.rank == 0
         refused: Refused | None = None
         candidates, passed_over = list[int](), list[int]()
@@ -256,9 +263,10 @@ class Checkpoints:
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
         """The sum over all ranks of a few numbers."""
         tensor = numbers.to(self.rank.device)
-        handle = self.rank.transport.sum_over_ranks(tensor)
-        while not handle.done():
-            yield
+        with self.rank.flight.within(AGREEING):
+            handle = self.rank.transport.sum_over_ranks(tensor)
+            while not handle.done():
+                yield
         return tensor.cpu()
 
     def _say(self, code: str, message: str, *notes: str) -> None:

@@ -73,6 +73,10 @@ def read_names(path: Path) -> Mapping[str, Any]:
 
 def forms(tensors: Iterable[Tensor], names: Mapping[str, Any]) -> dict[str, Form]:
     """The form of each tensor, by its name here. Raises Refused (E0810)."""
+    for key in names:
+        # Within a part, several would make matching take for ever.
+        if any("*" in part and part != "*" for part in key.split(".")):
+            raise _wrong(key, "can have `*` only for a whole part between dots")
     patterns = [(key, re.compile(re.escape(key).replace(r"\*", PART))) for key in names]
     found: dict[str, Form] = {}
     used = set()

@@ -120,6 +120,8 @@ class Shard:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """A file of tensors, by the safetensors package. Raises Damaged where it is none."""
+    if path.exists() and not path.is_file():
+        raise Damaged(f"{path.name} is no regular file")  # for another end of a pipe one would wait for ever
     try:
         file = safe_open(os.fspath(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from lzma import LZMAError
 from pathlib import Path
+from struct import error as StructError
+from tokenize import TokenError
 from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 from attrs import field, frozen
@@ -28,6 +32,22 @@ from partita.runtime.philox import stream, words
 
 # numpy's kinds of dtype that may stand for one of the language's: f float, i u integers, b boolean.
 KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": "b"}
+
+# What numpy and the archives that it reads raise for files that are not as they must be: of another kind, cut off,
+# changed, encrypted, or of arrays larger than all memory.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    BadZipFile,
+    LZMAError,
+    StructError,
+    TokenError,
+    ZlibError,
+)
 
 
 @frozen(eq=False)
@@ -132,10 +152,12 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
             raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)
         with archive:
             arrays = {given.name: archive[given.name] for given in inputs if given.name in archive.files}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise refuse("E0603", f"`{name}` holds what is no array", span, help=_SAVE)
             names = ", ".join(archive.files) or "none"
     except Refused:
         raise
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+    except UNREADABLE as error:
         reason = str(error).split("\n")[0]
         raise refuse("E0603", f"cannot read `{name}`: {reason}", span, help=_SAVE) from error
     missing = [given.name for given in inputs if given.name not in arrays]

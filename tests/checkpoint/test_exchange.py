@@ -181,6 +181,7 @@ def test_an_export_that_fails_leaves_nothing(folder: Path, capsys: pytest.Captur
         ('{"m.wte": {"name": "x", "axes": "vocab embed"}}', "`m.wte` has `axes` as a list such as"),
         ('{"m.wte": {"name": "x", "axes": ["vocab"]}}', "`m.wte` has each of its axes once: vocab, embed"),
         ('{"m.layer.*.mlp.up": "up"}', "`m.layer.*.mlp.up` has 1 `*`, and so must `up`"),
+        ('{"m.l*r.0.mlp.up": "up"}', "`m.l*r.0.mlp.up` can have `*` only for a whole part between dots"),
         ('{"m.wte": "m.gain"}', "`m.wte` and `m.gain` would both be called `m.gain`"),
     ],
 )

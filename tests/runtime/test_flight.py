@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from partita.compiler.instructions import WaitReceive
 from partita.dsl.load import load
 from partita.runtime import flight
-from partita.runtime.diagnosis import DEAD, Diagnosis, blame, source_lines
+from partita.runtime.diagnosis import Diagnosis, blame, source_lines
 from partita.runtime.experiment import experiment_of
-from partita.runtime.flight import BETWEEN, EVALUATING, RING, TRAINING, Flight, path_of, read
+from partita.runtime.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
 from partita.runtime.lookout import Lookout
 from partita.runtime.training import Plan, Rank, prepare
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
@@ -131,30 +132,67 @@ def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
         recorder = Flight(path_of(tmp_path, rank))
         recorder.begin(TRAINING, 7)
     lookout = Lookout(Diagnosis(plan.program), 2, 1.0, tmp_path / "fault.json")
-    text = lookout.died(tmp_path, {1: DEAD})
+    text = lookout.died(tmp_path, [1])
     assert text.startswith("rank 1 was at the start (step 7)")
     report = json.loads((tmp_path / "fault.json").read_text())
     assert report["cause"] == "death"
     assert [each["condition"] for each in report["ranks"]] == ["", "dead"]
 
 
+def test_who_is_behind_is_told_by_turns(tmp_path: Path):
+    """Batches of an evaluation are numbered downwards, and what follows has the numbers of steps again."""
+    plan = PLANS["tiny.par"]
+    instructions = plan.program.ranks[1].instructions
+    waits = next(i for i, each in enumerate(instructions) if isinstance(each, WaitReceive))
+    behind, ahead = (Flight(path_of(tmp_path, rank)) for rank in range(2))
+    for each in (behind, ahead):
+        each.begin(EVALUATING, -1)
+    ahead.begin(EVALUATING, -2)
+    for _ in range(waits + 1):
+        ahead.mark()
+
+    def blamed() -> tuple[list[int], str]:
+        diagnosis = Diagnosis(plan.program)
+        states = diagnosis.states(Lookout(diagnosis, 2, 1.0, tmp_path / "fault.json").positions(tmp_path))
+        return [each.rank for each in blame(states)], diagnosis.lines(states)[-1]
+
+    assert blamed()[0] == [0]
+    behind.begin(EVALUATING, -2)
+    for each in (behind, ahead):
+        each.begin(BETWEEN, 6)
+    with behind.within(SAVING):
+        ahead.begin(SAVING, 6)
+        ahead.begin(AGREEING, 6)
+        ranks, line = blamed()
+        assert ranks == [0]
+        assert line.startswith("rank 1 waits for other ranks, to agree on a checkpoint for 0 s (after step 6)")
+
+
+def test_recorders_of_other_machines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Their clocks are others, and so are their processes."""
+    Flight(path_of(tmp_path, 0))
+    assert read(tmp_path, 0) is not None
+    monkeypatch.setattr(flight, "machine", lambda: 1)
+    assert read(tmp_path, 0) is None
+
+
 def test_a_run_that_moves_does_not_stall(tmp_path: Path):
     lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, tmp_path / "fault.json")
-    assert lookout.stalled(tmp_path, {}) is None  # nobody has started
+    assert lookout.stalled(tmp_path) is None  # nobody has started
     first = Flight(path_of(tmp_path, 0))
     second = Flight(path_of(tmp_path, 1))
-    assert lookout.stalled(tmp_path, {}) is None  # they are starting, which may take longer
+    assert lookout.stalled(tmp_path) is None  # they are starting, which may take longer
     first.begin(TRAINING, 1)
     second.begin(TRAINING, 1)
     patient = Lookout(lookout.diagnosis, 2, 60.0, tmp_path / "fault.json")
-    assert patient.stalled(tmp_path, {}) is None
+    assert patient.stalled(tmp_path) is None
     text = None
     while text is None:
-        text = lookout.stalled(tmp_path, {1: "stopped"})
-    assert "rank 1 is stopped, at the start for 0 s (step 1)" in text
+        text = lookout.stalled(tmp_path)
+    assert "is at the start for 0 s (step 1)" in text
     for each in (first, second):
         each.begin(flight.ENDED)
-    assert lookout.stalled(tmp_path, {}) is None
+    assert lookout.stalled(tmp_path) is None
 
 
 def test_lines_of_the_file_are_those_of_what_a_function_calls():

@@ -144,6 +144,17 @@ def test_files_have_limits(tmp_path):
     assert found.code == "E0506"
 
 
+def test_files_have_a_limit_together(tmp_path):
+    declared = [f'schedule s{i} = from_file("{i % 3}.sched")' for i in range(100)]
+    (tmp_path / "net.par").write_text("\n".join(declared))
+    for size, codes in ((limits.FILE_BYTES // 3, []), (limits.FILE_BYTES // 2, ["E0004"])):
+        for i in range(3):
+            (tmp_path / f"{i}.sched").write_text("#" * size)
+        found = [each for each in load(tmp_path / "net.par")[1] if each.severity == "error"]
+        assert sorted({each.code for each in found}) == codes
+        assert all(each.span.text == '"2.sched"' for each in found)
+
+
 def test_a_text_in_no_file_names_none():
     _, (found,) = load_text(FILE.format(call='from_file("mine.sched")'))
     assert found.code == "E0010"

@@ -1,0 +1,183 @@
+"""All ranks run the same program: each hashes its file and its program, and they compare before anything else is sent.
+
+Every rank reads and compiles the file by itself. Where one has another file (an old copy on another machine), other
+overrides or another Partita, ranks would wait for each other without end, or train what nobody has written. So the
+first thing that ranks tell each other are two hashes, as text, through the store by which they have found each other.
+
+A hash stands for what is meant and not for how it was written: places, comments and the order of keys do not count.
+That of the file covers what the file and the command line say together; that of the program all that ranks execute:
+emitted functions, instructions, tensors and channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from partita.compiler.program import Program, RankProgram
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.source import Source
+from partita.dsl.spec import Spec
+from partita.runtime.transports.failures import post
+
+if TYPE_CHECKING:
+    from partita.runtime.training import Plan
+
+KEY = "partita/agreement"
+MOST_SHOWN = 8  # ranks that a line names, and lines
+DIGITS = 12  # of a hash in messages
+LEAVE_SECONDS = 10.0  # that rank 0, which may keep the store, waits for the others to have read it
+
+
+class Store(Protocol):
+    """What is asked of one of torch.distributed's stores."""
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value, as soon as it is there."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return when the keys are there; raises RuntimeError where that takes longer."""
+
+
+def group_store() -> Store:
+    """The store of the process group."""
+    import torch.distributed as dist
+
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
+def agree(store: Store, rank: int, ranks: int, plan: Plan) -> None:
+    """Compare what all ranks are about to run. Raises Refused (E0612) on all where that differs; ConnectionLost."""
+    programs = [plan.program, plan.evaluation.program if plan.evaluation else None]
+    own = Statement(digest(plan.spec), digest(programs))
+    difference = compared(post("comparing what the ranks run", _said, store, rank, ranks, own))
+    if difference is None:
+        return
+    with suppress(RuntimeError):  # who does not come any more has ended
+        store.set(f"{KEY}/{rank}/read", "yes")
+        if rank == 0:
+            store.wait([f"{KEY}/{each}/read" for each in range(ranks)], timedelta(seconds=LEAVE_SECONDS))
+    raise difference
+
+
+def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:
+    """What every rank says. Rank 0 collects it, so that each rank asks the store once."""
+    store.set(f"{KEY}/{rank}", f"{own.file} {own.program}")
+    if rank == 0:
+        store.set(KEY, "\n".join(store.get(f"{KEY}/{each}").decode() for each in range(ranks)))
+    return [Statement(*line.split()) for line in store.get(KEY).decode().split("\n")]
+
+
+@frozen
+class Statement:
+    """What a rank says of itself: the hashes of its file and its program."""
+
+    file: str
+    program: str
+
+
+def compared(said: Sequence[Statement]) -> Refused | None:
+    """What is wrong where ranks, in order, have said different things: who differs from the most."""
+    groups: dict[Statement, list[int]] = {}
+    for rank, each in enumerate(said):
+        groups.setdefault(each, []).append(rank)
+    if len(groups) == 1:
+        return None
+    common, *others = sorted(groups, key=lambda each: -len(groups[each]))
+    differing = sorted(rank for each in others for rank in groups[each])
+    verb = "has" if len(differing) == 1 else "have"
+    what, help = "another file", "copy one file to all machines, and start all ranks with the same overrides"
+    if all(each.file == common.file for each in others):
+        what, help = "made another program of the same file", "use the same version of Partita on all machines"
+    notes = [
+        f"{_ranks(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
+        for each in (common, *others[: MOST_SHOWN - 1])
+    ]
+    message = f"{_ranks(differing)} {verb} {what} than {_ranks(groups[common])}"
+    return refuse("E0612", message, notes=notes, help=help)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 2`."""
+    shown = ", ".join(map(str, numbers[:MOST_SHOWN]))
+    more = f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def digest(value: object) -> str:
+    """The SHA-256 of plain values and records made of them, whatever the order of keys and sets."""
+    return _digest(value, {}).hex()
+
+
+def _digest(value: object, known: dict[int, bytes]) -> bytes:
+    """`known` holds the digests of records met before, of which many are shared: the bodies of blocks, say."""
+    if isinstance(value, (tuple, list)):
+        return _hash("list", *(_digest(each, known) for each in value))
+    if isinstance(value, Mapping):
+        return _hash("table", *sorted(_digest(key, known) + _digest(each, known) for key, each in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return _hash("set", *sorted(_digest(each, known) for each in value))
+    if isinstance(value, Source):
+        return _hash("text", value.text.encode("utf-8", "surrogatepass"))
+    if not attrs.has(type(value)):
+        assert value is None or isinstance(value, (bool, int, float, str, Enum)), value
+        return _hash(type(value).__name__, repr(value).encode())
+    found = known.get(id(value))
+    if found is None:
+        parts = (_digest(each, known) for each in _meant(value))
+        found = known[id(value)] = _hash(type(value).__name__, *parts)
+    return found
+
+
+def _hash(kind: str, *parts: bytes) -> bytes:
+    found = hashlib.sha256(kind.encode())
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+# Fields that do not change what is meant: where things stand, what they are called after, how they were found.
+PLACES = frozenset(("span", "spans", "loss_span", "path_spans"))
+_ASIDE: Mapping[type, frozenset[str]] = {
+    Program: frozenset(("source",)),
+    RankProgram: frozenset(("instructions",)),
+    Schedule: frozenset(("actions", "name", "search")),
+    Spec: frozenset(("source",)),
+}
+# What is long, and as text says all that it means.
+_TEXTS: Mapping[type, Callable[[Any], str]] = {
+    Program: lambda program: re.sub(r"  # .*", "", program.source),  # without the places behind its lines
+    RankProgram: lambda rank: "\n".join(map(str, rank.instructions)),
+    Schedule: str,
+}
+
+
+def _meant(record: Any) -> list[object]:
+    """What counts of a record: the values of its fields, and its text."""
+    kind = type(record)
+    found = [getattr(record, name) for name in _fields(kind)]
+    return [*found, _TEXTS[kind](record)] if kind in _TEXTS else found
+
+
+@cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    aside = PLACES | _ASIDE.get(kind, frozenset())
+    return tuple(each.name for each in attrs.fields(kind) if each.name not in aside)

@@ -1,0 +1,245 @@
+"""A run that is struck by a real signal, at any moment, says so or goes on; nothing is lost, and nothing remains of it.
+
+Each run is drawn from a number, which its name shows: who is struck, by which signal, doing what, in which step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from attrs import frozen
+
+from partita.runtime.rendezvous import RANK as RANK_VARIABLE
+from tests.survival.moments import ACTIONS, SAVES, await_moment, doing
+from tests.survival.processes import PROC, marked, wait_until
+from tests.survival.runs import ALL, LAYOUTS, RANKS, STEPS, Ended, Run
+
+pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
+
+RANK, SUPERVISOR, GROUP = "a rank", "the supervisor", "the foreground group"
+PAUSE = signal.SIGCONT  # stopped, and after a while woken again
+# Who is struck, and how: each in its turn.
+STRIKES = (
+    (RANK, signal.SIGKILL),
+    (SUPERVISOR, signal.SIGKILL),
+    (RANK, signal.SIGSTOP),
+    (GROUP, signal.SIGINT),
+    (RANK, signal.SIGTERM),
+    (SUPERVISOR, signal.SIGTERM),
+    (RANK, signal.SIGINT),
+    (SUPERVISOR, signal.SIGINT),
+    (RANK, PAUSE),
+    (SUPERVISOR, PAUSE),
+)
+STALL_SECONDS = 3
+PAUSE_SECONDS = 1.0
+FIRST_SOAK = 1_000  # the number of the first run that is not part of `make test`
+# All that may stand on standard error; tracebacks and what libraries say of their own troubles are none of it.
+SAID = re.compile(
+    r"partita: (rank \d (was killed by SIG\w+|lost its connection|ended with exit status).*"
+    r"|interrupted|ended by SIGTERM|nothing has moved for \d+ s|starting all ranks again, 1 of at most 1 times)"
+    r"|  rank \d (was|waited|waits|is) .*|  details: run/fault\.json|  ending all ranks"
+    r"|rank \d: partita: the .* failed: .*"
+)
+
+
+# What a machine that is busy otherwise may add: that a checkpoint was due before the last one was written.
+SLOW = re.compile(r"rank 0: warning\[W0803\].*\n(rank 0: \n)?")
+
+
+@frozen
+class Case:
+    """A run, and how it is struck."""
+
+    layout: str
+    target: str
+    number: signal.Signals
+    victim: int
+    moment: str
+    step: int
+    keep: int
+    restarts: int
+    waits: bool  # for what the run has left to be gone, before it is started again
+
+    def __str__(self) -> str:
+        name = "SIGSTOP and SIGCONT" if self.number == PAUSE else self.number.name
+        return (
+            f"{self.layout}: {self.target} gets {name}, rank {self.victim} being at `{self.moment}` from step "
+            f"{self.step} on; keep {self.keep}, restarts {self.restarts}"
+        )
+
+
+def drawn(seed: int) -> Case:
+    random = Random(seed)
+    target, number = STRIKES[seed % len(STRIKES)]
+    layout = random.choice(sorted(LAYOUTS))
+    moment = random.choice(SAVES if random.random() < 0.4 else ACTIONS[layout])
+    return Case(
+        layout,
+        target,
+        number,
+        random.randrange(RANKS),
+        moment,
+        random.randrange(1, STEPS - 2),
+        random.choice((1, 2, ALL, ALL)),
+        random.randrange(2),
+        random.random() < 0.5,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    case = drawn(request.getfixturevalue("seed"))
+    run = Run(tmp_path, case.layout, case.keep, story=[str(case)])
+    yield run
+    run.clear()
+    print("\n".join(run.story))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory):
+    """The run of a layout that nobody strikes: what it computed, and the hashes of all that it saved.
+
+    In one process: its bits are those of two.
+    """
+
+    @cache
+    def of(layout: str) -> tuple[list[dict], dict[int, tuple[str, ...]]]:
+        run = Run(tmp_path_factory.mktemp(layout), layout)
+        run.start("--transport", "virtual")
+        assert run.finish().status == 0, run.story
+        run.check_nothing_remains()
+        return run.records(), run.commits()
+
+    return of
+
+
+def strike(run: Run, case: Case) -> set[int]:
+    """Strike at the moment; the commits that were seen before."""
+    run.start("--restarts", str(case.restarts), "--stall-timeout", str(STALL_SECONDS if stalls(case) else 600))
+    seen: set[int] = set()
+    looked = False
+    for commits in await_moment(run, case.victim, case.moment, case.step):
+        seen = commits
+        if not looked and run.position(case.victim) is not None:
+            run.held.look(marked(run.mark))
+            assert run.held.sockets, "Gloo listens for its peers; if not, nothing is seen here"
+            looked = True
+    position = run.position(case.victim)
+    assert run.process is not None
+    assert position is not None
+    process = position.process if case.target == RANK else run.process.pid
+    send = os.killpg if case.target == GROUP else os.kill
+    send(process, signal.SIGSTOP if case.number == PAUSE else case.number)
+    run.story.append(f"struck in {doing(case.layout, position)[1]}, step {position.step}; the save: {run.partial()}")
+    if case.number == PAUSE:
+        time.sleep(PAUSE_SECONDS)
+        send(process, signal.SIGCONT)
+    return seen
+
+
+def stalls(case: Case) -> bool:
+    return case.number == signal.SIGSTOP
+
+
+def check_said(case: Case, ended: Ended) -> None:
+    """The run has ended as it must, and says why, and nothing else."""
+    errors = SLOW.sub("", ended.errors)
+    assert [line for line in errors.splitlines() if not SAID.fullmatch(line)] == []
+    if case.number == PAUSE:
+        assert (ended.status, errors) == (0, "")
+    elif case.target == RANK:
+        what = "is stopped, " if stalls(case) else f"was killed by {case.number.name}"
+        assert f"rank {case.victim} {what}" in errors
+        assert ended.status == (0 if case.restarts else 3)
+        assert errors.count("starting all ranks again") == case.restarts
+    elif case.number == signal.SIGKILL:
+        assert (ended.status, errors) == (-signal.SIGKILL, "")
+    else:
+        words = "interrupted" if case.number == signal.SIGINT else f"ended by {case.number.name}"
+        assert (ended.status, errors) == (128 + case.number, f"partita: {words}\n")
+
+
+def check_kept(case: Case, seen: set[int], found: dict[int, tuple[str, ...]]) -> None:
+    """What was committed is there, but for what `keep` has removed."""
+    if seen:
+        assert max(found, default=0) >= max(seen)
+        assert len(found) >= min(case.keep, len(seen))
+    if case.keep == ALL:
+        assert seen <= found.keys()
+
+
+def survives(run: Run, seed: int, undisturbed) -> None:
+    case = drawn(seed)
+    records, commits = undisturbed(case.layout)
+    seen = strike(run, case)
+    ended = run.finish()
+    if case.waits or ended.status == 0:
+        run.check_nothing_runs()
+    check_said(case, ended)
+    if ended.status != 0:
+        saved = run.commits() if case.waits else {}
+        if case.waits:
+            check_kept(case, seen, saved)
+            assert all(commits[step] == hashes for step, hashes in saved.items())
+        run.start()
+        ended = run.finish()
+        assert (ended.status, SLOW.sub("", ended.errors)) == (0, "")
+        if saved:
+            assert f"resumed from run/checkpoints/step-{max(saved):08}" in ended.out
+        elif seen:
+            (step,) = re.findall(r"resumed from run/checkpoints/step-(\d+)", ended.out)
+            assert int(step) >= max(seen)
+    run.check_nothing_remains()
+    assert run.records() == records
+    assert run.commits() == {step: commits[step] for step in sorted(commits)[-case.keep :]}
+
+
+@pytest.mark.parametrize("seed", range(len(STRIKES)))
+def test_a_run_survives(seed: int, run: Run, undisturbed):
+    survives(run, seed, undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [0])
+def test_ranks_that_stand_ready_may_die_first(seed: int, run: Run, undisturbed):
+    """They are started anew when they are needed."""
+    run.start("--restarts", "1")
+    for _ in await_moment(run, 0, "between steps", 4):
+        pass
+    ranks = {position.process for rank in range(RANKS) if (position := run.position(rank))}
+    assert run.process is not None
+    wait_until(lambda: len(ready(run, ranks)) == RANKS, "the next ranks are started")
+    os.kill(ready(run, ranks)[0], signal.SIGKILL)
+    os.kill(min(ranks), signal.SIGKILL)
+    ended = run.finish()
+    assert ended.status == 0
+    assert ended.errors.count("starting all ranks again") == 1
+    run.check_nothing_remains()
+    assert (run.records(), run.commits()) == undisturbed(run.layout)
+
+
+def ready(run: Run, ranks: set[int]) -> list[int]:
+    """The ranks of a run that are not among those that train."""
+    return [process for process in marked(run.mark) if process not in ranks and is_rank(process)]
+
+
+def is_rank(process: int) -> bool:
+    try:
+        return f"{RANK_VARIABLE}=".encode() in (PROC / str(process) / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(FIRST_SOAK, FIRST_SOAK + 100))
+def test_runs_survive(seed: int, run: Run, undisturbed):
+    survives(run, seed, undisturbed)
