@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
     from partita.compiler.report.summary import Summary
     from partita.dsl.spec import Spec
-    from partita.runtime.verification import Verification
+    from partita.runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
 __all__ = ["Diagnostic", "Refused", "check", "compile", "load", "summary", "train", "verify"]
@@ -61,7 +61,7 @@ def summary(state: Compilation) -> Summary:
 
 def verify(path: str | Path, *overrides: str) -> Verification:
     """What `partita verify` finds: certificate, laws, memory, and a shrunken copy run against one device."""
-    from partita.runtime.verification import verify as verify_spec
+    from partita.runtime.verification.verify import verify as verify_spec
 
     return verify_spec(load(path, *overrides))
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from partita.runtime.launcher import launch
+from partita.runtime.supervision.launcher import launch
 
 RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
 

@@ -81,7 +81,7 @@ def ours(overrides: list[str]) -> list[tuple[float, float]]:
     import torch
     from peers.workload import workload
 
-    from partita.runtime.rendezvous import connect, rank_from_environment
+    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
     from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ProcessTransport
 
@@ -121,7 +121,7 @@ def peers(
     """Seconds and loss of every step of a peer."""
     from peers.workload import workload
 
-    from partita.runtime.rendezvous import connect, rank_from_environment
+    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
 
     if family == "plain":
         from peers.plain import Plain

@@ -14,7 +14,7 @@ TRACE, PICTURE = "trace.json", "timeline.svg"
 
 def forget(directory: Path, program: Program) -> None:
     """Remove what an earlier run has left, so that nothing old is taken for new."""
-    from partita.runtime.stopwatch import path_of
+    from partita.runtime.tracing.stopwatch import path_of
 
     for name in (TRACE, PICTURE):
         (directory / name).unlink(missing_ok=True)
@@ -26,8 +26,8 @@ def draw(directory: Path, program: Program) -> None:
     """Write the trace and the picture of a measured run, and print how long a step took, and would by the simulator."""
     from partita.cli.figures import seconds_text
     from partita.cli.pictures import Picture, save, unable
-    from partita.runtime.measurement import measure
-    from partita.runtime.stopwatch import Marks, path_of
+    from partita.runtime.tracing.measurement import measure
+    from partita.runtime.tracing.stopwatch import Marks, path_of
 
     paths = [path_of(directory, rank) for rank in range(program.mesh.ranks)]
     missing = [path.name for path in paths if not path.exists()]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from partita.dsl.spec import Spec
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data import Dataset
-    from partita.runtime.flight import Flight
-    from partita.runtime.lookout import Lookout
-    from partita.runtime.rendezvous import Identity
+    from partita.runtime.supervision.lookout import Lookout
+    from partita.runtime.supervision.rendezvous import Identity
+    from partita.runtime.tracing.flight import Flight
     from partita.runtime.training import Plan
 
 SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
@@ -72,7 +72,7 @@ def _seconds(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Train. 0; 1 with diagnostics; 3 where a rank failed; 130 after Ctrl-C."""
     from partita.dsl.diagnostic import Refused
-    from partita.runtime.rendezvous import rank_from_environment
+    from partita.runtime.supervision.rendezvous import rank_from_environment
 
     try:
         identity = rank_from_environment()
@@ -131,7 +131,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     from partita.runtime.checkpoint.identity import manifest_of
     from partita.runtime.checkpoint.settings import check_model
     from partita.runtime.data.binding import open_data
-    from partita.runtime.launcher import launch
+    from partita.runtime.supervision.launcher import launch
 
     state, evaluation = compile_run(spec)
     report(state.warnings)
@@ -165,8 +165,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
 
 def _lookout(arguments: argparse.Namespace, spec: Spec, training: Program, evaluation: Program | None) -> Lookout:
     """Who notices that the run stands still, and what it does."""
-    from partita.runtime.diagnosis import Diagnosis
-    from partita.runtime.lookout import REPORT, Lookout
+    from partita.runtime.supervision.diagnosis import Diagnosis
+    from partita.runtime.supervision.lookout import REPORT, Lookout
 
     report = _directory(arguments, spec) / REPORT
     return Lookout(Diagnosis(training, evaluation), training.mesh.ranks, arguments.stall_timeout, report)
@@ -176,10 +176,10 @@ def _flight(arguments: argparse.Namespace, plan: Plan, identity: Identity) -> Fl
     """This rank's recorder: where the supervisor watches it, or in the run's directory, where the ranks do."""
     import os
 
-    from partita.runtime.flight import Flight, path_of
-    from partita.runtime.launcher import PEER_LOST
-    from partita.runtime.lookout import prepare
-    from partita.runtime.rendezvous import FLIGHT
+    from partita.runtime.supervision.launcher import PEER_LOST
+    from partita.runtime.supervision.lookout import prepare
+    from partita.runtime.supervision.rendezvous import FLIGHT
+    from partita.runtime.tracing.flight import Flight, path_of
 
     if identity.launcher == "partita":
         return Flight(path_of(Path(os.environ[FLIGHT]), identity.rank))
@@ -260,7 +260,7 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, setting
     from partita.cli.watch import Watch
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
-    from partita.runtime.launcher import rank_environment
+    from partita.runtime.supervision.launcher import rank_environment
     from partita.runtime.training import VirtualRun
 
     # As many threads as each rank would have if it were a process.
@@ -289,12 +289,12 @@ def _train_rank(
     plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, arguments: argparse.Namespace
 ) -> int:
     from partita.cli.watch import Watch
-    from partita.runtime.agreement import agree, group_store
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
-    from partita.runtime.launcher import NOT_FINITE, PEER_LOST
-    from partita.runtime.rendezvous import await_word, connect
-    from partita.runtime.stopwatch import path_of
+    from partita.runtime.supervision.agreement import agree, group_store
+    from partita.runtime.supervision.launcher import NOT_FINITE, PEER_LOST
+    from partita.runtime.supervision.rendezvous import await_word, connect
+    from partita.runtime.tracing.stopwatch import path_of
     from partita.runtime.training import Rank, check_ranks, train
     from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 

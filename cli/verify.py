@@ -12,8 +12,8 @@ from partita.cli.source import add_source_arguments, load_or_report, printable, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.runtime.execution import Execution
-    from partita.runtime.verification import Verification
+    from partita.runtime.verification.execution import Execution
+    from partita.runtime.verification.verify import Verification
 
 SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run against one device"
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if spec is None:
         return 1
     from partita.dsl.diagnostic import Refused
-    from partita.runtime.verification import verify
+    from partita.runtime.verification.verify import verify
 
     try:
         found = verify(spec)

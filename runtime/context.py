@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from partita.runtime.flight import Flight
+from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 

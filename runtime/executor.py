@@ -19,11 +19,11 @@ from partita.compiler.partition.update import SQUARE
 from partita.compiler.program import InputPart, Program
 from partita.runtime.context import Context, begun
 from partita.runtime.faults import NotFinite
-from partita.runtime.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.inputs import Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.stages import Memory, Stage, empty, load
-from partita.runtime.stopwatch import Stopwatch
+from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
+from partita.runtime.tracing.stopwatch import Stopwatch
 from partita.runtime.transports.transport import Tensors, Transport
 
 

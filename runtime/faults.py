@@ -17,7 +17,7 @@ from attrs import define, evolve
 from partita.compiler.graph import Node
 from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program
-from partita.runtime.recording import traced
+from partita.runtime.tracing.recording import traced
 
 if TYPE_CHECKING:
     from partita.runtime.training import Rank

@@ -24,12 +24,12 @@ from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor
 from partita.runtime.faults import NotFinite, origin
-from partita.runtime.flight import BETWEEN, ENDED, Flight
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.regions import assemble, region_of, shape_of
 from partita.runtime.stages import Memory
+from partita.runtime.tracing.flight import BETWEEN, ENDED, Flight
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
 

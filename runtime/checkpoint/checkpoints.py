@@ -27,8 +27,8 @@ from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import Settings, refuse_other_model
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
-from partita.runtime.flight import AGREEING, LOADING, SAVING
 from partita.runtime.regions import region_of
+from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
     from partita.runtime.training import Rank

@@ -10,7 +10,7 @@ Groups are made one by one rather than by `DeviceMesh`, which would also connect
 would let an axis that spans all ranks share the default group. A rank hears of the groups that it does not belong to
 only to count them (torch names groups by their number): that takes about 20 µs each.
 
-The process group must exist (`partita.runtime.rendezvous.connect`). What NCCL does beyond that is assumed,
+The process group must exist (`partita.runtime.supervision.rendezvous.connect`). What NCCL does beyond that is assumed,
 not checked: kernels of different communicators run side by side as long as their thread blocks (CTAs) fit on
 the device together, which is why channels ask for few.
 """

@@ -13,7 +13,7 @@ import pytest
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.runtime.agreement import Statement, agree, compared, digest
+from partita.runtime.supervision.agreement import Statement, agree, compared, digest
 from partita.runtime.training import Plan, prepare
 from partita.runtime.transports.failures import ConnectionLost
 
@@ -51,7 +51,7 @@ def test_nor_does_the_process():
     """Names are hashed differently in every process, and nothing hangs on that."""
     code = (
         "import sys; from partita.dsl.load import load; from partita.compiler.pipeline import compile_run\n"
-        "from partita.runtime.agreement import digest\n"
+        "from partita.runtime.supervision.agreement import digest\n"
         "spec = load(sys.argv[1], sys.argv[2:])[0]; print(digest(spec), digest(compile_run(spec)[0].program))"
     )
     found = {

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from partita.compiler.instructions import WaitReceive
 from partita.dsl.load import load
-from partita.runtime import flight
-from partita.runtime.diagnosis import Diagnosis, blame, source_lines
-from partita.runtime.experiment import experiment_of
-from partita.runtime.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
-from partita.runtime.lookout import Lookout
+from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
+from partita.runtime.supervision.lookout import Lookout
+from partita.runtime.tracing import flight
+from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
 from partita.runtime.training import Plan, Rank, prepare
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
+from partita.runtime.verification.experiment import experiment_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -13,7 +13,7 @@ import pytest
     [
         "partita.runtime.data",
         "partita.runtime.initial",
-        "partita.runtime.launcher",
+        "partita.runtime.supervision.launcher",
         "partita.runtime.telemetry",
     ],
 )

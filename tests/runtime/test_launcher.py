@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.runtime.launcher import PEER_LOST, death, rank_environment
+from partita.runtime.supervision.launcher import PEER_LOST, death, rank_environment
 
 SUPERVISE = str(Path(__file__).parent / "programs" / "supervise.py")
 LIMIT = 5.0  # seconds in which all ranks must be gone after one has died
@@ -287,7 +287,7 @@ def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
 
 
 def test_cores_are_shared_and_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.runtime.launcher._cores", lambda: 12)
+    monkeypatch.setattr("partita.runtime.supervision.launcher._cores", lambda: 12)
     assert rank_environment({}, 4)["OMP_NUM_THREADS"] == "3"
     assert rank_environment({}, 16)["OMP_NUM_THREADS"] == "1"
     mine = rank_environment({"OMP_NUM_THREADS": "7"}, 4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from partita.runtime.rendezvous import LOOPBACK_INTERFACE
+from partita.runtime.supervision.rendezvous import LOOPBACK_INTERFACE
 from partita.runtime.transports.virtual import VirtualCluster
 from tests.runtime.programs.collectives import COLUMNS, LINE, SQUARE, steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.runtime.rendezvous import Identity, first_host, rank_from_environment
+from partita.runtime.supervision.rendezvous import Identity, first_host, rank_from_environment
 
 OURS = {"PARTITA_RANK": "1", "PARTITA_RANKS": "4", "PARTITA_RENDEZVOUS": "/private/rendezvous"}
 TORCHRUN = {

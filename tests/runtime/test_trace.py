@@ -23,9 +23,9 @@ from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitRe
 from partita.compiler.program import Program
 from partita.compiler.simulator import Costs, simulate
 from partita.dsl.load import load_text
-from partita.runtime import stopwatch
-from partita.runtime.measurement import measure
-from partita.runtime.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
+from partita.runtime.tracing import stopwatch
+from partita.runtime.tracing.measurement import measure
+from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from partita.runtime.training import prepare
 
 TINY = Path(__file__).parents[2] / "specs" / "tiny.par"

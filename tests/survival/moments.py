@@ -11,8 +11,8 @@ from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitRe
 from partita.compiler.program import Program
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import steps_in
-from partita.runtime.diagnosis import ENDINGS
-from partita.runtime.flight import ACTIVITIES, EVALUATING, TRAINING, Position
+from partita.runtime.supervision.diagnosis import ENDINGS
+from partita.runtime.tracing.flight import ACTIVITIES, EVALUATING, TRAINING, Position
 from tests.survival.processes import PATIENCE
 from tests.survival.runs import STEPS, Run, plan_of
 

@@ -17,7 +17,7 @@ from random import Random
 import pytest
 from attrs import frozen
 
-from partita.runtime.rendezvous import RANK as RANK_VARIABLE
+from partita.runtime.supervision.rendezvous import RANK as RANK_VARIABLE
 from tests.survival.moments import ACTIONS, SAVES, await_moment, doing
 from tests.survival.processes import PROC, marked, wait_until
 from tests.survival.runs import ALL, LAYOUTS, RANKS, STEPS, Ended, Run

@@ -27,8 +27,8 @@ from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program, RankProgram
 from partita.dsl.types import Type
-from partita.runtime.experiment import TOLERANCE, Experiment, Figure, Outcome, batches, compare
 from partita.runtime.training import Plan, VirtualRun
+from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Outcome, batches, compare
 from tests.verify.changes import Exchange, Place, places
 
 

@@ -30,7 +30,7 @@ from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import Expand
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load, load_text
-from partita.runtime.experiment import Experiment, Outcome, experiment_of, settled
+from partita.runtime.verification.experiment import Experiment, Outcome, experiment_of, settled
 from tests.programs import Program, sharded_programs
 from tests.verify.layout_mutants import layout_mutants
 from tests.verify.mutants import Mutant, communication_mutants, executed, first_step, refused

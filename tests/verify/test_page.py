@@ -7,7 +7,7 @@ import pytest
 from partita.compiler.certificate import certify
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load_text
-from partita.runtime.execution import verify_execution
+from partita.runtime.verification.execution import verify_execution
 from tests.docs.pages import ROOT, named_files
 from tests.verify.changes import places
 from tests.verify.test_verify import tampered

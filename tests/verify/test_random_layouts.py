@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, assume, given, note, reject, settings
 from partita.compiler.certificate import certify
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
-from partita.runtime.execution import executed
-from partita.runtime.experiment import settled
+from partita.runtime.verification.execution import executed
+from partita.runtime.verification.experiment import settled
 from tests.programs import SCHEDULES, Program, sharded_programs
 
 # Compiling and running a program takes its time, and nothing else of what Hypothesis looks at is amiss.

@@ -14,9 +14,10 @@ from partita.compiler import fitting
 from partita.compiler.emission import assemble as assembling
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load_text
-from partita.runtime import experiment, recording
-from partita.runtime.execution import Execution, verify_execution
-from partita.runtime.experiment import Figure, error_of
+from partita.runtime.tracing import recording
+from partita.runtime.verification import experiment
+from partita.runtime.verification.execution import Execution, verify_execution
+from partita.runtime.verification.experiment import Figure, error_of
 
 SPECS = Path(__file__).parents[2] / "specs"
 

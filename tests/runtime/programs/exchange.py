@@ -12,7 +12,7 @@ import torch
 
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
-from partita.runtime.rendezvous import connect, rank_from_environment
+from partita.runtime.supervision.rendezvous import connect, rank_from_environment
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
 identity = rank_from_environment()

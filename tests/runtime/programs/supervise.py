@@ -2,6 +2,6 @@
 
 import sys
 
-from partita.runtime.launcher import launch
+from partita.runtime.supervision.launcher import launch
 
 sys.exit(launch([sys.executable, *sys.argv[2:]], int(sys.argv[1])))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from partita.runtime.flight import clock_name
+from partita.runtime.tracing.flight import clock_name
 
 WARM_UP_STEPS, MOST_STEPS = 1, 20
 # Marks of a step by position, from its start or from its end: it begins with asking for its batch, is ready for its

@@ -1,6 +1,6 @@
 """The flight recorder: what each rank is doing, in a small file that outlives it.
 
-A rank takes a mark whenever it has done something (the same marks in every step, see `partita.runtime.stopwatch`): a
+A rank takes a mark whenever it has done something (the same marks in every step, see `stopwatch`): a
 counter and the time go into a file that is mapped into memory, which costs a fraction of a microsecond and no system
 call. Whoever watches maps the file too, and sees how far a rank is though it hangs, is stopped or is dead: the system
 keeps a page that was written to.

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from attrs import define, field
 
-from partita.runtime import guardian
-from partita.runtime.rendezvous import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
+from partita.runtime.supervision import guardian
+from partita.runtime.supervision.rendezvous import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 
 
 @define(eq=False)

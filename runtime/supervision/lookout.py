@@ -19,9 +19,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from partita.runtime import flight
-from partita.runtime.diagnosis import DEAD, STOPPED, Diagnosis
-from partita.runtime.flight import Position
+from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
+from partita.runtime.tracing import flight
+from partita.runtime.tracing.flight import Position
 
 STARTING_SECONDS = 120.0
 STARTS = (flight.STARTING, flight.LOADING)

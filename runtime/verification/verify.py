@@ -2,7 +2,7 @@
 
 The program of the file as it stands is compiled, which holds its schedule and messages to the laws (E05xx) and bounds
 its memory. It is certified: every operation and every change of layout is checked against its rule, without running
-any (`partita.compiler.certificate`). And a shrunken copy is run (`partita.runtime.execution`).
+any (`partita.compiler.certificate`). And a shrunken copy is run (`partita.runtime.verification.execution`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.report.summary import Summary, summarize
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Spec
-from partita.runtime.execution import Execution, verify_execution
+from partita.runtime.verification.execution import Execution, verify_execution
 
 
 @frozen(eq=False)

@@ -6,9 +6,9 @@ private directory) in its environment. Out: an exit status. What holds:
 - when one rank dies the others are ended within 5 s, and one message names the rank and what it died of;
 - the same when nothing moves any more: ranks record what they do in files that a lookout reads;
 - after either, all ranks begin again as often as was asked for, each time with a rendezvous of their own; those of the
-  next attempt are started while this one runs (`partita.runtime.attempts`), so that nobody waits for imports then;
+  next attempt are started while this one runs (`attempts`), so that nobody waits for imports then;
 - Ctrl-C (or SIGTERM, SIGHUP) ends all ranks, with one line;
-- nothing remains however the supervisor itself ends, by SIGKILL too: `partita.runtime.guardian` sees to that;
+- nothing remains however the supervisor itself ends, by SIGKILL too: `guardian` sees to that;
 - nothing listens beyond the loopback interface.
 
 The ranks share the supervisor's standard output (one of them writes to it, by agreement); their standard
@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from attrs import define, field
 
-from partita.runtime.attempts import Attempt, Rank
-from partita.runtime.rendezvous import LOOPBACK_INTERFACE, RANKS
+from partita.runtime.supervision.attempts import Attempt, Rank
+from partita.runtime.supervision.rendezvous import LOOPBACK_INTERFACE, RANKS
 
 if TYPE_CHECKING:
-    from partita.runtime.lookout import Lookout
+    from partita.runtime.supervision.lookout import Lookout
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 POLL_SECONDS = 0.02

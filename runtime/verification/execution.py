@@ -1,4 +1,4 @@
-"""A shrunken copy of a file, run on all its ranks and compared with what the file means (`runtime.experiment`).
+"""A shrunken copy of a file, run on all its ranks and compared with what the file means (`experiment`).
 
 Where the two differ, both run again, traced, and the first value that differs is named with its source line and its
 layout.
@@ -17,7 +17,9 @@ from partita.compiler.pipeline import Compilation
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
-from partita.runtime.experiment import (
+from partita.runtime.faults import NotFinite
+from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
+from partita.runtime.verification.experiment import (
     LAST_DIGITS,
     LEEWAY,
     TOLERANCE,
@@ -30,8 +32,6 @@ from partita.runtime.experiment import (
     never_finite,
     outcome,
 )
-from partita.runtime.faults import NotFinite
-from partita.runtime.recording import Culprit, Recorder, first_difference, traced
 
 HELP = "this is a defect of Partita, not of the file: please report it with the file"
 

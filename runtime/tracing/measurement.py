@@ -45,7 +45,7 @@ from partita.compiler.program import Program
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Interval, Timeline
-from partita.runtime.stopwatch import BEGUN, EXCHANGED, FINISHED, READY, REDUCED, SUMMED, UPDATED, Marks
+from partita.runtime.tracing.stopwatch import BEGUN, EXCHANGED, FINISHED, READY, REDUCED, SUMMED, UPDATED, Marks
 
 # What a rank does in a step beside the schedule's actions; kinds, as theirs are.
 PROLOGUE, REDUCE, STATISTICS, UPDATE = (Action(kind, 0, 0) for kind in "PRSU")

@@ -30,7 +30,7 @@ from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.random import Noise
 from partita.runtime.faults import NotFinite
-from partita.runtime.recording import Recorder
+from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import Plan, VirtualRun, prepare
 
 TOLERANCE, LEAST = 1e-10, 1e-4

@@ -17,10 +17,10 @@ from attrs import frozen
 
 from partita.compiler.instructions import Compute, Instruction, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
-from partita.runtime import flight
-from partita.runtime.flight import Position
+from partita.runtime.tracing import flight
+from partita.runtime.tracing.flight import Position
 
-# What follows a step's instructions, by the marks taken after them (see `partita.runtime.stopwatch`).
+# What follows a step's instructions, by the marks taken after them (see `partita.runtime.tracing.stopwatch`).
 ENDINGS = (
     "reducing gradients",
     "exchanging gradients of tied parameters",

@@ -1,7 +1,7 @@
 """Which rank this process is, who started it, and how it finds the others.
 
 A process is one of many under torchrun (and Kubernetes' PyTorchJob, which sets the same variables), under
-Slurm's `srun`, or under the supervisor of `partita.runtime.launcher`; otherwise it was started by hand and
+Slurm's `srun`, or under the supervisor of `partita.runtime.supervision.launcher`; otherwise it was started by hand and
 stands alone.
 """
 

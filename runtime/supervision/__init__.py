@@ -1,0 +1,1 @@
+"""Ranks as processes: started, found, agreed with each other, watched, ended together."""

@@ -1,0 +1,1 @@
+"""`partita verify`: the proofs of a file, and its miniature run against one device."""
