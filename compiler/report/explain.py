@@ -106,10 +106,11 @@ def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
     """The tensors of a name, one of each that differ in more than their turns. ValueError where there is none."""
     found = _Tensors(state)
     wanted = found.results.get(name, name)
-    groups: dict[str, list[str]] = {}
+    # A value of the program and one that stands in the place of another may have one name, in different turns.
+    groups: dict[tuple[str, bool], list[str]] = {}
     for each in found.names():
         if means(wanted, each):
-            groups.setdefault(without_turns(each), []).append(each)
+            groups.setdefault((without_turns(each), each in found.whole), []).append(each)
     if not groups:
         raise ValueError(f"`{name}` names no tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())

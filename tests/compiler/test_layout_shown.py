@@ -83,6 +83,26 @@ def test_any_program_can_be_explained(program: Program) -> None:
             assert len(line) <= 80
 
 
+def test_a_name_may_be_a_value_in_one_turn_and_a_replacement_in_another() -> None:
+    """The first turn's `x` has no gradient, so that its values are fewer and its replacements begin sooner."""
+    text = """axis batch = 2, embed = 4
+model m(x: [batch, embed], y: [batch, embed]) {
+  repeat 2 as layer {
+    param w: [embed] ~ ones()
+    let x = rms_norm(x * w * x, over = embed)
+  }
+  loss mse(x, y)
+}
+mesh cluster(tensor = 2)
+layout cut on cluster { shard embed -> tensor }
+train { data = random() optimizer = sgd(lr = 0.05) steps = 2 }
+"""
+    spec, diagnostics = load_text(text, "turns.par")
+    assert spec is not None, diagnostics
+    both = explain(compile_spec(spec), "m.layer.multiply~4")
+    assert [each.names for each in both] == [("m.layer.1.multiply~4",), ("m.layer.0.multiply~4",)]
+
+
 def test_columns_that_do_not_fit_are_left_out(state: Compilation) -> None:
     def headings(width: int) -> list[str]:
         page = shown(lambda console: explain_command.show(communication(state), console), width)

@@ -39,7 +39,7 @@ STRIKES = (
     (RANK, PAUSE),
     (SUPERVISOR, PAUSE),
 )
-STALL_SECONDS = 3
+STALL_SECONDS = 10  # what a busy machine does not take for an action, nor a slow disk for a save
 PAUSE_SECONDS = 1.0
 FIRST_SOAK = 1_000  # the number of the first run that is not part of `make test`
 # All that may stand on standard error; tracebacks and what libraries say of their own troubles are none of it.
