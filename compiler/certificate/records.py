@@ -12,6 +12,7 @@ from attrs import define
 from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
+from partita.compiler.graph import Parameter
 from partita.compiler.partition.cut import Partitioned, StageGraph
 from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram
@@ -44,13 +45,14 @@ class Records:
             declared, _ = self.whole.parameters[record.name]
             with self.check.at(declared.span, f"the record of `{record.name}`"):
                 own = tuple(value.name.partition("(")[0] for value in states.get(record.name, ()))
-                self._parameter(record, stage_sets[record.name], own)
+                self._parameter(record, declared, stage_sets[record.name], own)
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):
                 _stage(stage, graph)
 
-    def _parameter(self, record: ParameterRecord, stages: tuple[int, ...], states: tuple[str, ...]) -> None:
-        declared, _ = self.whole.parameters[record.name]
+    def _parameter(
+        self, record: ParameterRecord, declared: Parameter, stages: tuple[int, ...], states: tuple[str, ...]
+    ) -> None:
         layouts = self.layouts[record.name]
         partial = any(layout.partial for layout in (layouts.param, layouts.grad, layouts.state))
         demand(not partial, f"`{record.name}` is said to be stored as parts of a sum")

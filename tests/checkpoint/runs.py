@@ -8,13 +8,13 @@ import torch
 from attrs import define, evolve, field
 
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.load import load_text
 from partita.dsl.spec import Call
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.data.binding import open_data
 from partita.runtime.regions import assemble
 from partita.runtime.training import Plan, StepResult, VirtualRun, prepare
+from tests.files import checked
 
 # Two stages, three mesh axes, a tied parameter, everything that draws random numbers.
 TEXT = """
@@ -78,8 +78,7 @@ ONE_RANK = ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1")
 
 
 def plan_of(*overrides: str, text: str = TEXT) -> Plan:
-    spec, diagnostics = load_text(text, "m.par", overrides)
-    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
+    spec = checked(text, "m.par", overrides)
     return prepare(spec)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from partita.runtime.checkpoint.store import LOCK_SECONDS, Store, steps_in
 from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
+from tests.commands import computed
 
 
 @pytest.mark.parametrize("layout", ["zero3", "zero1", "plain"])
@@ -171,11 +171,6 @@ def partita(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, output.out, output.err
 
 
-def records(directory: Path) -> list[dict]:
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
-
-
 def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.par").write_text(TEXT)
@@ -188,13 +183,13 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     status, out, _ = partita(capsys, *run, "--run-dir", "parts")
     assert status == 0
     assert "step 4/6  resumed from parts/checkpoints/step-00000004" in out
-    whole = records(tmp_path / "whole")
-    parts = [each for each in records(tmp_path / "parts") if not (each["step"] == 4 and "eval_loss" in each)]
+    whole = computed(tmp_path / "whole")
+    parts = [each for each in computed(tmp_path / "parts") if not (each["step"] == 4 and "eval_loss" in each)]
     assert parts == whole
     status, out, _ = partita(capsys, *run, "--run-dir", "parts")
     assert status == 0
     assert "step 6/6  the run is finished: nothing is left to do" in out
-    assert len(records(tmp_path / "parts")) == len(whole) + 1
+    assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 
 def test_another_model_is_a_diagnostic_of_the_command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import subprocess
@@ -27,6 +26,7 @@ from partita.runtime.checkpoint.store import Store, steps_in
 from partita.runtime.faults import NotFinite
 from partita.runtime.training import StepResult, VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
+from tests.commands import computed, partita
 
 ROOT = Path(__file__).parents[2]
 
@@ -257,35 +257,26 @@ def test_a_full_disk(tmp_path: Path):
 # ---------------------------------------------------------------- whole runs
 
 
-def partita(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "partita", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
-
-
-def losses(path: Path) -> list[dict]:
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
-
-
 def test_processes_resume_bit_for_bit_and_fall_back_together(tmp_path: Path):
     (tmp_path / "m.par").write_text(TEXT)
     run = ["run", "m.par", "cluster.data=1", "cluster.tensor=1", "train.steps=8"]
-    whole = partita(*run, "--run-dir", "whole", cwd=tmp_path)
+    whole = partita(*run, "--run-dir", "whole", cwd=tmp_path, timeout=200)
     assert whole.returncode == 0, whole.stderr
-    first = partita(*run, "train.steps=5", "train.eval=every(3, batches = 1)", "--run-dir", "parts", cwd=tmp_path)
+    first = partita(
+        *run, "train.steps=5", "train.eval=every(3, batches = 1)", "--run-dir", "parts", cwd=tmp_path, timeout=200
+    )
     assert first.returncode == 0, first.stderr
     # Only rank 1 reads this file, and rank 0 has to learn of it.
     path = tmp_path / "parts" / "checkpoints" / "step-00000005" / "rank-1.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    second = partita(*run, "--run-dir", "parts", cwd=tmp_path)
+    second = partita(*run, "--run-dir", "parts", cwd=tmp_path, timeout=200)
     assert second.returncode == 0, second.stderr
     assert "rank 1: warning[W0801]" in second.stderr
     assert "rank-1.safetensors: its SHA-256 is not the manifest's" in second.stderr
     assert "step 4/8  resumed from parts/checkpoints/step-00000004" in second.stdout
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert computed(tmp_path / "parts") == computed(tmp_path / "whole")
     same(content(tmp_path / "parts" / "checkpoints", 8), content(tmp_path / "whole" / "checkpoints", 8))
 
 
@@ -296,20 +287,20 @@ def test_llama_on_eight_processes_resumes_on_any_number(tmp_path: Path):
     (tmp_path / "llama.par").write_text(text)
     (tmp_path / "anywhere.par").write_text(text.replace("pipe [3, 3]", "pipe"))
     options = ["train.checkpoint=every(3)", "--transport", "gloo"]
-    whole = partita("run", "llama.par", "train.steps=6", *options, "--run-dir", "whole", cwd=tmp_path)
+    whole = partita("run", "llama.par", "train.steps=6", *options, "--run-dir", "whole", cwd=tmp_path, timeout=200)
     assert whole.returncode == 0, whole.stderr
-    assert partita("run", "llama.par", *options, "--run-dir", "saved", cwd=tmp_path).returncode == 0
-    expected, worst = losses(tmp_path / "whole"), 0.0
+    assert partita("run", "llama.par", *options, "--run-dir", "saved", cwd=tmp_path, timeout=200).returncode == 0
+    expected, worst = computed(tmp_path / "whole"), 0.0
     for layout in ("everything", "zero1"):
         for sizes in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2)):
             axes = [f"cluster.{axis}={size}" for axis, size in zip(("data", "pipe", "tensor"), sizes, strict=True)]
             name = "-".join((layout, *map(str, sizes)))
             copytree(tmp_path / "saved", tmp_path / name)
             overrides = ["train.steps=6", f"layout={layout}", *axes]
-            done = partita("run", "anywhere.par", *overrides, *options, "--run-dir", name, cwd=tmp_path)
+            done = partita("run", "anywhere.par", *overrides, *options, "--run-dir", name, cwd=tmp_path, timeout=200)
             assert done.returncode == 0, done.stderr
             assert f"resumed from {name}/checkpoints/step-00000003" in done.stdout, name
-            for one, other in zip(losses(tmp_path / name), expected, strict=True):
+            for one, other in zip(computed(tmp_path / name), expected, strict=True):
                 assert one == pytest.approx(other, rel=1e-5, abs=1e-5), name
                 worst = max(worst, abs(one["loss"] - other["loss"]))
     print(f"the largest difference of a loss: {worst:.1e}")

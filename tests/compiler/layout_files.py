@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load_text
-from partita.dsl.spec import Spec
+from tests.files import checked
 
 GPT = (Path(__file__).parents[2] / "specs" / "gpt.par").read_text(encoding="utf-8")
 
@@ -60,14 +58,6 @@ def network(mesh: str, *rules: str, microbatches: int = 2) -> Compilation:
     """A network of two layers. Raises Refused."""
     lines = "\n".join(f"  {rule}" for rule in rules)
     return compile_spec(checked(NETWORK.format(mesh=mesh, rules=lines, microbatches=microbatches), "net.par"))
-
-
-def checked(text: str, name: str) -> Spec:
-    """The meaning of a file. Raises Refused."""
-    spec, diagnostics = load_text(text, name)
-    if spec is None:
-        raise Refused(diagnostics)
-    return spec
 
 
 def _replaced(text: str, keyword: str, by: str) -> str:

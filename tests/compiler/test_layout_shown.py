@@ -20,8 +20,8 @@ from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.report.causes import communication
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
-from partita.dsl.load import load_text
 from tests.compiler.layout_files import network, transformer
+from tests.files import checked
 from tests.programs import Program, sharded_programs
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +68,7 @@ def test_what_is_printed_fits(state: Compilation, width: int) -> None:
 def test_any_program_can_be_explained(program: Program) -> None:
     """Every tensor by its full name: each is described, within the console, and as JSON."""
     note(program.text)
-    spec, diagnostics = load_text(program.text, "random.par")
-    assert spec is not None, diagnostics
+    spec = checked(program.text, "random.par")
     state = compile_spec(spec)
     shown(lambda console: explain_command.show(communication(state), console), 80)
     assert state.step is not None
@@ -97,8 +96,7 @@ mesh cluster(tensor = 2)
 layout cut on cluster { shard embed -> tensor }
 train { data = random() optimizer = sgd(lr = 0.05) steps = 2 }
 """
-    spec, diagnostics = load_text(text, "turns.par")
-    assert spec is not None, diagnostics
+    spec = checked(text, "turns.par")
     both = explain(compile_spec(spec), "m.layer.multiply~4")
     assert [each.names for each in both] == [("m.layer.1.multiply~4",), ("m.layer.0.multiply~4",)]
 

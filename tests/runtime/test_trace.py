@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -22,11 +20,12 @@ from partita.cli.main import main
 from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
 from partita.compiler.simulator import Costs, simulate
-from partita.dsl.load import load_text
 from partita.runtime.tracing import stopwatch
 from partita.runtime.tracing.measurement import measure
 from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
 from partita.runtime.training import prepare
+from tests.commands import partita
+from tests.files import checked
 
 TINY = Path(__file__).parents[2] / "specs" / "tiny.par"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8"]
@@ -38,8 +37,7 @@ COLUMNS = (
 
 
 def program(*overrides: str) -> Program:
-    spec, diagnostics = load_text(COLUMNS, "columns.par", ["batch=16", *SMALL[1:], *overrides])
-    assert spec is not None, diagnostics
+    spec = checked(COLUMNS, "columns.par", ["batch=16", *SMALL[1:], *overrides])
     return prepare(spec).program
 
 
@@ -175,12 +173,6 @@ def test_events_of_a_gpu_are_read_by_the_step(monkeypatch):
 
 
 # ---------------------------------------------------------------- whole runs
-
-
-def partita(*arguments: str, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    command = [*(launcher or (sys.executable,)), "-m", "partita", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def hold_trace(directory: Path, steps: int) -> None:

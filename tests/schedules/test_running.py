@@ -20,6 +20,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 from partita.runtime.training import Plan, VirtualRun, prepare
 from partita.testing import mutants, schedules, shapes
+from tests.files import checked
 
 NETWORK = """
 axis batch = 12, width = 3, hidden = 5
@@ -50,8 +51,7 @@ BATCH = {
 @cache
 def compiled(ranks: int, chunks: int, microbatches: int) -> Compilation:
     schedule = f"looped_bfs(microbatches = {microbatches}, chunks = {chunks})"
-    spec, diagnostics = load_text(NETWORK.format(layers=ranks * chunks, ranks=ranks, schedule=schedule))
-    assert spec is not None, diagnostics
+    spec = checked(NETWORK.format(layers=ranks * chunks, ranks=ranks, schedule=schedule), "network.par")
     return compile_spec(spec)
 
 

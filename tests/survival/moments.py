@@ -14,7 +14,7 @@ from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.supervision.diagnosis import ENDINGS
 from partita.runtime.tracing.flight import ACTIVITIES, EVALUATING, TRAINING, Position
 from tests.survival.processes import PATIENCE
-from tests.survival.runs import STEPS, Run, plan_of
+from tests.survival.runs import STEPS, Run, planned
 
 # What a rank may be doing, and how far a save may be.
 ACTIONS = {
@@ -22,7 +22,7 @@ ACTIONS = {
     "zero3": ("F", "B", "reducing", "statistics", "update", "between steps", "evaluating"),
 }
 SAVES = ("begun", "marked", "manifest", "committed")
-_plan = cache(plan_of)
+_plan = cache(planned)
 
 
 def program_of(layout: str, position: Position) -> Program:

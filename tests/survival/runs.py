@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,18 +12,20 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from partita.dsl.load import load_text
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import commit_name, steps_in
 from partita.runtime.supervision.lookout import REPORT
 from partita.runtime.tracing.flight import Position, read
-from partita.runtime.training import Plan, prepare
+from partita.runtime.training import Plan
+from tests.checkpoint.runs import plan_of
+from tests.commands import computed
 from tests.survival.processes import PATIENCE, Held, marked, wait_until
 
 RANKS, STEPS, INTERVAL, ALL = 2, 16, 2, 100
 RUN_DIRECTORY = "run"
+STALL_SECONDS = 10  # what a busy machine does not take for an action, nor a slow disk for a save
 # Everything that draws random numbers; actions long enough to be met, in steps short enough to have many.
 TEXT = """
 axis batch = 16, seq = 32, embed = 32, ffn = 128, vocab = 16
@@ -71,11 +72,9 @@ def text_of(layout: str, keep: int = ALL) -> str:
     return TEXT.format(layout=declared, schedule=schedule, steps=STEPS, interval=INTERVAL, keep=keep)
 
 
-def plan_of(layout: str) -> Plan:
+def planned(layout: str) -> Plan:
     """What the runs of a layout run."""
-    spec, diagnostics = load_text(text_of(layout), "m.par")
-    assert spec is not None, [each.render() for each in diagnostics]
-    return prepare(spec)
+    return plan_of(text=text_of(layout))
 
 
 @frozen
@@ -176,9 +175,8 @@ class Run:
     # ------------------------------------------------------------ afterwards
 
     def records(self) -> list[dict]:
-        """What `metrics.jsonl` says, but for the time."""
-        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+        """What the run computed."""
+        return computed(self.directory)
 
     def commits(self) -> dict[int, tuple[str, ...]]:
         """The SHA-256 of the files of every commit, each of which is whole, by step."""

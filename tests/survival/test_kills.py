@@ -20,7 +20,7 @@ from attrs import frozen
 from partita.runtime.supervision.rendezvous import RANK as RANK_VARIABLE
 from tests.survival.moments import ACTIONS, SAVES, await_moment, doing
 from tests.survival.processes import PROC, marked, wait_until
-from tests.survival.runs import ALL, LAYOUTS, RANKS, STEPS, Ended, Run
+from tests.survival.runs import ALL, LAYOUTS, RANKS, STALL_SECONDS, STEPS, Ended, Run
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
@@ -39,7 +39,6 @@ STRIKES = (
     (RANK, PAUSE),
     (SUPERVISOR, PAUSE),
 )
-STALL_SECONDS = 10  # what a busy machine does not take for an action, nor a slow disk for a save
 PAUSE_SECONDS = 1.0
 FIRST_SOAK = 1_000  # the number of the first run that is not part of `make test`
 # All that may stand on standard error; tracebacks and what libraries say of their own troubles are none of it.

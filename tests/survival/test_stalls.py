@@ -16,11 +16,10 @@ import pytest
 from partita.runtime.supervision.lookout import is_stopped
 from tests.survival.moments import ACTIONS, await_moment, doing
 from tests.survival.processes import PROC, wait_until
-from tests.survival.runs import LAYOUTS, RANKS, STEPS, Run
+from tests.survival.runs import LAYOUTS, RANKS, STALL_SECONDS, STEPS, Run
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
-STALL_SECONDS = 10  # what a busy machine does not take for an action, nor a slow disk for a save
 WITHIN_SECONDS = 2.0  # after the stall timeout
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAID = re.compile(rf"nothing has moved for {STALL_SECONDS} s\n  rank (\d) is stopped, (.*) for \d+ s(.*)\n")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +12,7 @@ from torch.nn import functional as F
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.training import VirtualRun, prepare
+from tests.commands import partita, records
 
 SPECS = Path(__file__).parents[2] / "specs"
 RANKS, GOAL = 4, 0.93
@@ -69,12 +66,9 @@ def test_learns_as_a_torch_loop_does(ranks: int):
 
 def test_four_processes_learn_the_digits(tmp_path: Path):
     """`partita run`, over Gloo."""
-    command = [sys.executable, "-m", "partita", "run", str(SPECS / "mlp.par"), f"pair.data={RANKS}"]
-    command += ["--transport", "gloo", "--run-dir", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    arguments = ("run", str(SPECS / "mlp.par"), f"pair.data={RANKS}", "--transport", "gloo", "--run-dir", str(tmp_path))
+    done = partita(*arguments, timeout=200)
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [record for record in records if "eval_accuracy" in record]
+    evaluations = [record for record in records(tmp_path) if "eval_accuracy" in record]
     assert evaluations[-1]["step"] == 500
     assert evaluations[-1]["eval_accuracy"] >= GOAL

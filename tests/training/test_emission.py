@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.pipeline import compile_spec
-from partita.dsl.load import load, load_text
+from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.training import VirtualRun, prepare
+from tests.files import checked
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -74,8 +75,7 @@ train { model = a layout = cut schedule = s data = random() optimizer = sgd(lr =
 def test_hostile_names_shadow_nothing(tmp_path: Path):
     """Names of a file that are Python's, torch's, or those of emitted functions and arguments stay names of values."""
     name = "x\nimport os; os._exit(7)  #.par"
-    spec, diagnostics = load_text(HOSTILE, name)
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(HOSTILE, name)
     plan = prepare(spec)
     for line in plan.program.source.splitlines():
         assert not line.startswith("import os"), line

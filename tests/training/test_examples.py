@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,8 @@ from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
+from tests.commands import partita
+from tests.files import checked
 
 SPECS = Path(__file__).parents[2] / "specs"
 FILES = sorted(path.name for path in SPECS.glob("*.par"))
@@ -32,8 +31,7 @@ def without_shard(name: str) -> str:
 
 def test_gpt_without_its_shard_rules():
     """4 ranks × 3 chunks of one layer each, and the tied embedding on the first and last stage."""
-    spec, diagnostics = load_text(without_shard("gpt.par"), "gpt.par", ["cluster.data=1", "cluster.tensor=1"])
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(without_shard("gpt.par"), "gpt.par", ["cluster.data=1", "cluster.tensor=1"])
     state = compile_spec(spec)
     summary = summarize(state)
     assert (summary.ranks, len(summary.stages)) == (4, 12)
@@ -58,19 +56,13 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     assert "`data` of 2, `tensor` of 2" in diagnostic.message
 
 
-def partita(*arguments: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "partita", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-
-
 @pytest.mark.parametrize("form", ["graph", "joint", "partitioned", "schedule", "python"])
 def test_every_form_is_emitted(form: str):
-    whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form)
+    whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form, timeout=100)
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout
     if form != "schedule":
-        part = partita("compile", str(SPECS / "tiny.par"), "--emit", form, "--stage", "1")
+        part = partita("compile", str(SPECS / "tiny.par"), "--emit", form, "--stage", "1", timeout=100)
         assert part.returncode == 0, part.stderr
         assert 0 < len(part.stdout) < len(whole.stdout)
     if form == "python":
@@ -79,7 +71,7 @@ def test_every_form_is_emitted(form: str):
 
 
 def test_compile_json_has_the_stable_keys():
-    done = partita("compile", str(SPECS / "tiny.par"), "--json")
+    done = partita("compile", str(SPECS / "tiny.par"), "--json", timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     keys = {"ranks", "stages", "parameters", "peak_memory", "collectives", "transfers", "seconds"}
@@ -90,7 +82,7 @@ def test_compile_json_has_the_stable_keys():
 
 
 def test_schedule_json_has_the_stable_keys():
-    done = partita("schedule", str(SPECS / "tiny.par"), "--json")
+    done = partita("schedule", str(SPECS / "tiny.par"), "--json", timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {"bubble", "makespan", "peak_live", "actions"} <= found.keys()

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from partita.compiler.graph import Phase
 from partita.compiler.partition.cut import described, join
 from partita.compiler.text import graph_text, parse_graph
-from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.training import VirtualRun, prepare
+from tests.files import checked
 from tests.programs import Program, programs
 
 
 def plan_of(text: str, overrides: tuple[str, ...] = ()):
-    spec, diagnostics = load_text(text, "random.par", overrides)
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(text, "random.par", overrides)
     return prepare(spec)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,34 +15,16 @@ import pytest
 from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.schedules.registry import SCHEDULES, size_of
 from partita.dsl.load import load
+from tests.commands import computed, partita, records
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8", "train.steps=20", "train.eval=every(10, batches=2)"]
 
 
-def partita(*arguments: str, cwd: Path, **options) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "partita", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
-    )
-
-
-def records(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(directory: Path) -> list[tuple]:
-    """What a run computed, to the last bit; throughput aside."""
-    return [
-        tuple(sorted((k, v) for k, v in record.items() if k != "tokens_per_second")) for record in records(directory)
-    ]
-
-
 def ran(tmp_path: Path, name: str, *arguments: str) -> list[tuple]:
     done = partita("run", str(SPECS / "tiny.par"), *SMALL, *arguments, f"--run-dir={name}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    return losses(tmp_path / name)
+    return computed(tmp_path / name)
 
 
 def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):

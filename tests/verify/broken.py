@@ -13,7 +13,7 @@ from partita.compiler.ops.communication import Send
 from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.load import load_text
+from tests.files import checked
 from tests.verify.changes import Place, places
 
 Edit = Callable[[Node], Sequence[Node]]
@@ -47,8 +47,7 @@ train { data = random() optimizer = adamw(lr = 1e-3) steps = 1 clip = 1.0 }
 
 
 def compiled(text: str = FILE) -> Compilation:
-    spec, diagnostics = load_text(text, "part.par")
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(text, "part.par")
     return compile_spec(spec)
 
 

@@ -29,8 +29,9 @@ from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import Expand
 from partita.compiler.pipeline import compile_spec
-from partita.dsl.load import load, load_text
+from partita.dsl.load import load
 from partita.runtime.verification.experiment import Experiment, Outcome, experiment_of, settled
+from tests.files import checked
 from tests.programs import Program, sharded_programs
 from tests.verify.layout_mutants import layout_mutants
 from tests.verify.mutants import Mutant, communication_mutants, executed, first_step, refused
@@ -235,8 +236,7 @@ def test_the_certificate_of_a_whole_file_refuses(name: str):
 def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> None:
     """So many mutants of each sort are refused; one that is certified computes the same."""
     note(program.text)
-    spec, diagnostics = load_text(program.text, "random.par")
-    assert spec is not None, diagnostics
+    spec = checked(program.text, "random.par")
     state = compile_spec(spec)
     for sort in (communication_mutants, layout_mutants):
         mutants = list(sort(state))

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, note, reject, settings
 
 from partita.compiler.certificate import certify
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load_text
 from partita.runtime.verification.execution import executed
 from partita.runtime.verification.experiment import settled
+from tests.files import checked
 from tests.programs import SCHEDULES, Program, sharded_programs
 
 # Compiling and running a program takes its time, and nothing else of what Hypothesis looks at is amiss.
@@ -23,8 +23,7 @@ SLOW = [HealthCheck.too_slow]
 
 def check(text: str) -> None:
     """Certify a file, run it as it stands and in one piece, and compare."""
-    spec, diagnostics = load_text(text, "random.par")
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(text, "random.par")
     experiment = settled(spec)
     assume(experiment is not None)
     for state in (experiment.plan.training, experiment.plan.evaluation):

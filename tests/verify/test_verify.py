@@ -13,11 +13,11 @@ from partita.cli.main import main
 from partita.compiler import fitting
 from partita.compiler.emission import assemble as assembling
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.load import load_text
 from partita.runtime.tracing import recording
 from partita.runtime.verification import experiment
 from partita.runtime.verification.execution import Execution, verify_execution
 from partita.runtime.verification.experiment import Figure, error_of
+from tests.files import checked
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -66,8 +66,7 @@ train { data = random() optimizer = adamw(lr = 1e-3) steps = 1 }
 
 
 def execution(text: str = FILE, *overrides: str) -> Execution:
-    spec, diagnostics = load_text(text, "part.par", overrides)
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
+    spec = checked(text, "part.par", overrides)
     return verify_execution(spec)
 
 

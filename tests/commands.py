@@ -1,0 +1,31 @@
+"""The command as a user runs it, in a process of its own, and what a run has written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def partita(
+    *arguments: str, cwd: Path | None = None, launcher: tuple[str, ...] = (sys.executable,), timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run `partita` to its end."""
+    command = [*launcher, "-m", "partita", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """What `metrics.jsonl` of a run's directory says."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def computed(directory: Path) -> list[dict[str, Any]]:
+    """What a run computed, to the last bit: its records, but for how fast it was."""
+    return [{k: v for k, v in record.items() if k != "tokens_per_second"} for record in records(directory)]
