@@ -6,7 +6,9 @@ A transformer of 51 million parameters with AdamW trains on 4,096 tokens a step,
 the thread that writes has no core of its own. Windows of ten steps alternate: one with a checkpoint at its beginning,
 which must be on disk by its end, and one without. Shown are the windows' times and their ratio, of which the median
 counts; the same in seconds of the processor, which other programs on the machine change less; how long training stood
-still for the copy; and by how much the process grew, in copies of what the rank saves.
+still for the copy; and by how much the process grew, in copies of what the rank saves. A virtual machine's speed may
+change by more than what is looked for: so the processor's time for saves by themselves, one after another, is shown as
+a part of a window's, too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import statistics
 import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
+
+SAVES = 7
 
 TEXT = """
 axis batch = {batch}, seq = 256, embed = 512, heads = 8, key = 64, ffn = 2048, vocab = 8192
@@ -110,18 +114,31 @@ def main() -> None:
         cluster.run([checkpoints.resume()])
         window(False)  # what is slow once
         grown = memory()
-        ratios, work = [], []
+        ratios, work, plain = [], [], []
         for pair in range(arguments.pairs):
             # Each comes first in turn, so that a machine that becomes slower is not held against one of them.
             order = (True, False) if pair % 2 else (False, True)
             times = {saves: window(saves) for saves in order}
             ratios.append(times[True][0] / times[False][0])
             work.append(times[True][1] / times[False][1])
+            plain.append(times[False][1])
             print(
                 f"{arguments.steps} steps: {times[False][0]:.2f} s without, {times[True][0]:.2f} s with a checkpoint "
                 f"({percent(ratios[-1])}; of the processor {percent(work[-1])}), {times[True][2]:.2f} s for the copy",
                 flush=True,
             )
+        alone = []
+        for _ in range(SAVES):
+            worked = process_time()
+            step += 1
+            cluster.run([checkpoints.save(step)])
+            cluster.run([checkpoints.finish()])
+            alone.append(process_time() - worked)
+        save = statistics.median(alone)
+        print(
+            f"a save by itself: {save:.2f} s of the processor ({min(alone):.2f} to {max(alone):.2f}), "
+            f"{100 * save / statistics.median(plain):.1f}% of {arguments.steps} steps' {statistics.median(plain):.1f} s"
+        )
         saved = sum(each.bytes for each in checkpoints._shard.entries)
         wall, processor = (percent(statistics.median(each)) for each in (ratios, work))
         print(f"median of {len(ratios)}: {wall}, of the processor {processor}")

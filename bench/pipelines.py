@@ -65,6 +65,8 @@ def run(system: str, case: str, steps: int, compiled: bool) -> None:
     """One rank of a system."""
     family, _, schedule = system.partition(":")
     overrides = [*CASES[case], *(OURS[schedule] if family == "partita" else ()), f"train.steps={steps}"]
+    if compiled:
+        overrides.append("train.compile=true")
     timed = ours(overrides) if family == "partita" else peers(family, schedule, overrides, steps, compiled)
     seconds, losses = [], []
     for duration, loss in timed:
@@ -81,6 +83,7 @@ def ours(overrides: list[str]) -> list[tuple[float, float]]:
     import torch
     from peers.workload import workload
 
+    from partita.runtime.heap import keep_pages
     from partita.runtime.supervision.rendezvous import connect, rank_from_environment
     from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ProcessTransport
@@ -88,6 +91,7 @@ def ours(overrides: list[str]) -> list[tuple[float, float]]:
     work = workload("gpt.par", overrides)
     identity = rank_from_environment()
     assert identity is not None
+    keep_pages()
     connect(identity)
     transport = ProcessTransport(torch.device("cpu"))
     rank = Rank(work.plan, identity.rank, transport, torch.device("cpu"))

@@ -122,7 +122,7 @@ def show(state: Compilation, summary: Summary, console: Console) -> None:
     for axis, names in summary.undivided:
         print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
     columns = " of the pipeline" if summary.ranks > len(summary.peak_memory) > 1 else ""
-    print_text(console, f"peak memory by rank{columns}: {_memory(summary.peak_memory)}; kernels' workspace aside")
+    print_text(console, f"peak memory by rank{columns}: {_memory(summary.peak_memory)}")
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
         print_text(console, f"that is more than the {bytes_text(there)} of {state.device.name}")

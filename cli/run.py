@@ -231,14 +231,17 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import prepare
 
-    plan = prepare(spec)
+    backend, device = ("gloo", None) if identity is None else _backend(arguments.transport, identity)
+    plan = prepare(spec, gpu=backend == "nccl")
+    if plan.training.compiled and backend == "gloo":
+        _check_compiler(plan)
     if not quiet:
         report(plan.training.warnings)
     directory = _directory(arguments, spec)
     if identity is None and not _writable(directory):
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
-    if identity is None:
+    if identity is None or device is None:
         return _train_virtual(plan, dataset, directory, _checkpoints(arguments, spec))
     # The supervisor prepares and draws for the ranks that it has started.
     trace = arguments.trace if identity.launcher != "partita" else None
@@ -246,10 +249,24 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
         return 2
     if trace is not None and identity.rank == 0:
         measured.forget(trace, plan.program)
-    status = _train_rank(plan, dataset, directory, identity, arguments)
+    status = _train_rank(plan, dataset, directory, identity, device, arguments)
     if trace is not None and identity.rank == 0 and status == 0:
         measured.draw(trace, plan.program)
     return status
+
+
+def _check_compiler(plan: Plan) -> None:
+    """Refuse (E0614) to begin what torch could not compile."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    from partita.dsl.diagnostic import refuse
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        span = plan.train.spans.get("compile")
+        raise refuse("E0614", "torch finds no C++ compiler", span, help="install g++, or leave `compile` out") from None
 
 
 def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, settings: Settings | None) -> int:
@@ -286,11 +303,19 @@ def _say(diagnostic: Diagnostic) -> None:
 
 
 def _train_rank(
-    plan: Plan, dataset: Dataset | None, directory: Path, identity: Identity, arguments: argparse.Namespace
+    plan: Plan,
+    dataset: Dataset | None,
+    directory: Path,
+    identity: Identity,
+    device: torch.device,
+    arguments: argparse.Namespace,
 ) -> int:
+    import torch
+
     from partita.cli.watch import Watch
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
+    from partita.runtime.heap import keep_pages
     from partita.runtime.supervision.agreement import agree, group_store
     from partita.runtime.supervision.launcher import NOT_FINITE, PEER_LOST
     from partita.runtime.supervision.rendezvous import await_word, connect
@@ -300,7 +325,9 @@ def _train_rank(
 
     if not await_word():
         return PEER_LOST
-    backend, device = _backend(arguments.transport, identity)
+    keep_pages()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     times = None if arguments.trace is None else path_of(arguments.trace, identity.rank)
     communication = None
     settings = _checkpoints(arguments, plan.spec)
@@ -309,7 +336,7 @@ def _train_rank(
     if identity.rank != 0 and identity.local_rank == 0:
         watch = Watch(plan, None)  # the first rank of another machine shows the run there
     try:
-        connect(identity, backend)
+        connect(identity, "nccl" if device.type == "cuda" else "gloo")
         communication = ProcessTransport(device)
         agree(group_store(), identity.rank, identity.ranks, plan)
         check_ranks(plan, identity.ranks)
@@ -361,7 +388,5 @@ def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.devi
                 f"rank {identity.rank} finds {gpus} GPUs on its machine, and would use number {identity.local_rank}",
                 help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
             )
-        device = torch.device("cuda", identity.local_rank)
-        torch.cuda.set_device(device)
-        return "nccl", device
+        return "nccl", torch.device("cuda", identity.local_rank)
     return "gloo", torch.device("cpu")

@@ -40,8 +40,16 @@ def program_of(state: Compilation, schedule: Schedule) -> Program:
     assert state.sharded is not None
     assert state.partitioned is not None
     assert state.update is not None
-    layouts = state.sharded.parameters
-    return assemble(state.forward, state.partitioned, layouts, state.update, schedule, state.batch, state.mesh)
+    return assemble(
+        state.forward,
+        state.partitioned,
+        state.sharded.parameters,
+        state.update,
+        schedule,
+        state.batch,
+        state.mesh,
+        compiled=state.compiled,
+    )
 
 
 def schedule_of(state: Compilation, placement: Placement | None = None) -> Schedule:

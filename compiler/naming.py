@@ -18,7 +18,8 @@ def means(name: str, tensor: str) -> bool:
 
 def end_of(name: str, parts: int = 1) -> str:
     """The last parts of a tensor's name, turns aside; `d(h)` of a cotangent."""
-    end = ".".join(without_turns(_inner(name)).split(".")[-parts:])
+    split = without_turns(_inner(name)).split(".")
+    end = ".".join(split[-parts - (split[-1] == "again") :])  # what is computed again has its name by what it was
     return f"d({end})" if name.startswith("d(") else end
 
 

@@ -21,6 +21,7 @@ from partita.compiler.lowering.gradients import differentiate
 from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
 from partita.compiler.lowering.recompute import recompute
+from partita.compiler.lowering.rematerialize import rematerialize
 from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
 from partita.compiler.ops.position import Dropout, Random
 from partita.compiler.partition.cut import Partitioned, cut, portable_values
@@ -47,12 +48,14 @@ DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b",
 class Compilation:
     """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
 
-    `placement` is that of the training program's stages, for the program of evaluation.
+    `placement` is that of the training program's stages, for the program of evaluation. With `compiled`, torch compiles
+    what the program's functions compute.
     """
 
     spec: language.Spec
     training: bool = True
     placement: Placement | None = None
+    compiled: bool = False
     model: language.Model | None = None
     train: language.Train | None = None
     schedule_call: language.Schedule = DEFAULT_SCHEDULE
@@ -164,9 +167,15 @@ def _recompute(state: Compilation) -> Compilation:
     assert state.joint is not None
     layout = state.spec.layout
     rules = [rule for rule in layout.rules if isinstance(rule, language.RecomputeRule)] if layout else []
-    if not state.training or not rules:
+    if not state.training:
         return state
-    return evolve(state, joint=recompute(state.joint, rules))
+    gathered = any(
+        target.is_class and target.name == "param"
+        for rule in (layout.rules if layout else ())
+        if isinstance(rule, language.ShardRule)
+        for target in rule.targets
+    )
+    return evolve(state, joint=rematerialize(recompute(state.joint, rules) if rules else state.joint, gathered))
 
 
 def _split(state: Compilation) -> Compilation:
@@ -222,22 +231,27 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def compile_run(given: language.Spec) -> tuple[Compilation, Compilation | None]:
-    """What a run needs: the training program, and that of evaluation where the file evaluates."""
-    training = compile_spec(given)
+def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
+    """What a run needs: the training program, and that of evaluation where the file evaluates. `gpu` is where it runs,
+    for what the file leaves open.
+    """
+    training = compile_spec(given, gpu=gpu)
     evaluates = given.train is not None and given.train.eval is not None
     assert training.schedule is not None
     placement = training.schedule.placement
-    return training, compile_spec(given, training=False, placement=placement) if evaluates else None
+    return training, compile_spec(given, training=False, placement=placement, gpu=gpu) if evaluates else None
 
 
-def compile_spec(given: language.Spec, training: bool = True, placement: Placement | None = None) -> Compilation:
+def compile_spec(
+    given: language.Spec, training: bool = True, placement: Placement | None = None, gpu: bool = False
+) -> Compilation:
     """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages; they run
     where `placement` says, or in a loop over the ranks.
 
     Raises Refused with what is wrong with the file.
     """
-    state = Compilation(given, training, placement)
+    wished = given.train.compile if given.train is not None else None
+    state = Compilation(given, training, placement, gpu if wished is None else wished)
     with _collector_paused():
         for name, run in PASSES:
             start = perf_counter()

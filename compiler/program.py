@@ -48,7 +48,7 @@ class InputRecord:
     span: Span | None = field(default=None, eq=False, repr=False)
 
 
-@frozen
+@frozen(cache_hash=True)
 class InputPart:
     """What a stage gets of an input: in frame slot `slot` for each microbatch, cut along `batch`; or, where `batch`
     is None, whole and once a step. `layout` says which part of that."""

@@ -217,6 +217,7 @@ TRAIN = Signature(
         Setting("precision", Word(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
         Setting("seed", Number(integer=True, least=0, most=(1 << 63) - 1), 0),
+        Setting("compile", Flag(), None),
         Setting("eval", Calls(EVALUATION), None),
         Setting("checkpoint", Calls(CHECKPOINT), None),
     ),

@@ -120,6 +120,7 @@ CODES: dict[str, Code] = {
     "E0611": Code("no GPU for a rank", "With `--transport nccl` each rank uses one GPU of its machine, by its local number.", "As many ranks on a machine as it has GPUs, or `--transport gloo`."),
     "E0612": Code("ranks have different files", "Every rank reads the file by itself, and before the first step they compare hashes of what it means and of the program made of it. The notes show who has which.", "Copy one file to all machines; give all ranks the same overrides, and the same version of Partita."),
     "E0613": Code("too many ranks for one machine", "`partita run` starts at most 256 ranks on one machine by itself, so that a file alone cannot fill it with processes.", "`torchrun` or Slurm on several machines; or a smaller mesh: `cluster.data=1`."),
+    "E0614": Code("no compiler for torch", "With `compile = true`, torch writes C++ for a CPU and has it compiled.", "Install g++ or clang++, or name one in `CXX`; or leave `compile` out."),
     # ------------------------------------------------------------ verification
     "E0701": Code("program is not certified", "An operation or a collective does not lead to the layout that its value is said to have. The file is right; the compiler is not.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a shrunken copy of the file, the partitioned program does not compute what the single-device program computes. The file is right; the compiler is not.", "Please report it with the file."),

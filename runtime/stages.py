@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 import torch
@@ -25,15 +24,15 @@ class Memory:
 
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:
     """The emitted functions by name. The source is the compiler's own; nothing of a user's text is in it."""
-    namespace: dict[str, Any] = {}
-    exec(_compiled(program.source, f"<emitted {program.name}>"), namespace)
-    return namespace
+    return _functions(program.source, f"<emitted {program.name}>")
 
 
 @lru_cache(maxsize=4)
-def _compiled(source: str, name: str) -> CodeType:
-    """Byte code of emitted source: the same for all ranks, which may be many in one process."""
-    return compile(source, name, "exec")
+def _functions(source: str, name: str) -> Mapping[str, Callable[..., Any]]:
+    """The same for all ranks, which may be many in one process: they keep nothing, and torch compiles them once."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, name, "exec"), namespace)
+    return namespace
 
 
 def empty(type: Type, device: torch.device) -> torch.Tensor:

@@ -88,9 +88,9 @@ class Plan:
         return self.program.mesh.ranks
 
 
-def prepare(spec: Spec) -> Plan:
-    """Compile what a run needs. Raises Refused with what is wrong with the file."""
-    return Plan(spec, *compile_run(spec))
+def prepare(spec: Spec, gpu: bool = False) -> Plan:
+    """Compile what a run needs, on GPUs or on CPUs. Raises Refused with what is wrong with the file."""
+    return Plan(spec, *compile_run(spec, gpu))
 
 
 def tokens_per_step(program: Program) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from partita.runtime.data import Dataset
 from partita.runtime.data.binding import open_data
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.training import Plan, prepare
+from partita.runtime.training import Plan, prepare, tokens_per_step
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -51,16 +54,20 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
-        return next(each.type.elements for each in self.plan.program.inputs if each.type.dtype == "i64")
+        """Tokens of a step; rows, where there are none."""
+        return tokens_per_step(self.plan.program)
 
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of steps 1, 2, …: tokens and targets."""
-        step = 0
-        while True:
-            step += 1
+    @property
+    def written(self) -> ModuleType:
+        """The model written by hand: `Piece`, `loss_of` and `optimizer_of` in the module of the model's name."""
+        return import_module(f"peers.{self.plan.program.name}")
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The batches of steps 1, 2, …: the model's inputs in their order, the last one what its output is held to."""
+        inputs = self.plan.program.inputs
+        for step in count(1):
             batch = self.dataset.batch(step)
-            yield torch.as_tensor(batch["tokens"]), torch.as_tensor(batch["targets"])
+            yield tuple(torch.as_tensor(batch[each.name]).to(DTYPES[each.type.dtype]) for each in inputs)
 
 
 def workload(file: str, overrides: Sequence[str] = ()) -> Workload:

@@ -45,10 +45,12 @@ def assemble(
     batch: str,
     mesh: Mesh,
     trace: bool = False,
+    compiled: bool = False,
 ) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
 
-    With `trace`, its functions hand every value of a microbatch that they make to `c.record`, by its name.
+    With `trace`, its functions hand every value of a microbatch that they make to `c.record`, by its name. With
+    `compiled`, torch compiles them.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
     """
@@ -56,7 +58,7 @@ def assemble(
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
-    module = Module(partitioned.graph.name, trace)
+    module = Module(partitioned.graph.name, trace, compiled)
     emitters = []
     kinds = {action.kind for actions in schedule.actions for action in actions}
     for stage in partitioned.stages:
@@ -166,8 +168,8 @@ def _stage_program(
         and node.inputs[0] not in (read_later if node.op.direction == ONWARD else read_by_weight)
     }
     peaks = [
-        working_set(emitter.groups["F"], saved) - held(saved, forward),
-        working_set(emitter.groups["BW"], set()),
+        working_set(emitter.order("F", saved), saved) - held(saved, forward),
+        working_set(emitter.order("BW", set()), set()),
     ]
     return StageProgram(
         index=stage.index,

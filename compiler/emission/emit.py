@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, field
 
+from partita.compiler.emission.segments import compiled_order
 from partita.compiler.emission.writer import Module, Writer
 from partita.compiler.graph import Input, Node, Phase, Value, without_turns
 from partita.compiler.lowering.placement import turn_of
@@ -69,6 +70,7 @@ class StageEmitter:
                 ("BW", (Phase.BACKWARD, Phase.WEIGHT)),
             )
         }
+        self.literal = {v for node in stage.nodes if _literal(node) for v in node.outputs}
         self.kinds = set(kinds)
         self.constants = self._constants()
 
@@ -107,7 +109,7 @@ class StageEmitter:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
 
     def _emit_prologue(self) -> None:
-        writer = Writer(PROLOGUE, trace=self.module.trace)
+        writer = Writer(PROLOGUE, module=self.module, stem=f"stage{self.stage.index}_prologue")
         for i, parameter in enumerate(self.stage.parameters):
             text = f"m[{i}]{self.masters.get(parameter.name, '')}"
             writer.texts[parameter.value] = Argument(text, parameter.value.type)
@@ -121,7 +123,7 @@ class StageEmitter:
 
     def emit_reductions(self, nodes: Iterable[Node], totals: Sequence[Value]) -> None:
         """Write what reduces the stage's accumulators to its totals."""
-        writer = Writer(REDUCE, trace=self.module.trace)
+        writer = Writer(REDUCE, module=self.module, stem=f"stage{self.stage.index}_reduce")
         for i, each in enumerate(self.stage.accumulators):
             writer.texts[each.value] = Argument(f"a[{i}]", each.value.type)
         writer.block(list(nodes), set(totals), {})
@@ -132,8 +134,8 @@ class StageEmitter:
 
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = _made(nodes)
-        literal = {v for node in self.stage.nodes if _literal(node) for v in node.outputs}
-        writer = Writer(FUNCTION, self.constants, self.module.trace)
+        literal = self.literal
+        writer = Writer(FUNCTION, self.constants, self.module, f"stage{self.stage.index}_{name}")
         for node in self.stage.nodes:
             if _literal(node):
                 text = node.op.emit((), (node.output.type,))
@@ -173,26 +175,8 @@ class StageEmitter:
         accumulators: Mapping[str, tuple[str, Value]],
     ) -> None:
         """Write runs of nodes of one turn as calls of shared functions, the rest in place."""
-        runs: list[tuple[str | None, list[Node]]] = []
-        for node in nodes:
-            if isinstance(node.op, (Send, Receive)):
-                continue
-            turn = turn_of(node.scope, self.repeats)
-            if runs and runs[-1][0] == turn:
-                runs[-1][1].append(node)
-            else:
-                runs.append((turn, [node]))
-        # What is read after each run must come out of it. Of that only what it touches itself is noted: a stage may
-        # have thousands of runs.
-        after: list[set[Value]] = []
-        needed = set(wanted)
-        for _, run in reversed(runs):
-            read = _read(run)
-            after.append((read | _made(run)) & needed)
-            needed |= read
-        after.reverse()
         # What stood in the frame for the last time, or came out of a run, ends with its last use.
-        for (turn, run), keep in zip(runs, after, strict=True):
+        for turn, run, keep in self._runs(nodes, wanted):
             made = _made(run)
             if turn is None or len(run) < SEGMENT:
                 writer.block(run, keep, accumulators)
@@ -205,6 +189,35 @@ class StageEmitter:
             passing.difference_update(reads)
             passing |= made & keep - wanted
 
+    def _runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[tuple[str | None, list[Node], set[Value]]]:
+        """Runs of nodes of one turn of a repeat, or of none, with what must come out of each."""
+        runs: list[tuple[str | None, list[Node]]] = []
+        for node in nodes:
+            if isinstance(node.op, (Send, Receive)):
+                continue
+            turn = turn_of(node.scope, self.repeats)
+            if runs and runs[-1][0] == turn:
+                runs[-1][1].append(node)
+            else:
+                runs.append((turn, [node]))
+        # What is read after each run. Of that only what it touches itself is noted: a stage may have thousands of runs.
+        after: list[set[Value]] = []
+        needed = set(wanted)
+        for _, run in reversed(runs):
+            read = _read(run)
+            after.append((read | _made(run)) & needed)
+            needed |= read
+        after.reverse()
+        return [(turn, run, keep) for (turn, run), keep in zip(runs, after, strict=True)]
+
+    def order(self, kind: str, keep: set[Value]) -> list[Node]:
+        """The nodes of a function as it runs them; `keep` outlives it."""
+        nodes = self.groups[kind]
+        if not self.module.compiled:
+            return nodes
+        runs = self._runs(nodes, keep)
+        return [node for _, run, keep in runs for node in compiled_order(run, keep, self.literal)]
+
     def _call(
         self,
         writer: Writer,
@@ -213,7 +226,11 @@ class StageEmitter:
         keep: set[Value],
         accumulators: Mapping[str, tuple[str, Value]],
     ) -> None:
-        inner = Writer("c", trace=self.module.trace)
+        kind = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHT: "weight"}
+        phases = {node.phase for node in run}
+        suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
+        stem = re.sub(r"\W", "_", turn.split(".")[-2]) + f"_{suffix}"
+        inner = Writer("c", module=self.module, stem=stem)
         made = _made(run)
         given: list[str] = []
         names: list[str] = []
@@ -225,10 +242,10 @@ class StageEmitter:
                 inner.texts[value] = outer
                 continue
             # What comes from outside has the same name in every turn, wherever it comes from.
-            stem = None
+            outside = None
             if value not in self.constants and not _within(value, turn):
-                stem = "d" if value.name.startswith("d(") else "x"
-            names.append(inner.name(value, stem))
+                outside = "d" if value.name.startswith("d(") else "x"
+            names.append(inner.name(value, outside))
             given.append(outer.text)
         targets: dict[str, tuple[str, Value]] = {}
         for node in run:
@@ -242,12 +259,7 @@ class StageEmitter:
         body = list(inner.lines)
         texts = [inner.argument(v).text for v in results]
         body.append(f"return {', '.join(texts)}" if texts else "return")
-        stem = turn.split(".")[-2]
-        kind = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHT: "weight"}
-        phases = {node.phase for node in run}
-        suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
-        stem = re.sub(r"\W", "_", stem)
-        function = self.module.shared(f"{stem}_{suffix}", ", ".join(["c", *names]), body)
+        function = self.module.shared(stem, ", ".join(["c", *names]), body)
         for node in run:
             if _literal(node):
                 writer.texts[node.output] = inner.argument(node.output)

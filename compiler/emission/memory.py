@@ -1,7 +1,7 @@
 """Bytes: what a stage keeps for each microbatch in flight, and the most that one of its functions holds.
 
-Views cost nothing. The count is static, from where a tensor is made to its last use, as in the emitted functions. What
-a kernel needs for itself while it runs is not counted.
+Views cost nothing. The count is static, from where a tensor is made to its last use, as in the emitted functions, with
+the temporary tensors of the operation that runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
 
 
 def working_set(nodes: Sequence[Node], keep: set[Value]) -> int:
-    """The most bytes of results alive at once while nodes run in order; `keep` lives to the end."""
+    """The most bytes of results and temporary tensors at once while nodes run in order; `keep` lives to the end."""
     behind = roots(nodes)
     last: dict[Value, int] = {}
     for i, node in enumerate(nodes):
@@ -54,7 +54,8 @@ def working_set(nodes: Sequence[Node], keep: set[Value]) -> int:
             for value in node.outputs:
                 alive[value] = value.type.bytes
                 now += value.type.bytes
-        peak = max(peak, now)
+        operands, results = ([value.type for value in each] for each in (node.inputs, node.outputs))
+        peak = max(peak, now + node.op.workspace(operands, results))
         for value in ending.get(i, ()):
             now -= alive.pop(value, 0)
     return peak

@@ -9,6 +9,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
+from partita.compiler.emission.segments import Segment, fused, segmented
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
@@ -28,13 +29,15 @@ from partita.runtime import kernels
 class Module:
     """Source of a whole program under way: the functions so far, shared ones by their text.
 
-    With `trace`, functions hand every value that they make to `c.record`, by its name.
+    With `trace`, functions hand every value that they make to `c.record`, by its name. With `compiled`, torch compiles
+    what it can (`segments`).
     """
 
-    def __init__(self, name: str, trace: bool = False) -> None:
+    def __init__(self, name: str, trace: bool = False, compiled: bool = False) -> None:
         self.trace = trace
+        self.compiled = compiled
         self.parts = [HEADER.format(name=name)]
-        self._shared: dict[tuple[str, str, str], str] = {}
+        self._shared: dict[tuple[object, ...], str] = {}
         self._names: dict[str, int] = {}
 
     @property
@@ -51,24 +54,31 @@ class Module:
             self.parts.append(f"def {name}({arguments}):\n{text}")
         return self._shared[key]
 
-    def shared(self, stem: str, arguments: str, body: Sequence[str]) -> str:
-        """The name of a function with this text; it is written once."""
+    def shared(self, stem: str, arguments: str, body: Sequence[str], decorator: str = "", types: object = None) -> str:
+        """The name of a function with this text (for arguments of these types); it is written once."""
         text = "\n".join(f"    {line}" for line in body)
-        key = (stem, arguments, text)
+        key = (stem, arguments, text, types)
         if key not in self._shared:
             count = self._names.get(stem, 0) + 1
             self._names[stem] = count
             name = stem if count == 1 else f"{stem}_{count}"
             self._shared[key] = name
-            self.parts.append(f"def {name}({arguments}):\n{text}")
+            self.parts.append(f"{decorator}def {name}({arguments}):\n{text}")
         return self._shared[key]
 
 
 class Writer:
-    """Lines of one function, with a local name for every value."""
+    """Lines of one function, with a local name for every value.
 
-    def __init__(self, arguments: str, known: Mapping[Value, str] | None = None, trace: bool = False) -> None:
-        self.trace = trace
+    With a module, whose wishes it then follows: segments go there as functions, whose names begin with `stem`.
+    """
+
+    def __init__(
+        self, arguments: str, known: Mapping[Value, str] | None = None, module: Module | None = None, stem: str = ""
+    ) -> None:
+        self.module = module
+        self.trace = module is not None and module.trace
+        self.stem = stem
         self.lines: list[str] = []
         self.waits = False  # whether it waits for collectives: then the function is a generator
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives under way
@@ -128,24 +138,25 @@ class Writer:
 
         A result that only one accumulation reads is added where it is made; locals end with their last use.
         """
-        uses: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        for i, node in enumerate(nodes):
-            for value in node.inputs:
-                uses[value] = uses.get(value, 0) + 1
-                last[value] = i
-        made = {value: node for node in nodes for value in node.outputs}
-        fused: dict[Node, Node] = {}
-        for node in nodes:
-            if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
-                (value,) = node.inputs
-                producer = made.get(value)
-                if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
-                    fused[producer] = node
+        adding = fused(nodes, keep)
+        units: Sequence[Node | Segment] = nodes
+        if self.module is not None and self.module.compiled:
+            constants = {node.output for node in nodes if isinstance(node.op, Constant)}
+            literal = constants | {value for value, argument in self.texts.items() if argument.literal}
+            units = segmented(nodes, keep, literal)
+        last = {value: i for i, unit in enumerate(units) for value in unit.inputs}
         written: set[Node] = set()
         local: set[Value] = set()
-        for i, node in enumerate(nodes):
-            if node in written or isinstance(node.op, (Receive, Send)):
+        for i, node in enumerate(units):
+            if node in written:
+                continue
+            if isinstance(node, Segment):
+                local.update(value for read in node.inputs for value in self._arrived(read))
+                self._segment(node)
+                local.update(node.outputs)
+                self._end(node, i, local, last, keep, len(units))
+                continue
+            if isinstance(node.op, (Receive, Send)):
                 continue
             if isinstance(node.op, Constant):
                 text = node.op.emit((), (node.output.type,))
@@ -160,8 +171,9 @@ class Writer:
             elif isinstance(node.op, Accumulate):
                 target = accumulators[node.op.target][0]
                 self._line(node.op.statement(target, arguments[0]), node)
-            elif node in fused and self._fused(node, fused[node], arguments, accumulators):
-                written.add(fused[node])
+            elif node in adding:
+                self._added(node, adding[node], arguments, accumulators)
+                written.add(adding[node])
             else:
                 text = node.op.emit(arguments, [value.type for value in node.outputs])
                 names = ", ".join(self.name(value) for value in node.outputs)
@@ -169,33 +181,61 @@ class Writer:
                 self._line(f"{names} = {text}" if names else text, node)
                 if self.trace:
                     self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
-            ended = [
-                v
-                for v in dict.fromkeys((*node.inputs, *node.outputs))
-                if v in local and v not in keep and last.get(v, i) <= i
-            ]
-            if ended and i + 1 < len(nodes):
-                self.lines.append(f"del {', '.join(self.argument(v).text for v in ended)}")
-            local.difference_update(ended)
+            self._end(node, i, local, last, keep, len(units))
         for value in list(self._started):
             self._arrived(value)
 
-    def _fused(
+    def _end(
+        self, unit: Node | Segment, i: int, local: set[Value], last: Mapping[Value, int], keep: set[Value], count: int
+    ) -> None:
+        """Delete what unit `i` of `count` is the last to read."""
+        ended = [
+            v
+            for v in dict.fromkeys((*unit.inputs, *unit.outputs))
+            if v in local and v not in keep and last.get(v, i) <= i
+        ]
+        if ended and i + 1 < count:
+            self.lines.append(f"del {', '.join(self.argument(v).text for v in ended)}")
+        local.difference_update(ended)
+
+    def _segment(self, segment: Segment) -> None:
+        """Call a segment, which is a function of the module."""
+        assert self.module is not None
+        inner = Writer("")
+        given = []
+        names = []
+        for value in segment.inputs:
+            outer = self.argument(value)
+            if outer.literal:
+                inner.texts[value] = outer
+            else:
+                names.append(inner.name(value, outer.text if outer.text.isidentifier() else None))
+                given.append(outer.text)
+        inner.block(segment.nodes, set(segment.outputs), {})
+        results = ", ".join(inner.argument(value).text for value in segment.outputs)
+        name = self.module.shared(
+            f"{self.stem}_segment",
+            ", ".join(names),
+            [*inner.lines, f"return {results}"],
+            "@kernels.compiled\n",
+            segment.types,
+        )
+        left = ", ".join(self.name(value) for value in segment.outputs)
+        self.lines.append(f"{left} = {name}({', '.join(given)})")
+
+    def _added(
         self,
         node: Node,
         accumulation: Node,
         arguments: Sequence[Argument],
         accumulators: Mapping[str, tuple[str, Value]],
-    ) -> bool:
-        """Write a node's result straight into its accumulator, where the op knows how."""
+    ) -> None:
+        """Write a node's result straight into its accumulator."""
         assert isinstance(accumulation.op, Accumulate)
         text, _ = accumulators[accumulation.op.target]
-        target = Argument(text, accumulation.op.type)
-        statement = node.op.emit_added(target, arguments, node.output.type)
-        if statement is None:
-            return False
+        statement = node.op.emit_added(Argument(text, accumulation.op.type), arguments, node.output.type)
+        assert statement is not None
         self._line(statement, node)
-        return True
 
     def _line(self, text: str, node: Node) -> None:
         self.lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
@@ -225,4 +265,4 @@ def local_stem(name: str) -> str:
 # What the compiler puts behind the name of the value that something is made from.
 ENDINGS = ("again", "portion", "rate", "denominator", "keep", "total", "whole", "part", "gathered", "reduced", "moved")
 RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
-FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|reduce|finish|update)(_\d+)?")
+FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|reduce|finish|update|segment)(_\d+)?")

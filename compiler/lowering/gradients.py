@@ -26,6 +26,7 @@ def differentiate(graph: Graph) -> Graph:
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
+    build.constants = {node.output: node.op for node in graph.nodes if isinstance(node.op, Constant)}
     contributions: dict[Value, list[tuple[Value, Node]]] = {}
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}

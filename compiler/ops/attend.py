@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Way, accumulation, agree, broadcast, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
@@ -78,6 +78,13 @@ class _Attention(Positioned):
         text = f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
         return text if start == "0" else f"{text}, start={start}"
 
+    def _scores_bytes(self, operands: Sequence[Type]) -> int:
+        """The size of all scores, where they are made: with a mask or a bias."""
+        if not (self.mask or self.bias):
+            return 0
+        q, k = operands[:2]
+        return wide_bytes(q.without([self.along])) * k.axis(self.over).size
+
     def _names(self, types: Sequence[Type]) -> list[str]:
         shared, own, position = self._orders(*types[:3])
         return [*shared, *own, *position]
@@ -121,6 +128,10 @@ class Attend(_Attention):
         """Two products; half of them where causal."""
         full = 4 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """With a mask or bias, scores and their exponentials; a fused kernel's are a few rows."""
+        return 3 * self._scores_bytes(operands)
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """`attend_gradient`, all at once; the denominator has no cotangent."""
@@ -185,6 +196,10 @@ class AttendGradient(_Attention):
         """Five products: the scores again, and two for each of the two forward ones."""
         full = 10 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """With a mask or bias, scores, probabilities and their gradients; a fused kernel's are a few rows."""
+        return 4 * self._scores_bytes(operands)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, and its results in their operands' orders."""

@@ -9,6 +9,10 @@ from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted,
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
+# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 10 µs a
+# call outweigh its speed.
+LARGE = 1 << 22
+
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
 
@@ -63,12 +67,13 @@ class Dot(Op):
             other = permuted(arguments[1].text, arguments[1].type.names, order)
             return f"torch.dot({arguments[0].text}.reshape(-1), {other}.reshape(-1))"
         left, right = plan.matrices()
-        product = f"torch.{'bmm' if plan.batch else 'mm'}({left}, {right})"
-        text = f"{product}.view{shape_text(plan.product_shape)}"
+        large = self._large(arguments, results)
+        product = f"{'torch.bmm' if plan.batch else 'kernels.matmul' if large else 'torch.mm'}({left}, {right})"
+        text = product if plan.flat else f"{product}.view{shape_text(plan.product_shape)}"
         return permuted(text, plan.product_axes, results[0].names)
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
-        """`addmm_` into the accumulator where dtypes and orders agree."""
+        """Straight into the accumulator where dtypes and orders agree."""
         plan = _Plan(self, arguments)
         if plan.batch or not plan.result_axes or target.type.dtype != result.dtype:
             return None
@@ -76,7 +81,13 @@ class Dot(Op):
             return None
         left, right = plan.matrices()
         rows, columns = plan.matrix_shape
-        return f"{target.text}.view({rows}, {columns}).addmm_({left}, {right})"
+        total = target.text if plan.flat else f"{target.text}.view({rows}, {columns})"
+        if self._large(arguments, (result,)):
+            return f"kernels.add_matmul({total}, {left}, {right})"
+        return f"{total}.addmm_({left}, {right})"
+
+    def _large(self, arguments: Sequence[Argument], results: Sequence[Type]) -> bool:
+        return self.flops([each.type for each in arguments], results) >= LARGE
 
 
 def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
@@ -113,6 +124,11 @@ class _Plan:
     @property
     def matrix_shape(self) -> tuple[int, int]:
         return _size(self.rows), _size(self.columns)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the product of the matrices is the result as it is."""
+        return not self.batch and len(self.rows) == len(self.columns) == 1
 
     def matrices(self) -> tuple[str, str]:
         """Texts of both operands as matrices (stacks of them with batch axes)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -56,6 +56,10 @@ class NegativeLogLikelihood(Op):
         """Exponentials of all logits."""
         return 10 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Logits less their maximum, and the exponentials."""
+        return 2 * wide_bytes(operands[0])
+
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """From the logits and the denominator; probabilities are not kept."""
         d, denominator = cotangents
@@ -92,6 +96,10 @@ class NegativeLogLikelihoodGradient(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
         return 11 * operands[1].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Logits less the denominator."""
+        return wide_bytes(operands[1])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime; classes last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, aligned_ways, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, aligned_ways, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
@@ -65,6 +65,10 @@ class Normalize(Op):
         """Two passes."""
         return 7 * operands[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The centred tensor and its squares."""
+        return 2 * wide_bytes(operands[0])
+
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """From the results alone: x itself need not be kept."""
         d, rate = cotangents
@@ -112,6 +116,10 @@ class NormalizeGradient(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""
         return 8 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The product and what is subtracted."""
+        return 2 * wide_bytes(operands[0])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""

@@ -69,6 +69,10 @@ class Op:
         """Floating-point operations; one for each element of the results unless an op says otherwise."""
         return sum(type.elements for type in results)
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Bytes of temporary tensors while it runs, beside operands and results."""
+        return 0
+
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
 
@@ -204,6 +208,11 @@ def as_tensor(argument: Argument) -> Argument:
         return argument
     dtype = TORCH_DTYPES[argument.type.dtype]
     return Argument(f"torch.tensor({argument.text}, dtype={dtype}, device=c.device)", argument.type)
+
+
+def wide_bytes(type: Type) -> int:
+    """The size of a tensor in the dtype of accumulation."""
+    return type.with_dtype(accumulation(type.dtype)).bytes
 
 
 def accumulation(dtype: str) -> str:

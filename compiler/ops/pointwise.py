@@ -35,13 +35,15 @@ Derivative = Callable[["Builder", "Node", "Value"], "tuple[Value | None, ...]"]
 @frozen
 class Function:
     """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in
-    which it is linear (those operands may be partial sums together while all others are whole)."""
+    which it is linear (those operands may be partial sums together while all others are whole). `temporaries` counts
+    the tensors like its result that it needs for itself."""
 
     text: str
     derivative: Derivative | None = None
     linear: tuple[tuple[int, ...], ...] = ()
     boolean: bool = False
     flops: int = 1
+    temporaries: int = 0
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -155,6 +157,10 @@ class Pointwise(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The function's own count for each element."""
         return FUNCTIONS[self.function].flops * results[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The function's own count."""
+        return FUNCTIONS[self.function].temporaries * results[0].bytes
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """By the table, summed over the axes along which an operand was broadcast."""
@@ -327,12 +333,12 @@ FUNCTIONS |= {
     "gelu": Function("kernels.gelu({0})", _of_input("gelu_gradient"), flops=15),
     "silu": Function("torch.nn.functional.silu({0})", _of_input("silu_gradient"), flops=12),
     # Derivatives of the above, times the cotangent {0}; linear in it.
-    "sqrt_gradient": Function("{0} * 0.5 / {1}", linear=((0,),), flops=4),
-    "rsqrt_gradient": Function("{0} * -0.5 * {1} ** 3", linear=((0,),), flops=4),
+    "sqrt_gradient": Function("{0} * 0.5 / {1}", linear=((0,),), flops=4, temporaries=1),
+    "rsqrt_gradient": Function("{0} * -0.5 * {1} ** 3", linear=((0,),), flops=4, temporaries=2),
     "tanh_gradient": Function("kernels.tanh_gradient({0}, {1})", linear=((0,),), flops=3),
     "sigmoid_gradient": Function("kernels.sigmoid_gradient({0}, {1})", linear=((0,),), flops=3),
     "relu_gradient": Function("kernels.relu_gradient({0}, {1})", linear=((0,),)),
-    "abs_gradient": Function("{0} * torch.sign({1})", linear=((0,),), flops=2),
-    "gelu_gradient": Function("kernels.gelu_gradient({0}, {1})", linear=((0,),), flops=25),
+    "abs_gradient": Function("{0} * torch.sign({1})", linear=((0,),), flops=2, temporaries=1),
+    "gelu_gradient": Function("kernels.gelu_gradient({0}, {1})", linear=((0,),), flops=25, temporaries=2),
     "silu_gradient": Function("kernels.silu_gradient({0}, {1})", linear=((0,),), flops=15),
 }

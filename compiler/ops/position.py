@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted
+from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted, wide_bytes
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -100,6 +100,10 @@ class Rope(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A complex product for each pair."""
         return 3 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Products of halves, and the halves that are put together."""
+        return 2 * wide_bytes(operands[0])
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """The inverse rotation."""

@@ -1,4 +1,4 @@
-"""What a rank's tensors need at most, in bytes, from the static program; kernels' own workspace aside.
+"""What a rank's tensors need at most, in bytes, from the static program, temporary ones included.
 
 A step has three moments, and the peak is the greatest of them, beside what is always there:
 

@@ -4,6 +4,7 @@ Layouts are those that `partita.compiler.ops` writes; each function says its own
 """
 
 from partita.runtime.kernels.attention import attend, attend_gradient
+from partita.runtime.kernels.compiling import compiled
 from partita.runtime.kernels.optimizers import adamw, sgd
 from partita.runtime.kernels.pointwise import (
     gelu,
@@ -14,6 +15,7 @@ from partita.runtime.kernels.pointwise import (
     tanh_gradient,
 )
 from partita.runtime.kernels.positions import random, rope
+from partita.runtime.kernels.products import add_matmul, matmul
 from partita.runtime.kernels.rows import (
     add_rows,
     exp_sum,
@@ -28,14 +30,17 @@ from partita.runtime.kernels.rows import (
 
 __all__ = [
     "adamw",
+    "add_matmul",
     "add_rows",
     "attend",
     "attend_gradient",
+    "compiled",
     "exp_sum",
     "first_index",
     "gelu",
     "gelu_gradient",
     "lookup",
+    "matmul",
     "nll",
     "nll_gradient",
     "normalize",

@@ -12,6 +12,7 @@ from torch import Tensor
 from partita.runtime.kernels.dtypes import DTYPES, widened
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=32)
 def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if dtype == torch.bfloat16 else dtype

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,9 @@ from partita.runtime.kernels.dtypes import widened
 
 def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tuple[Tensor, Tensor]:
     """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them."""
+    if _as_layer(x, over, center):
+        y, _, rate = torch.native_layer_norm(x, x.shape[over[0] :], None, None, eps)
+        return y, rate.view(x.shape[: over[0]])
     wide = widened(x)
     if center:
         wide = wide - wide.mean(over, keepdim=True)
@@ -19,6 +25,13 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
 
 def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool) -> Tensor:
     """rate·(d − mean(d·y)·y), with `center` less mean(d)."""
+    if _as_layer(y, over, center):
+        # torch's kernel for the gradient, told that y is its input: with mean 0 and rate 1.
+        zeros, ones = _zeros_and_ones((*rate.shape, *[1] * len(over)), rate.dtype, rate.device)
+        inner, _, _ = torch.ops.aten.native_layer_norm_backward(
+            d, y, y.shape[over[0] :], zeros, ones, None, None, [True, False, False]
+        )
+        return cast(Tensor, inner).mul_(rate.view(zeros.shape))
     wide_d, wide_y = widened(d), widened(y)
     for position in sorted(over):
         rate = rate.unsqueeze(position)
@@ -27,6 +40,17 @@ def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...]
     if center:
         result -= wide_d.mean(over, keepdim=True)
     return result.mul_(rate).to(y.dtype)
+
+
+def _as_layer(x: Tensor, over: tuple[int, ...], center: bool) -> bool:
+    """Whether torch's layer norm serves: over the last dimensions, in one dtype. torch.compile makes its own."""
+    last = tuple(range(x.dim() - len(over), x.dim()))
+    return center and over == last and x.dtype != torch.bfloat16 and not torch.compiler.is_compiling()
+
+
+@lru_cache(maxsize=32)
+def _zeros_and_ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros(shape, dtype=dtype, device=device), torch.ones(shape, dtype=dtype, device=device)
 
 
 def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) -> Tensor:

@@ -39,7 +39,22 @@ CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of
 CLOSE_SECONDS = 5.0
 
 
-@define(eq=False)
+class _End:
+    """This rank's end of a channel: the communicator of its two ranks, and the other rank's number in it.
+
+    `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
+    """
+
+    def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup) -> None:
+        self.between = between
+        self.group = group
+        self.sends = between.source == rank
+        other = between.destination if self.sends else between.source
+        self.peer = dist.get_group_rank(group, other)
+        self.description = f"the {'send to' if self.sends else 'receive from'} rank {other} ({between})"
+
+
+@define(eq=False, slots=True)
 class Transferring:
     """A posted send or receive. Keeps its tensor alive until it is done."""
 
@@ -79,7 +94,7 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self._channels: dict[Channel, tuple[Channel, dist.ProcessGroup]] = {}  # between which ranks, and their group
+        self._channels: dict[Channel, _End] = {}
         self._axes: dict[str, AxisGroup] = {}
         self._world = dist.new_group(backend=self.backend, group_desc="partita: sums over all ranks")
 
@@ -103,31 +118,26 @@ class ProcessTransport:
                 options = self._channel_options()
                 group = dist.new_group(list(ends), backend=self.backend, pg_options=options, group_desc=description)
                 if self.rank in ends:
-                    self._channels[channel] = (between, group)
+                    self._channels[channel] = _End(between, self.rank, group)
             if channel in self._channels:
-                between, _ = self._channels[channel]
-                transfer = self.send if between.source == self.rank else self.receive
+                transfer = self.send if self._channels[channel].sends else self.receive
                 transfer(channel, greeting).done()
         # All wait here, so that whatever is wrong with the network shows before the first step.
         self.meet()
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Transferring:
         """Post a send of a contiguous tensor; it must not change until it is done."""
-        between, group = self._channels[channel]
-        assert between.source == self.rank, f"rank {self.rank} cannot send on {between}"
-        assert tensor.is_contiguous(), f"send on {between} of a tensor that is not contiguous"
-        description = f"the send to rank {between.destination} ({between})"
-        work = post(description, dist.isend, tensor, between.destination, group=group)
-        return Transferring(work, tensor, description)
+        end = self._channels[channel]
+        assert end.sends, f"rank {self.rank} cannot send on {end.between}"
+        assert tensor.is_contiguous(), f"send on {end.between} of a tensor that is not contiguous"
+        return Transferring(post(end.description, end.group.send, [tensor], end.peer, 0), tensor, end.description)
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Transferring:
         """Post a receive into a contiguous tensor."""
-        between, group = self._channels[channel]
-        assert between.destination == self.rank, f"rank {self.rank} cannot receive on {between}"
-        assert buffer.is_contiguous(), f"receive on {between} into a tensor that is not contiguous"
-        description = f"the receive from rank {between.source} ({between})"
-        work = post(description, dist.irecv, buffer, between.source, group=group)
-        return Transferring(work, buffer, description)
+        end = self._channels[channel]
+        assert not end.sends, f"rank {self.rank} cannot receive on {end.between}"
+        assert buffer.is_contiguous(), f"receive on {end.between} into a tensor that is not contiguous"
+        return Transferring(post(end.description, end.group.recv, [buffer], end.peer, 0), buffer, end.description)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
         """Post a gather along a mesh axis."""

@@ -94,7 +94,7 @@ def settled(small: Spec) -> Experiment | None:
     that updates neither vanish nor explode; None where that norm is zero or not finite."""
     train = small.train
     assert train is not None
-    norm = _norm(_compiled(evolve(single(small), train=evolve(train, eval=None))))
+    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None)))))
     if not (norm > 0 and isfinite(norm)):
         return None
     optimizer, rate = train.optimizer, UPDATE
@@ -105,7 +105,13 @@ def settled(small: Spec) -> Experiment | None:
         rate /= norm
     clip = None if train.clip is None else norm / 2
     small = evolve(small, train=evolve(train, clip=clip, optimizer=optimizer))
-    return Experiment(_compiled(small), _compiled(single(small)), rate)
+    return Experiment(_compiled(small), _compiled(_plain(small)), rate)
+
+
+def _plain(small: Spec) -> Spec:
+    """The file on one device, nothing of it compiled by torch: what all is held against."""
+    assert small.train is not None
+    return single(evolve(small, train=evolve(small.train, compile=False)))
 
 
 def _compiled(small: Spec) -> Plan:

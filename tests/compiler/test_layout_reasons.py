@@ -64,8 +64,11 @@ def test_a_value_with_its_copies_and_the_lines_that_want_them(state: Compilation
     gathered = ("batch/data", ("all_gather over tensor",))
     assert [(layout, steps, phase, sorted(lines)) for layout, steps, phase, lines in copies] == [
         (*gathered, "forward", [12, 13, 14]),
-        (*gathered, "weight", [12, 13, 14]),
     ]
+    # The backward pass makes it again, and gathers that.
+    again = only(state, "attention.h.again")
+    copies = [(str(each.layout), each.steps, each.phase, sorted(r.line for r in each.readers)) for each in again.copies]
+    assert copies == [(*gathered, "weight", [12, 13, 14])]
 
 
 def test_the_ways_that_there_were(state: Compilation) -> None:
@@ -83,7 +86,7 @@ def test_weights_are_a_last_resort(state: Compilation) -> None:
     """Two ways along `tensor` leave the gradient of `wq` where `wq` is: by heads, and computed whole by all."""
     found = only(state, "d(wq)")
     left = [each.states for each in found.alternatives if each.mesh_axis == "tensor" and not each.moves_weights]
-    assert left == ["h: whole, d(q): heads → d(wq): heads", "all whole"]
+    assert left == ["h.again: whole, d(q): heads → d(wq): heads", "all whole"]
     assert all(each.seconds > 1e-3 for each in found.alternatives if each.moves_weights)
 
 

@@ -1,0 +1,177 @@
+"""The compiler's memory bound beside the peak of live tensors, measured; and torch's pipelining beside both.
+
+    python bench/memory.py [--case gpt|llama] [SCHEDULE ...]
+
+Each case runs for two steps on two ranks, with and without `recompute layer`. The peak is what torch's CPU allocator
+has given out and not taken back, by its own profile, kernels' temporary tensors included; masters, which lie in numpy's
+memory, are added. The figures are those of the fullest rank, in MiB; the ratios are those of both. They are the same
+in every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from measure import measured, report
+from rich.console import Console
+from rich.table import Table
+
+MODELS = Path(__file__).parent / "models"
+SPECS = Path(__file__).parents[1] / "specs"
+CASES: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "gpt": (MODELS / "gpt.par", ("{schedule}",)),
+    "llama": (SPECS / "llama.par", ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2", "{schedule}")),
+}
+SCHEDULES = {
+    "gpipe": "schedule=gpipe(microbatches=8)",
+    "one_f_one_b": "schedule=one_f_one_b(microbatches=8)",
+    "interleaved_1f1b": "schedule=interleaved_1f1b(microbatches=8, chunks=2)",
+    "zb_v": "schedule=zb_v(microbatches=8)",
+}
+TORCHS = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "interleaved_1f1b": "interleaved", "zb_v": "zbv"}
+STEPS = 2
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("schedules", nargs="*", default=tuple(SCHEDULES))
+    parser.add_argument("--case", choices=CASES, default="gpt")
+    parser.add_argument("--as", dest="system", help=argparse.SUPPRESS)
+    parser.add_argument("--recompute", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.system:
+        family, _, schedule = arguments.system.partition(":")
+        run = ours if family == "partita" else torchs
+        run(arguments.case, schedule, arguments.recompute)
+        return
+    table = Table("schedule", "recompute", "bound", "measured", "bound ÷ measured", "torch's pipelining")
+    for schedule in arguments.schedules:
+        for recompute in (False, True):
+            flags = ["--case", arguments.case, *["--recompute"] * recompute]
+            found = measured([__file__, "--as", f"partita:{schedule}", *flags], 2, 1)
+            other = "-"
+            if arguments.case == "gpt" and not recompute:
+                other = f"{measured([__file__, '--as', f'torch:{schedule}', *flags], 2, 1)['peak'] / 2**20:.1f}"
+            bound, peak = found["bound"], found["peak"]
+            ratios = [b / p for b, p in zip(bound, peak, strict=True)]
+            fullest = peak.index(max(peak))
+            table.add_row(
+                schedule,
+                "layer" if recompute else "no",
+                f"{bound[fullest] / 2**20:.1f}",
+                f"{peak[fullest] / 2**20:.1f}",
+                "  ".join(f"{ratio:.3f}" for ratio in ratios),
+                other,
+            )
+    Console(width=110).print(table)
+
+
+def peak_of(run: Callable[[], None]) -> int:
+    """The most bytes that torch's CPU allocator has given out at once while `run` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    results = profiled.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    now = most = 0
+    for event in events:
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def _gathered(number: int) -> list[int]:
+    """The numbers of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    parts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, torch.tensor([number]))
+    return [int(part) for part in parts]
+
+
+def ours(case: str, schedule: str, recompute: bool) -> None:
+    """One rank of ours."""
+    import torch
+    import torch.distributed as dist
+
+    from partita.compiler.report.footprint import peak_memory
+    from partita.dsl.load import load
+    from partita.runtime.data.binding import open_data
+    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
+    from partita.runtime.training import Rank, prepare, train
+    from partita.runtime.transports.process import ProcessTransport
+
+    file, overrides = CASES[case]
+    chosen = [each.format(schedule=SCHEDULES[schedule]) for each in overrides]
+    with TemporaryDirectory() as directory:
+        spec, diagnostics = load(_with_recompute(file, Path(directory), recompute), (*chosen, f"train.steps={STEPS}"))
+    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
+    plan = prepare(spec)
+    dataset = open_data(plan.program, plan.train, file.parent)
+    identity = rank_from_environment()
+    assert identity is not None
+    connect(identity)
+    transport = ProcessTransport(torch.device("cpu"))
+    masters = 0
+
+    def run() -> None:
+        nonlocal masters
+        rank = Rank(plan, identity.rank, transport, torch.device("cpu"))
+        masters = sum(tensor.nbytes for tensor in rank.memory.masters.values())
+        for _ in train(rank, dataset):
+            pass
+
+    peaks = _gathered(peak_of(run) + masters)
+    bounds = [peak_memory(plan.training, plan.program.ranks[plan.program.mesh.pipe_rank(r)]) for r in range(2)]
+    if dist.get_rank() == 0:
+        report({"peak": peaks, "bound": bounds})
+    transport.close()
+
+
+def _with_recompute(file: Path, directory: Path, recompute: bool) -> Path:
+    """The file without its recompute rules, or with one for every layer."""
+    lines = [line for line in file.read_text().splitlines() if not line.strip().startswith("recompute")]
+    text = "\n".join(lines)
+    if recompute:
+        text = re.sub(r"(\n  stage layer -> pipe.*)", r"\1\n  recompute layer", text)
+    copy = directory / file.name
+    shutil.copytree(file.parent, directory, dirs_exist_ok=True)
+    copy.write_text(text)
+    return copy
+
+
+def torchs(case: str, schedule: str, recompute: bool) -> None:
+    """One rank of torch's pipelining."""
+    import torch.distributed as dist
+    from peers.pipelining import Pipeline
+    from peers.workload import workload
+
+    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
+
+    assert not recompute
+    identity = rank_from_environment()
+    assert identity is not None
+    connect(identity)
+    work = workload("gpt.par", (SCHEDULES[schedule],))
+    batches = work.batches()
+
+    def run() -> None:
+        pipeline = Pipeline(work, TORCHS[schedule], False)
+        for _ in range(STEPS):
+            pipeline.step(*next(batches))
+
+    peaks = _gathered(peak_of(run))
+    if dist.get_rank() == 0:
+        report({"peak": max(peaks)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What torch compiles: runs of operations that read and make nothing but tensors, as functions of their own.
+
+A segment ends where a function waits for a collective, where an operation looks at the moment (`c`), and where the
+function ends. What adds into accumulators stays outside and follows its segment: torch.compile makes a copy of what is
+changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from attrs import field, frozen
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.op import Argument, as_tensor
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.pointwise import Constant
+
+# Fewer operations are not worth a call of what torch has compiled.
+SHORTEST = 4
+_MOMENT = re.compile(r"\bc\b")
+
+
+@frozen(eq=False)
+class Segment:
+    """Nodes in order, what they read from outside, and what is read of them later."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    types: tuple[object, ...] = field(init=False)
+
+    @types.default
+    def _types(self) -> tuple[object, ...]:
+        return tuple(value.type for value in self.inputs)
+
+
+def fused(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
+    """Nodes whose only result goes into an accumulator and nowhere else, and that can add it there themselves."""
+    made = {value: node for node in nodes for value in node.outputs}
+    uses: dict[Value, int] = {}
+    for node in nodes:
+        for value in node.inputs:
+            uses[value] = uses.get(value, 0) + 1
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
+            (value,) = node.inputs
+            producer = made.get(value)
+            if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
+                target = Argument("t", node.op.type)
+                if producer.op.emit_added(target, _stand_ins(producer), producer.output.type) is not None:
+                    found[producer] = node
+    return found
+
+
+def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node | Segment]:
+    """The nodes with segments for what torch compiles. `keep` outlives the nodes; `literal` are numbers."""
+    return [unit for together, run in _runs(nodes, keep, literal) for unit in _units(together, run, nodes, keep)]
+
+
+def compiled_order(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node]:
+    """The order in which the nodes then run."""
+    return [node for _, run in _runs(nodes, keep, literal) for node in run]
+
+
+def _units(
+    together: bool, run: Sequence[Node], nodes: Sequence[Node], keep: Collection[Value]
+) -> Iterator[Node | Segment]:
+    if not together or len(run) < SHORTEST:
+        yield from run
+        return
+    inside = set(run)
+    made = {value for node in run for value in node.outputs}
+    read = {value for node in nodes if node not in inside for value in node.inputs} | set(keep)
+    inputs = dict.fromkeys(value for node in run for value in node.inputs if value not in made)
+    yield Segment(tuple(run), tuple(inputs), tuple(v for node in run for v in node.outputs if v in read))
+
+
+def _runs(
+    nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
+) -> Iterator[tuple[bool, list[Node]]]:
+    """Runs of what can be compiled together (True), and of what cannot be."""
+    adding = fused(nodes, keep)
+    under_way: set[Value] = set()
+    run: list[Node] = []
+    later: list[Node] = []
+
+    def ended() -> Iterator[tuple[bool, list[Node]]]:
+        for together, part in ((True, run), (False, later)):
+            if part:
+                yield together, list(part)
+            part.clear()
+
+    for node in nodes:
+        if isinstance(node.op, (Receive, Send)):
+            continue
+        if isinstance(node.op, Constant):
+            yield False, [node]
+        elif node in adding or isinstance(node.op, Accumulate):
+            later.append(node)
+        else:
+            pure = _pure(node, literal)
+            if not pure or not under_way.isdisjoint(node.inputs):
+                yield from ended()
+                under_way.difference_update(node.inputs)
+            if isinstance(node.op, Collective):
+                under_way.update(node.outputs)
+            if pure:
+                run.append(node)
+            else:
+                yield False, [node]
+    yield from ended()
+
+
+def _pure(node: Node, literal: Collection[Value]) -> bool:
+    """Whether a node reads nothing but tensors and numbers that are always the same."""
+    if isinstance(node.op, Collective):
+        return False
+    arguments = _stand_ins(node, literal)
+    if not node.op.takes_numbers:
+        arguments = [as_tensor(each) for each in arguments]
+    return not _MOMENT.search(node.op.emit(arguments, [value.type for value in node.outputs]))
+
+
+def _stand_ins(node: Node, literal: Collection[Value] = ()) -> list[Argument]:
+    return [Argument("1.0" if v in literal else f"x{i}", v.type, v in literal) for i, v in enumerate(node.inputs)]

@@ -1,0 +1,100 @@
+"""Joint graph → joint graph: what costs one pass over memory is made again for the backward pass rather than kept.
+
+That holds for an operation of one FLOP an element (a sum, a product, a cast) whose operands are there in the backward
+pass in any case: they are parameters or inputs, or another backward operation reads them, or they are made again
+themselves. A layer norm's scaled result is made of the normalized one, which its gradient needs; a gated product of
+its factors. Where parameters are gathered before each use, one that the backward pass does not read is not there.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from partita.compiler.graph import Graph, Node, Phase, Value
+from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Constant, Pointwise
+
+_PHASES = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # in the order in which they run; 0 is never
+_NAMES = {number: phase for phase, number in _PHASES.items()}
+
+
+def rematerialize(graph: Graph, gathered: bool) -> Graph:
+    """Make cheap values again where the backward pass first needs them; `gathered`: parameters are stored split."""
+    needed = _needed(graph, gathered)
+    producers = graph.producers()
+    copies: dict[Value, Value] = {}
+    nodes: list[Node] = []
+
+    def copy(value: Value) -> Value:
+        """The value's copy, with what makes it appended."""
+        if value in needed and value not in copies:
+            node = producers[value]
+            inputs = tuple(copy(each) for each in node.inputs)
+            copies[value] = Value(f"{value.name}.again", value.type)
+            nodes.append(evolve(node, inputs=inputs, outputs=(copies[value],), phase=_NAMES[needed[value]]))
+        return copies.get(value, value)
+
+    for node in graph.nodes:
+        if node.phase in _PHASES:
+            node = evolve(node, inputs=tuple(copy(value) for value in node.inputs))
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def _needed(graph: Graph, gathered: bool) -> dict[Value, int]:
+    """The values to make again, and the phase in which each is needed first."""
+    forward = {value: node for node in graph.nodes if node.phase is Phase.FORWARD for value in node.outputs}
+    first, last, elsewhere = _readers(graph, forward)
+    producers = graph.producers()
+    until: dict[Value, int] = {}  # the last phase in which a value is there
+    if gathered:
+        until = {each.value: last.get(each.value, 0) for each in graph.parameters}
+    again: set[Value] = set()
+    for value, node in forward.items():
+        reach = min((_reach(each, node, producers, until) for each in node.inputs), default=0)
+        until[value] = last.get(value, 0)
+        if _cheap(node) and value not in elsewhere and reach >= first.get(value, 1):
+            again.add(value)
+            until[value] = max(until[value], reach)
+    needed: dict[Value, int] = {}
+    for value, node in reversed(forward.items()):
+        if value not in again or (value not in first and value not in needed):
+            continue
+        needed[value] = min(needed.get(value, 2), first.get(value, 2))
+        for each in node.inputs:
+            if each in again:
+                needed[each] = min(needed.get(each, 2), needed[value])
+    return needed
+
+
+def _reach(value: Value, reader: Node, producers: dict[Value, Node], until: dict[Value, int]) -> int:
+    """The last phase in which an operand of a node is there: parameters, inputs and constants always."""
+    node = producers.get(value)
+    if node is None:
+        return until.get(value, 2)
+    if isinstance(node.op, Constant):
+        return 2
+    return until.get(value, 0) if node.stage == reader.stage else 0
+
+
+def _readers(graph: Graph, forward: dict[Value, Node]) -> tuple[dict[Value, int], dict[Value, int], set[Value]]:
+    """The first and the last phase of the backward pass that reads each value, and what another stage's reads."""
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    elsewhere: set[Value] = set()
+    for node in graph.nodes:
+        phase = _PHASES.get(node.phase)
+        if phase is None:
+            continue
+        for value in node.inputs:
+            first[value] = min(first.get(value, phase), phase)
+            last[value] = max(last.get(value, phase), phase)
+            if value in forward and forward[value].stage != node.stage:
+                elsewhere.add(value)
+    return first, last, elsewhere
+
+
+def _cheap(node: Node) -> bool:
+    """Whether a node costs one pass over memory."""
+    if isinstance(node.op, Pointwise):
+        return FUNCTIONS[node.op.function].flops == 1
+    return isinstance(node.op, Cast)

@@ -1,0 +1,116 @@
+"""What torch compiles: segments that look at nothing but tensors, and the same numbers as without."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, note, settings
+
+from partita.dsl.diagnostic import Refused
+from partita.runtime import kernels
+from partita.runtime.stages import _functions
+from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.verification.experiment import batches, settled
+from partita.runtime.verification.verify import verify
+from tests.files import checked
+from tests.programs import Program, sharded_programs
+
+MODEL = """
+axis batch = 4, seq = 8, embed = 16, heads = 2, key = embed / heads, ffn = 32, vocab = 32
+block layer(x: [batch, seq, embed]) {
+  param wq, wk, wv: [embed, heads, key] ~ normal(0.2)
+  param wo: [heads, key, embed] ~ normal(0.2)
+  param up: [embed, ffn] ~ normal(0.2)
+  param down: [ffn, embed] ~ normal(0.2)
+  let h = rms_norm(x, over = embed)
+  let q = rope(dot(h, wq, over = embed), over = seq, pairs = key)
+  let k = rope(dot(h, wk, over = embed), over = seq, pairs = key)
+  let a = attend(q, k, dot(h, wv, over = embed), over = seq, along = key, causal = true)
+  let x = x + dropout(dot(a, wo, over = [heads, key]), rate = 0.1)
+  return x + dot(gelu(dot(layer_norm(x, over = embed), up, over = embed)), down, over = ffn)
+}
+model gpt(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param wte: [vocab, embed] ~ normal(0.2)
+  let x = embedding(tokens, wte, over = vocab)
+  repeat 4 as turn { let x = layer(x) }
+  loss cross_entropy(dot(x, wte, over = embed), targets, over = vocab)
+}
+mesh m(pipe = 2, tensor = 2)
+layout split on m { stage turn -> pipe  shard heads, ffn -> tensor }
+schedule s = one_f_one_b(microbatches = 2)
+train { model = gpt layout = split schedule = s data = random() optimizer = adamw(lr = 1e-2) steps = 2 }
+"""
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch):
+    """Segments as they stand: torch compiles nothing."""
+    _functions.cache_clear()
+    monkeypatch.setattr(kernels, "compiled", lambda function: function)
+    yield
+    _functions.cache_clear()
+
+
+def trained(text: str, *overrides: str) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+    """Losses, norms and final parameters of two steps."""
+    plan = prepare(checked(text, "compiled.par", overrides))
+    run = VirtualRun(plan)
+    steps = [run.step(i + 1, batch, 1e-2) for i, batch in enumerate(batches(plan.program, 0)[:2])]
+    return steps, run.parameters()
+
+
+@given(program=sharded_programs())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(1200)
+def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program):
+    """Where torch compiles nothing, a program in segments computes the same bits; a segment sees no moment."""
+    note(program.text)
+    experiment = settled(checked(program.text, "random.par"))
+    assume(experiment is not None)
+    plain = experiment.plan
+    try:
+        segmented = prepare(checked(program.text, "random.par", ["train.compile=true"]))
+    except Refused:
+        assume(False)
+    source = segmented.program.source
+    note(source)
+    for function in ast.parse(source).body:
+        if isinstance(function, ast.FunctionDef) and function.decorator_list:
+            names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            assert "c" not in names, function.name
+            assert not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))
+            assert not re.search(r"\w_\(", ast.unparse(function)), f"{function.name} changes something in place"
+    del plain
+    whole = prepare(checked(program.text, "random.par"))
+    results = []
+    for plan in (whole, segmented):
+        run = VirtualRun(plan)
+        batch = batches(plan.program, plan.train.seed)[0]
+        results.append((run.step(1, batch, 1e-3), run.parameters()))
+    (first, parameters), (second, others) = results
+    assert first == second
+    for name, value in parameters.items():
+        assert torch.equal(value, others[name]), name
+
+
+def test_compiled_as_without():
+    """Over pipeline and tensor, with dropout, rope and both norms: the same training to rounding."""
+    plain, compiled = (trained(MODEL, f"train.compile={flag}") for flag in ("false", "true"))
+    assert "kernels.compiled" in prepare(checked(MODEL, "compiled.par", ["train.compile=true"])).program.source
+    for one, other in zip(plain[0], compiled[0], strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    for name, value in plain[1].items():
+        torch.testing.assert_close(value, compiled[1][name], rtol=1e-4, atol=1e-5)
+    again = trained(MODEL, "train.compile=true")
+    assert again[0] == compiled[0]
+    assert all(torch.equal(value, again[1][name]) for name, value in compiled[1].items())
+
+
+@pytest.mark.soak
+def test_a_compiled_file_verifies():
+    """`verify` runs what torch compiles against one device that compiles nothing."""
+    found = verify(checked(MODEL, "compiled.par", ["train.compile=true"]))
+    assert found.passed
