@@ -74,7 +74,12 @@ def run(system: str, case: str, steps: int, compiled: bool) -> None:
         losses.append(loss)
     import torch.distributed as dist
 
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    from partita.runtime.supervision.rendezvous import rank_from_environment
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    identity = rank_from_environment()
+    if identity is None or identity.rank == 0:
         report({"seconds": seconds, "losses": losses})
 
 

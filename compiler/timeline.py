@@ -55,9 +55,9 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The share of time lost, (cost − m·T) / cost; m·T, microbatches times the busiest rank's time for one, is that
-        rank's whole work.
+        rank's whole work. What rounding makes less than nothing is nothing.
         """
-        return (self.cost - max(self.busy)) / self.cost if self.cost else 0.0
+        return max(0.0, (self.cost - max(self.busy)) / self.cost) if self.cost else 0.0
 
     @property
     def peak_live(self) -> tuple[int, ...]:

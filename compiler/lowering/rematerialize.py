@@ -14,6 +14,9 @@ from partita.compiler.graph import Graph, Node, Phase, Value
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Constant, Pointwise
 
 _PHASES = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # in the order in which they run; 0 is never
+# How many operations in a row are made again, at most, for one value. Of a longer chain the backward pass, which needs
+# its end first, would hold all at once.
+DEPTH = 2
 _NAMES = {number: phase for phase, number in _PHASES.items()}
 
 
@@ -48,18 +51,21 @@ def _needed(graph: Graph, gathered: bool) -> dict[Value, int]:
     until: dict[Value, int] = {}  # the last phase in which a value is there
     if gathered:
         until = {each.value: last.get(each.value, 0) for each in graph.parameters}
-    again: set[Value] = set()
+    again: dict[Value, int] = {}  # with the number of operations in a row
+    latest: dict[Value, int] = {}  # the last phase in which it can be made
     for value, node in forward.items():
         reach = min((_reach(each, node, producers, until) for each in node.inputs), default=0)
+        depth = 1 + max((again.get(each, 0) for each in node.inputs), default=0)
         until[value] = last.get(value, 0)
-        if _cheap(node) and value not in elsewhere and reach >= first.get(value, 1):
-            again.add(value)
+        if reach and _cheap(node) and value not in elsewhere and depth <= DEPTH:
+            again[value] = depth
+            latest[value] = reach
             until[value] = max(until[value], reach)
     needed: dict[Value, int] = {}
     for value, node in reversed(forward.items()):
         if value not in again or (value not in first and value not in needed):
             continue
-        needed[value] = min(needed.get(value, 2), first.get(value, 2))
+        needed[value] = min(needed.get(value, 2), first.get(value, 2), latest[value])
         for each in node.inputs:
             if each in again:
                 needed[each] = min(needed.get(each, 2), needed[value])

@@ -9,9 +9,9 @@ from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted,
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
-# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 10 µs a
+# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 15 µs a
 # call outweigh its speed.
-LARGE = 1 << 22
+LARGE = 1 << 23
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
