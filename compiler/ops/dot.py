@@ -52,6 +52,14 @@ class Dot(Op):
             depth *= a.axis(name).size
         return 2 * depth * results[0].elements
 
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """oneDNN copies a left matrix that lies transposed in memory."""
+        arguments = [Argument("x", type) for type in operands]
+        if not self._large(arguments, results):
+            return 0
+        left, _ = _Plan(self, arguments).matrices()
+        return operands[0].bytes if left.endswith(".t()") else 0
+
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
         a, b = node.inputs
