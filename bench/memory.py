@@ -139,7 +139,7 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
 def _with_recompute(file: Path, directory: Path, recompute: bool) -> Path:
     """The file without its recompute rules, or with one for every layer."""
     lines = [line for line in file.read_text().splitlines() if not line.strip().startswith("recompute")]
-    text = "\n".join(lines)
+    text = re.sub(r"(stage layer -> pipe) \[.*\]", r"\1", "\n".join(lines))  # stages of equal length
     if recompute:
         text = re.sub(r"(\n  stage layer -> pipe.*)", r"\1\n  recompute layer", text)
     copy = directory / file.name
