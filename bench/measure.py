@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.rendezvous import connect, rank_from_environment
 
 RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
 
@@ -30,9 +31,19 @@ def measured(command: Sequence[str], ranks: int, threads: int) -> dict[str, Any]
         return json.loads(file.read_text())
 
 
+def joined() -> None:
+    """For a process that is measured: connect it, as the rank that it is, with the others."""
+    identity = rank_from_environment()
+    assert identity is not None
+    connect(identity)
+
+
 def report(result: Mapping[str, Any]) -> None:
-    """For the process that is measured: hand over a result. Only the first rank calls this."""
-    Path(os.environ[RESULT]).write_text(json.dumps(result))
+    """For a process that is measured: hand over a result. That of the first rank counts, whoever calls this."""
+    identity = rank_from_environment()
+    assert identity is not None
+    if identity.rank == 0:
+        Path(os.environ[RESULT]).write_text(json.dumps(result))
 
 
 def alternately(systems: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -48,6 +59,15 @@ def alternately(systems: Mapping[str, Callable[[], float]], rounds: int) -> dict
 def _turned(names: list[str], number: int) -> Iterator[str]:
     """Every second round backwards, so that nobody always comes first."""
     return iter(names if number % 2 == 0 else names[::-1])
+
+
+def agree(losses: Mapping[str, Sequence[float]], absolute: float = 0.0, relative: float = 0.0) -> None:
+    """All systems train the same: no loss, which must be finite, is further than that from the first system's."""
+    first, *others = losses
+    for system in others:
+        pairs = zip(losses[first], losses[system], strict=True)
+        same = all(abs(a - b) < absolute + relative * abs(a) for a, b in pairs)
+        assert same, f"{system} trains something else than {first}: {losses[system]}, not {losses[first]}"
 
 
 def show(title: str, unit: str, figures: Mapping[str, Sequence[float]], reference: str) -> None:

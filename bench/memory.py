@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from measure import measured, report
+from measure import joined, measured, report
 from rich.console import Console
 from rich.table import Table
 
 MODELS = Path(__file__).parent / "models"
 SPECS = Path(__file__).parents[1] / "specs"
 CASES: dict[str, tuple[Path, tuple[str, ...]]] = {
-    "gpt": (MODELS / "gpt.par", ("{schedule}",)),
-    "llama": (SPECS / "llama.par", ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2", "{schedule}")),
+    "gpt": (MODELS / "gpt.par", ()),
+    "llama": (SPECS / "llama.par", ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2")),
 }
 SCHEDULES = {
     "gpipe": "schedule=gpipe(microbatches=8)",
@@ -47,8 +45,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.system:
         family, _, schedule = arguments.system.partition(":")
-        run = ours if family == "partita" else torchs
-        run(arguments.case, schedule, arguments.recompute)
+        if family == "partita":
+            ours(arguments.case, schedule, arguments.recompute)
+        else:
+            torchs(schedule)
         return
     table = Table("schedule", "recompute", "bound", "measured", "bound ÷ measured", "torch's pipelining")
     for schedule in arguments.schedules:
@@ -57,7 +57,7 @@ def main() -> None:
             found = measured([__file__, "--as", f"partita:{schedule}", *flags], 2, 1)
             other = "-"
             if arguments.case == "gpt" and not recompute:
-                other = f"{measured([__file__, '--as', f'torch:{schedule}', *flags], 2, 1)['peak'] / 2**20:.1f}"
+                other = f"{measured([__file__, '--as', f'torch:{schedule}'], 2, 1)['peak'] / 2**20:.1f}"
             bound, peak = found["bound"], found["peak"]
             ratios = [b / p for b, p in zip(bound, peak, strict=True)]
             fullest = peak.index(max(peak))
@@ -103,63 +103,47 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
     import torch.distributed as dist
 
     from partita.compiler.report.footprint import peak_memory
-    from partita.dsl.load import load
+    from partita.dsl.load import load_text
     from partita.runtime.data.binding import open_data
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
     from partita.runtime.training import Rank, prepare, train
     from partita.runtime.transports.process import ProcessTransport
 
     file, overrides = CASES[case]
-    chosen = [each.format(schedule=SCHEDULES[schedule]) for each in overrides]
-    with TemporaryDirectory() as directory:
-        spec, diagnostics = load(_with_recompute(file, Path(directory), recompute), (*chosen, f"train.steps={STEPS}"))
+    chosen = (*overrides, SCHEDULES[schedule], f"train.steps={STEPS}")
+    spec, diagnostics = load_text(_text(file, recompute), file.name, chosen)
     assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
     plan = prepare(spec)
     dataset = open_data(plan.program, plan.train, file.parent)
-    identity = rank_from_environment()
-    assert identity is not None
-    connect(identity)
+    joined()
     transport = ProcessTransport(torch.device("cpu"))
     masters = 0
 
     def run() -> None:
         nonlocal masters
-        rank = Rank(plan, identity.rank, transport, torch.device("cpu"))
+        rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
         masters = sum(tensor.nbytes for tensor in rank.memory.masters.values())
         for _ in train(rank, dataset):
             pass
 
     peaks = _gathered(peak_of(run) + masters)
     bounds = [peak_memory(plan.training, plan.program.ranks[plan.program.mesh.pipe_rank(r)]) for r in range(2)]
-    if dist.get_rank() == 0:
-        report({"peak": peaks, "bound": bounds})
+    report({"peak": peaks, "bound": bounds})
     transport.close()
 
 
-def _with_recompute(file: Path, directory: Path, recompute: bool) -> Path:
+def _text(file: Path, recompute: bool) -> str:
     """The file without its recompute rules, or with one for every layer."""
     lines = [line for line in file.read_text().splitlines() if not line.strip().startswith("recompute")]
     text = re.sub(r"(stage layer -> pipe) \[.*\]", r"\1", "\n".join(lines))  # stages of equal length
-    if recompute:
-        text = re.sub(r"(\n  stage layer -> pipe.*)", r"\1\n  recompute layer", text)
-    copy = directory / file.name
-    shutil.copytree(file.parent, directory, dirs_exist_ok=True)
-    copy.write_text(text)
-    return copy
+    return text.replace("stage layer -> pipe", "stage layer -> pipe\n  recompute layer") if recompute else text
 
 
-def torchs(case: str, schedule: str, recompute: bool) -> None:
-    """One rank of torch's pipelining."""
-    import torch.distributed as dist
+def torchs(schedule: str) -> None:
+    """One rank of torch's pipelining, which trains the gpt."""
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
-
-    assert not recompute
-    identity = rank_from_environment()
-    assert identity is not None
-    connect(identity)
+    joined()
     work = workload("gpt.par", (SCHEDULES[schedule],))
     batches = work.batches()
 
@@ -168,9 +152,7 @@ def torchs(case: str, schedule: str, recompute: bool) -> None:
         for _ in range(STEPS):
             pipeline.step(*next(batches))
 
-    peaks = _gathered(peak_of(run))
-    if dist.get_rank() == 0:
-        report({"peak": max(peaks)})
+    report({"peak": max(_gathered(peak_of(run)))})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from functools import partial
 from statistics import median, quantiles
 from time import perf_counter, thread_time
 
-from measure import alternately, measured, report
+from measure import alternately, joined, measured, report
 from rich.console import Console
 from rich.table import Table
 
@@ -95,11 +95,7 @@ def run(family: str, schedule: str, pairs: int) -> None:
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
-
-    identity = rank_from_environment()
-    assert identity is not None
-    connect(identity)
+    joined()
     ours, theirs, chunks = SCHEDULES[schedule]
     settings = (f"embed={WIDTH}", f"layers={RANKS * chunks}", f"schedule={ours}")
     works = [workload("linear.par", (*settings, f"fast.microbatches={m}", f"batch={ROWS * m}")) for m in (FEW, MANY)]
@@ -115,9 +111,8 @@ def run(family: str, schedule: str, pairs: int) -> None:
     actions = 2 * chunks * (MANY - FEW)
     means = torch.tensor(found, dtype=torch.float64) / (RANKS * actions) * 1e6
     dist.all_reduce(means)
-    if identity.rank == 0:
-        names = (*PARTS, *(f"wall {part}" for part in PARTS))
-        report(dict(zip(names, means.flatten().tolist(), strict=True)))
+    names = (*PARTS, *(f"wall {part}" for part in PARTS))
+    report(dict(zip(names, means.flatten().tolist(), strict=True)))
     dist.destroy_process_group()
 
 

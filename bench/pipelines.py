@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from time import perf_counter
 
-from measure import alternately, measured, report, show
+from measure import agree, alternately, joined, measured, report, show
 
 CASES = {
     "gpt": (),
@@ -54,10 +54,7 @@ def main() -> None:
         return median(found["seconds"][WARM_UP:]) * 1e3
 
     figures = alternately({each: partial(figure, each) for each in arguments.systems}, arguments.rounds)
-    first = losses[arguments.systems[0]]
-    for system, values in losses.items():
-        off = max(abs(a - b) for a, b in zip(first, values, strict=True))
-        assert off < 1e-4, f"{system} trains something else: {values}, not {first}"
+    agree(losses, absolute=1e-4)
     show(f"a step, {arguments.case}", "ms", figures, arguments.systems[0])
 
 
@@ -74,36 +71,25 @@ def run(system: str, case: str, steps: int, compiled: bool) -> None:
         losses.append(loss)
     import torch.distributed as dist
 
-    from partita.runtime.supervision.rendezvous import rank_from_environment
-
     if dist.is_initialized():
         dist.destroy_process_group()
-    identity = rank_from_environment()
-    if identity is None or identity.rank == 0:
-        report({"seconds": seconds, "losses": losses})
+    report({"seconds": seconds, "losses": losses})
 
 
 def ours(overrides: list[str]) -> list[tuple[float, float]]:
     """Seconds and loss of every step of `partita run`'s own loop."""
-    import torch
+    from peers.ours import rank_of
     from peers.workload import workload
 
-    from partita.runtime.heap import keep_pages
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
-    from partita.runtime.training import Rank, train
-    from partita.runtime.transports.process import ProcessTransport
+    from partita.runtime.training import train
 
     work = workload("gpt.par", overrides)
-    identity = rank_from_environment()
-    assert identity is not None
-    keep_pages()
-    connect(identity)
-    transport = ProcessTransport(torch.device("cpu"))
-    rank = Rank(work.plan, identity.rank, transport, torch.device("cpu"))
+    joined()
+    rank = rank_of(work)
     seen = _Seen(work.tokens)
     for _ in train(rank, work.dataset, seen):
         pass
-    transport.close()
+    rank.transport.close()
     return seen.steps
 
 
@@ -128,21 +114,16 @@ def peers(
     family: str, schedule: str, overrides: list[str], steps: int, compiled: bool
 ) -> Iterator[tuple[float, float]]:
     """Seconds and loss of every step of a peer."""
+    from peers.pipelining import Pipeline
+    from peers.plain import Plain
     from peers.workload import workload
 
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
-
+    work = workload("gpt.par", overrides)
     if family == "plain":
-        from peers.plain import Plain
-
-        system = Plain(work := workload("gpt.par", overrides), compiled)
+        system = Plain(work, compiled)
     else:
-        from peers.pipelining import Pipeline
-
-        identity = rank_from_environment()
-        assert identity is not None
-        connect(identity)
-        system = Pipeline(work := workload("gpt.par", overrides), schedule, compiled)
+        joined()
+        system = Pipeline(work, schedule, compiled)
     batches = work.batches()
     for _ in range(steps):
         start = perf_counter()

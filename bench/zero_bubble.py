@@ -19,7 +19,7 @@ from itertools import islice
 from statistics import median
 from time import perf_counter
 
-from measure import alternately, measured, report, show
+from measure import agree, alternately, joined, measured, report, show
 
 RANKS, MICROBATCHES = 2, 12
 OURS = {"1f1b": "one_f_one_b", "zb_h1": "zb_h1", "zb_h2": "zb_h2", "zb_v": "zb_v", "auto": "auto"}
@@ -61,10 +61,7 @@ def main() -> None:
         return median(found["seconds"][WARM_UP:]) * 1e3 * ranks / RANKS
 
     figures = alternately({each: partial(figure, each) for each in arguments.systems}, arguments.rounds)
-    first = losses[arguments.systems[0]]
-    for system, values in losses.items():
-        same = all(abs(a - b) < 1e-4 * a for a, b in zip(first, values, strict=True))  # false where one is not finite
-        assert same, f"{system} trains something else: {values}, not {first}"
+    agree(losses, relative=1e-4)
     shape = f"{arguments.linears} linears a rank, {arguments.width} wide, {MICROBATCHES} × {arguments.rows} rows"
     for reference in ("plain", "torch:zb1p"):
         if reference in figures:
@@ -86,24 +83,19 @@ def run(system: str, steps: int, linears: int, width: int, rows: int) -> None:
     from peers.plain import Plain
     from peers.workload import workload
 
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
-
     family, _, schedule = system.partition(":")
     work = workload("linear.par", overrides(linears, width, rows, OURS.get(schedule, "one_f_one_b")))
-    identity = rank_from_environment()
-    assert identity is not None
     if family == "plain":
         rank = Plain(work, False, work.microbatches)
     else:
-        connect(identity)
+        joined()
         rank = Ours(work) if family == "partita" else Pipeline(work, schedule, False)
     seconds, losses = [], []
     for batch in list(islice(work.batches(), steps)):
         start = perf_counter()
         losses.append(rank.step(*batch))
         seconds.append(perf_counter() - start)
-    if identity.rank == 0:
-        report({"seconds": seconds, "losses": losses})
+    report({"seconds": seconds, "losses": losses})
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -228,12 +228,14 @@ def _writable(directory: Path) -> bool:
 
 
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
+    import torch
+
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import prepare
 
-    backend, device = ("gloo", None) if identity is None else _backend(arguments.transport, identity)
-    plan = prepare(spec, gpu=backend == "nccl")
-    if plan.training.compiled and backend == "gloo":
+    device = torch.device("cpu") if identity is None else _device(arguments.transport, identity)
+    plan = prepare(spec, gpu=device.type == "cuda")
+    if plan.training.compiled and device.type == "cpu":
         _check_compiler(plan)
     if not quiet:
         report(plan.training.warnings)
@@ -241,7 +243,7 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     if identity is None and not _writable(directory):
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
-    if identity is None or device is None:
+    if identity is None:
         return _train_virtual(plan, dataset, directory, _checkpoints(arguments, spec))
     # The supervisor prepares and draws for the ranks that it has started.
     trace = arguments.trace if identity.launcher != "partita" else None
@@ -372,8 +374,8 @@ def _train_rank(
     return FAILED if checkpoints is not None and checkpoints.unsaved else 0
 
 
-def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.device]:
-    """The backend and this rank's device."""
+def _device(transport: str | None, identity: Identity) -> torch.device:
+    """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -388,5 +390,5 @@ def _backend(transport: str | None, identity: Identity) -> tuple[str, torch.devi
                 f"rank {identity.rank} finds {gpus} GPUs on its machine, and would use number {identity.local_rank}",
                 help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
             )
-        return "nccl", torch.device("cuda", identity.local_rank)
-    return "gloo", torch.device("cpu")
+        return torch.device("cuda", identity.local_rank)
+    return torch.device("cpu")

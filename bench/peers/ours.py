@@ -12,13 +12,18 @@ from partita.runtime.transports.process import ProcessTransport
 from peers.workload import Workload
 
 
+def rank_of(workload: Workload) -> Rank:
+    """One rank of a workload, on the ranks of the current process group, as `partita run` makes it."""
+    keep_pages()
+    device = torch.device("cpu")
+    return Rank(workload.plan, dist.get_rank(), ProcessTransport(device), device)
+
+
 class Ours:
-    """One rank, on the ranks of the current process group."""
+    """A rank with its learning rates."""
 
     def __init__(self, workload: Workload) -> None:
-        keep_pages()
-        device = torch.device("cpu")
-        self.rank = Rank(workload.plan, dist.get_rank(), ProcessTransport(device), device)
+        self.rank = rank_of(workload)
         self.names = [each.name for each in workload.plan.program.inputs]
         self.schedule = workload.optimizer["lr"]
         self.number = 0

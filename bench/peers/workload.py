@@ -70,8 +70,8 @@ class Workload:
             yield tuple(torch.as_tensor(batch[each.name]).to(DTYPES[each.type.dtype]) for each in inputs)
 
 
-def workload(file: str, overrides: Sequence[str] = ()) -> Workload:
-    """Load and compile a file of `bench/models`, and draw its initial values."""
+def workload(file: str, overrides: Sequence[str] = (), folder: Path = MODELS) -> Workload:
+    """Load and compile a file of `bench/models`, and draw its initial values; its data is in a folder."""
     spec, diagnostics = load(MODELS / file, tuple(overrides))
     assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
     plan = prepare(spec)
@@ -79,6 +79,6 @@ def workload(file: str, overrides: Sequence[str] = ()) -> Workload:
     for each in plan.program.parameters:
         array = initial(each.initial, each.type, plan.train.seed, each.name, each.fans)
         weights[each.name] = torch.from_numpy(array).to(DTYPES[each.type.dtype])
-    dataset = open_data(plan.program, plan.train, MODELS)
+    dataset = open_data(plan.program, plan.train, folder)
     assert dataset is not None
     return Workload(plan, weights, dataset)

@@ -134,7 +134,6 @@ class StageEmitter:
 
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = _made(nodes)
-        literal = self.literal
         writer = Writer(FUNCTION, self.constants, self.module, f"stage{self.stage.index}_{name}")
         for node in self.stage.nodes:
             if _literal(node):
@@ -146,14 +145,14 @@ class StageEmitter:
         received = {node.output for node in nodes if isinstance(node.op, Receive)}
         for value in _ordered_reads(nodes):
             outside = value not in made or value in received
-            if outside and value not in self.constants and value not in literal:
+            if outside and value not in self.constants and value not in self.literal:
                 slot = self.slots.slot(value)
                 text = writer.name(value)
                 body.append(f"{text} = f[{slot}]" + ("" if value in later else f"; f[{slot}] = None"))
                 if value not in later:
                     passing.add(value)
-        stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in literal]
-        wanted = (keep | sent) - literal
+        stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in self.literal]
+        wanted = (keep | sent) - self.literal
         accumulators = {each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)}
         self._segments(writer, nodes, wanted, passing, accumulators)
         body += writer.lines

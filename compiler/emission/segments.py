@@ -8,9 +8,10 @@ changed in place.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-from attrs import field, frozen
+from attrs import frozen
 
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
@@ -31,20 +32,12 @@ class Segment:
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    types: tuple[object, ...] = field(init=False)
-
-    @types.default
-    def _types(self) -> tuple[object, ...]:
-        return tuple(value.type for value in self.inputs)
 
 
 def fused(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
     """Nodes whose only result goes into an accumulator and nowhere else, and that can add it there themselves."""
     made = {value: node for node in nodes for value in node.outputs}
-    uses: dict[Value, int] = {}
-    for node in nodes:
-        for value in node.inputs:
-            uses[value] = uses.get(value, 0) + 1
+    uses = _uses(nodes)
     found: dict[Node, Node] = {}
     for node in nodes:
         if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
@@ -59,7 +52,11 @@ def fused(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
 
 def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node | Segment]:
     """The nodes with segments for what torch compiles. `keep` outlives the nodes; `literal` are numbers."""
-    return [unit for together, run in _runs(nodes, keep, literal) for unit in _units(together, run, nodes, keep)]
+    uses = _uses(nodes)
+    units: list[Node | Segment] = []
+    for together, run in _runs(nodes, keep, literal):
+        units += [_segment(run, uses, keep)] if together and len(run) >= SHORTEST else run
+    return units
 
 
 def compiled_order(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node]:
@@ -67,17 +64,20 @@ def compiled_order(nodes: Sequence[Node], keep: Collection[Value], literal: Coll
     return [node for _, run in _runs(nodes, keep, literal) for node in run]
 
 
-def _units(
-    together: bool, run: Sequence[Node], nodes: Sequence[Node], keep: Collection[Value]
-) -> Iterator[Node | Segment]:
-    if not together or len(run) < SHORTEST:
-        yield from run
-        return
-    inside = set(run)
-    made = {value for node in run for value in node.outputs}
-    read = {value for node in nodes if node not in inside for value in node.inputs} | set(keep)
-    inputs = dict.fromkeys(value for node in run for value in node.inputs if value not in made)
-    yield Segment(tuple(run), tuple(inputs), tuple(v for node in run for v in node.outputs if v in read))
+def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:
+    """A run with what it reads from outside, and what is read of it there; `uses` counts the reads of all nodes."""
+    own = _uses(run)
+    made = dict.fromkeys(value for node in run for value in node.outputs)
+    return Segment(
+        tuple(run),
+        tuple(value for value in own if value not in made),
+        tuple(value for value in made if value in keep or uses[value] > own[value]),
+    )
+
+
+def _uses(nodes: Sequence[Node]) -> Counter[Value]:
+    """How often nodes read each value, in the order of the first reads."""
+    return Counter(value for node in nodes for value in node.inputs)
 
 
 def _runs(

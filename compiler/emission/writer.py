@@ -218,7 +218,7 @@ class Writer:
             ", ".join(names),
             [*inner.lines, f"return {results}"],
             "@kernels.compiled\n",
-            segment.types,
+            tuple(value.type for value in segment.inputs),
         )
         left = ", ".join(self.name(value) for value in segment.outputs)
         self.lines.append(f"{left} = {name}({', '.join(given)})")

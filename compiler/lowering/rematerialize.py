@@ -22,8 +22,8 @@ _NAMES = {number: phase for phase, number in _PHASES.items()}
 
 def rematerialize(graph: Graph, gathered: bool) -> Graph:
     """Make cheap values again where the backward pass first needs them; `gathered`: parameters are stored split."""
-    needed = _needed(graph, gathered)
     producers = graph.producers()
+    needed = _needed(graph, producers, gathered)
     copies: dict[Value, Value] = {}
     nodes: list[Node] = []
 
@@ -43,11 +43,10 @@ def rematerialize(graph: Graph, gathered: bool) -> Graph:
     return evolve(graph, nodes=tuple(nodes))
 
 
-def _needed(graph: Graph, gathered: bool) -> dict[Value, int]:
+def _needed(graph: Graph, producers: dict[Value, Node], gathered: bool) -> dict[Value, int]:
     """The values to make again, and the phase in which each is needed first."""
     forward = {value: node for node in graph.nodes if node.phase is Phase.FORWARD for value in node.outputs}
     first, last, elsewhere = _readers(graph, forward)
-    producers = graph.producers()
     until: dict[Value, int] = {}  # the last phase in which a value is there
     if gathered:
         until = {each.value: last.get(each.value, 0) for each in graph.parameters}

@@ -57,8 +57,7 @@ class Dot(Op):
         arguments = [Argument("x", type) for type in operands]
         if not self._large(arguments, results):
             return 0
-        left, _ = _Plan(self, arguments).matrices()
-        return operands[0].bytes if left.endswith(".t()") else 0
+        return operands[0].bytes if _Plan(self, arguments).left_is_turned else 0
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
@@ -138,6 +137,11 @@ class _Plan:
         """Whether the product of the matrices is the result as it is."""
         return not self.batch and len(self.rows) == len(self.columns) == 1
 
+    @property
+    def left_is_turned(self) -> bool:
+        """Whether the left operand is a matrix that lies transposed in memory."""
+        return not self.batch and self._turned(self.a, self.rows, self.depth)
+
     def matrices(self) -> tuple[str, str]:
         """Texts of both operands as matrices (stacks of them with batch axes)."""
         return (
@@ -152,9 +156,8 @@ class _Plan:
         if self.batch:
             shape = (_size(self.batch), _size(first), _size(second))
             return f"{permuted(argument.text, names, straight)}.reshape{shape_text(shape)}"
-        turned = [*(axis.name for axis in second), *(axis.name for axis in first)]
-        if list(names) == turned and list(names) != straight:
-            # In memory it is the transposed matrix: a view, no copy.
+        if self._turned(argument, first, second):
+            # A view, no copy.
             if len(first) == len(second) == 1:
                 return f"{argument.text}.t()"
             return f"{argument.text}.reshape{shape_text((_size(second), _size(first)))}.t()"
@@ -162,6 +165,12 @@ class _Plan:
         if len(first) == len(second) == 1:
             return text
         return f"{text}.reshape{shape_text((_size(first), _size(second)))}"
+
+    def _turned(self, argument: Argument, first: tuple, second: tuple) -> bool:  # type: ignore[type-arg]
+        """Whether a matrix of two groups of axes lies transposed in memory."""
+        names = argument.type.names
+        straight, turned = ([axis.name for axis in axes] for axes in (first + second, second + first))
+        return list(names) == turned and turned != straight
 
 
 def _size(axes: tuple) -> int:  # type: ignore[type-arg]

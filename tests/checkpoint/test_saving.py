@@ -123,18 +123,19 @@ def test_a_rank_holds_one_copy_of_what_it_saves(tmp_path: Path):
 
 LIMITED = """
 import resource, sys
+from functools import partial
 from pathlib import Path
 from tests.checkpoint import runs
 
-limit, lifted, overrides = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-step = runs.Outcome.step
+limit, lifted, overrides = int(sys.argv[1]), sys.argv[2] == "True", sys.argv[3:]
 
-def told(outcome, result):
-    step(outcome, result)
-    if result.step == lifted:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+class Said(list):
+    def append(self, message):
+        super().append(message)
+        if lifted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-runs.Outcome.step = told
+runs.Outcome = partial(runs.Outcome, said=Said())
 plan = runs.plan_of(*overrides, text=Path("m.par").read_text())
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 outcome = runs.trained(plan, Path.cwd())
@@ -144,8 +145,8 @@ for each in outcome.said:
 """
 
 
-def limited(directory: Path, limit: int, lifted: int, *overrides: str, text: str = TEXT) -> list[str]:
-    """The lines of a run in a process whose files may have `limit` bytes, until after step `lifted`."""
+def limited(directory: Path, limit: int, *overrides: str, lifted: bool = False, text: str = TEXT) -> list[str]:
+    """The lines of a run in a process whose files may have `limit` bytes; if `lifted`, until a save has failed."""
     (directory / "m.par").write_text(text)
     paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
@@ -167,7 +168,7 @@ def test_a_rank_that_cannot_write_costs_a_checkpoint_and_no_training(tmp_path: P
     mesh = ("cluster.data=1", "cluster.tensor=1", "layout=plain")
     trained(plan_of("train.steps=2", *mesh, text=text), tmp_path)
     small, large = (file.size for file in read_manifest(tmp_path / "checkpoints", 2).files)
-    assert limited(tmp_path, (small + large) // 2, 5, *mesh, text=text) == [
+    assert limited(tmp_path, (small + large) // 2, *mesh, lifted=True, text=text) == [
         "4 False",
         "warning[W0802]: step 4 was not saved: rank 1: File too large",
         "  = training goes on; the last checkpoint is that of step 2",
@@ -196,7 +197,7 @@ def test_a_rank_that_cannot_write_gives_its_space_back_at_once(tmp_path: Path):
 
 
 def test_where_the_last_checkpoint_fails_the_run_says_so(tmp_path: Path):
-    assert limited(tmp_path, 2000, 100, *ONE_RANK)[:3] == [
+    assert limited(tmp_path, 2000, *ONE_RANK)[:3] == [
         "6 True",
         "warning[W0802]: step 2 was not saved: rank 0: File too large",
         "  = training goes on",
@@ -209,7 +210,7 @@ def test_the_manifest_may_be_what_does_not_fit(tmp_path: Path):
     commit = tmp_path / "other" / "checkpoints" / "step-00000002"
     *_, second, largest = sorted(path.stat().st_size for path in commit.iterdir())
     assert largest == (commit / "manifest.json").stat().st_size
-    lines = limited(tmp_path, (second + largest) // 2, 100)
+    lines = limited(tmp_path, (second + largest) // 2)
     assert lines[:2] == ["6 True", "warning[W0802]: step 2 was not saved: File too large"]
     assert os.listdir(tmp_path / "checkpoints") == ["lock"]
 

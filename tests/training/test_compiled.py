@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, note, settings
 
-from partita.dsl.diagnostic import Refused
 from partita.runtime import kernels
 from partita.runtime.stages import _functions
 from partita.runtime.training import VirtualRun, prepare
@@ -68,13 +67,9 @@ def trained(text: str, *overrides: str) -> tuple[list[tuple[float, float]], dict
 def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program):
     """Where torch compiles nothing, a program in segments computes the same bits; a segment sees no moment."""
     note(program.text)
-    experiment = settled(checked(program.text, "random.par"))
-    assume(experiment is not None)
-    plain = experiment.plan
-    try:
-        segmented = prepare(checked(program.text, "random.par", ["train.compile=true"]))
-    except Refused:
-        assume(False)
+    spec = checked(program.text, "random.par")
+    assume(settled(spec) is not None)
+    segmented = prepare(checked(program.text, "random.par", ["train.compile=true"]))
     source = segmented.program.source
     note(source)
     for function in ast.parse(source).body:
@@ -83,10 +78,8 @@ def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program
             assert "c" not in names, function.name
             assert not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function))
             assert not re.search(r"\w_\(", ast.unparse(function)), f"{function.name} changes something in place"
-    del plain
-    whole = prepare(checked(program.text, "random.par"))
     results = []
-    for plan in (whole, segmented):
+    for plan in (prepare(spec), segmented):
         run = VirtualRun(plan)
         batch = batches(plan.program, plan.train.seed)[0]
         results.append((run.step(1, batch, 1e-3), run.parameters()))
