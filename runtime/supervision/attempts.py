@@ -18,6 +18,7 @@ from pathlib import Path
 from attrs import define, field
 
 from partita.runtime.supervision import guardian
+from partita.runtime.supervision.cores import bind, share, usable
 from partita.runtime.supervision.rendezvous import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 
 
@@ -57,8 +58,10 @@ class Attempt:
                 raise OSError("the guardian did not start")
             self.directory = Path(name)
             own = {**variables, RENDEZVOUS: os.path.join(name, "rendezvous"), FLIGHT: name, STANDBY: "yes"}
+            cores = usable()
             for number in range(ranks):
                 self.ranks.append(_start(command, number, own, self._guardian.pid))
+                bind(self.ranks[-1].process.pid, share(cores, number, ranks), own.get("OMP_NUM_THREADS", ""))
         except BaseException:
             self.end()
             raise

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from attrs import define, field
 
 from partita.runtime.supervision.attempts import Attempt, Rank
+from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.rendezvous import LOOPBACK_INTERFACE, RANKS
 
 if TYPE_CHECKING:
@@ -120,18 +121,12 @@ def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, st
     Thread counts that the user has set stay as they are.
     """
     variables = dict(environment)
-    threads = str(max(1, _cores() // ranks))
+    threads = str(max(1, len(usable()) // ranks))
     for name in THREAD_VARIABLES:
         variables.setdefault(name, variables.get("OMP_NUM_THREADS", threads))
     variables["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
     variables[RANKS] = str(ranks)
     return variables
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

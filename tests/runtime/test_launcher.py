@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from partita.runtime.supervision.cores import share, usable
 from partita.runtime.supervision.launcher import PEER_LOST, death, rank_environment
 
 SUPERVISE = str(Path(__file__).parent / "programs" / "supervise.py")
@@ -287,11 +288,29 @@ def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
 
 
 def test_cores_are_shared_and_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.runtime.supervision.launcher._cores", lambda: 12)
+    monkeypatch.setattr("partita.runtime.supervision.launcher.usable", lambda: list(range(12)))
     assert rank_environment({}, 4)["OMP_NUM_THREADS"] == "3"
     assert rank_environment({}, 16)["OMP_NUM_THREADS"] == "1"
     mine = rank_environment({"OMP_NUM_THREADS": "7"}, 4)
     assert (mine["OMP_NUM_THREADS"], mine["MKL_NUM_THREADS"]) == ("7", "7")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no processes")
+@pytest.mark.parametrize("threads", ["1", "4096"])
+def test_ranks_are_bound_to_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    """Unless they are to have more threads than their share."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    # They are bound before they get the word.
+    program = "sys.stdin.buffer.read(1)\nprint(*sorted(os.sched_getaffinity(0)), file=sys.stderr)\n"
+    status, errors = Run(tmp_path, program, 2).finish()
+    assert status == 0
+    own = [sorted(share(usable(), rank, 2)) if threads == "1" else sorted(usable()) for rank in range(2)]
+    assert sorted(errors.splitlines()) == [f"rank {rank}: {' '.join(map(str, each))}" for rank, each in enumerate(own)]
+
+
+def test_cores_are_shared_in_equal_parts_of_neighbours() -> None:
+    assert [list(share(range(12), rank, 5)) for rank in range(5)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert list(share(range(2), 1, 3)) == []
 
 
 @pytest.mark.parametrize(
