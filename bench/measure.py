@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +21,19 @@ from partita.runtime.supervision.rendezvous import connect, rank_from_environmen
 RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
 
 
-def measured(command: Sequence[str], ranks: int, threads: int) -> dict[str, Any]:
-    """What the first rank of `command` reports, run as so many processes with so many threads each."""
+def measured(command: Sequence[str], ranks: int, threads: int, torchrun: bool = False) -> dict[str, Any]:
+    """What the first rank of `command` reports, run as so many processes with so many threads each.
+
+    They are started as `partita run` starts them, which binds each to its cores, or as `torchrun` does, which does not.
+    """
     with TemporaryDirectory() as directory:
         file = Path(directory, "result.json")
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), RESULT: str(file)}
-        status = launch([sys.executable, *command], ranks, environment=environment)
+        if torchrun:
+            torchs = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            status = subprocess.run([*torchs, *command], env=environment, check=False).returncode
+        else:
+            status = launch([sys.executable, *command], ranks, environment=environment)
         if status:
             sys.exit(f"{' '.join(command)} ended with {status}")
         return json.loads(file.read_text())

@@ -5,6 +5,9 @@
 Systems are `partita:SCHEDULE`, `torch:SCHEDULE` and `plain`; each runs in two processes of one thread (`plain`: one),
 from the same weights, on the same batches, with the same optimizer. A step is all of it: the batch, forward and
 backward, the update, and the loss on every rank.
+
+Each is started by its own launcher. Ours binds ranks to cores and torchrun does not; `bound:SCHEDULE` is torch's
+schedule in processes that are bound as ours are.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ OURS = {
     "interleaved4": ("fast.chunks=4",),
     "bfs": ("schedule=looped_bfs",),
 }
-SYSTEMS = ("partita:interleaved", "torch:interleaved", "partita:1f1b", "torch:1f1b", "torch:zbv", "plain")
+SYSTEMS = ("partita:interleaved", "torch:interleaved", "bound:interleaved", "partita:1f1b", "torch:1f1b", "plain")
 WARM_UP = 3
 
 
@@ -49,7 +52,8 @@ def main() -> None:
 
     def figure(system: str) -> float:
         command = [__file__, "--as", system, "--case", arguments.case, "--steps", str(arguments.steps)]
-        found = measured([*command, *["--compile"] * arguments.compile], 1 if system == "plain" else 2, 1)
+        command += ["--compile"] * arguments.compile
+        found = measured(command, 1 if system == "plain" else 2, 1, torchrun=system.startswith("torch:"))
         losses[system] = found["losses"]
         return median(found["seconds"][WARM_UP:]) * 1e3
 

@@ -8,7 +8,9 @@ two stages of 24. `plain` is one process, microbatch by microbatch, with autogra
 take if nothing were lost, and the figure shown for it. A step is forward, backward, the update, and the loss on every
 rank; the batches are drawn before.
 
-Of torch's schedules, zb1p is ZB1P (`ScheduleInterleavedZeroBubble`) with one stage a rank, zero_bubble with two.
+Each is started by its own launcher: ours binds ranks to cores, torchrun does not; `bound:SCHEDULE` is torch's schedule
+in processes that are bound as ours are. Of torch's schedules, zb1p is ZB1P (`ScheduleInterleavedZeroBubble`) with one
+stage a rank, zero_bubble with two.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def main() -> None:
     def figure(system: str) -> float:
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
         ranks = 1 if system == "plain" else RANKS
-        found = measured([__file__, "--as", system, *options], ranks, 1)
+        command = [__file__, "--as", system, *options]
+        found = measured(command, ranks, 1, torchrun=system.startswith("torch:"))
         losses[system] = found["losses"]
         return median(found["seconds"][WARM_UP:]) * 1e3 * ranks / RANKS
 

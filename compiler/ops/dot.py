@@ -9,9 +9,9 @@ from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted,
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
-# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 15 µs a
-# call outweigh its speed.
-LARGE = 1 << 23
+# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 12 µs a
+# call outweigh its speed; where the left matrix lies transposed in memory, which oneDNN copies, for twice as many.
+LARGE = 1 << 22
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -54,10 +54,8 @@ class Dot(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """oneDNN copies a left matrix that lies transposed in memory."""
-        arguments = [Argument("x", type) for type in operands]
-        if not self._large(arguments, results):
-            return 0
-        return operands[0].bytes if _Plan(self, arguments).left_is_turned else 0
+        plan = _Plan(self, [Argument("x", type) for type in operands])
+        return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
@@ -74,7 +72,7 @@ class Dot(Op):
             other = permuted(arguments[1].text, arguments[1].type.names, order)
             return f"torch.dot({arguments[0].text}.reshape(-1), {other}.reshape(-1))"
         left, right = plan.matrices()
-        large = self._large(arguments, results)
+        large = self._large(plan, results)
         product = f"{'torch.bmm' if plan.batch else 'kernels.matmul' if large else 'torch.mm'}({left}, {right})"
         text = product if plan.flat else f"{product}.view{shape_text(plan.product_shape)}"
         return permuted(text, plan.product_axes, results[0].names)
@@ -89,12 +87,12 @@ class Dot(Op):
         left, right = plan.matrices()
         rows, columns = plan.matrix_shape
         total = target.text if plan.flat else f"{target.text}.view({rows}, {columns})"
-        if self._large(arguments, (result,)):
+        if self._large(plan, (result,)):
             return f"kernels.add_matmul({total}, {left}, {right})"
         return f"{total}.addmm_({left}, {right})"
 
-    def _large(self, arguments: Sequence[Argument], results: Sequence[Type]) -> bool:
-        return self.flops([each.type for each in arguments], results) >= LARGE
+    def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
+        return self.flops((plan.a.type, plan.b.type), results) >= LARGE * (2 if plan.left_is_turned else 1)
 
 
 def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:

@@ -1,23 +1,73 @@
-"""torch.compile for segments of emitted functions: one graph each, of fixed shapes."""
+"""What torch compiles: segments of emitted functions, one graph each, of fixed shapes.
+
+A segment is a graph already, a function of tensors without a branch. So it goes to Inductor, the back end of
+torch.compile, as it is: Dynamo, which guards what it has seen of Python, and AOTAutograd, which looks at every argument
+for autograd, would take as long at each call as a small segment's arithmetic.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-# Strides may differ between places that call a segment, each of which is then compiled once.
-VARIANTS = 64
+from torch import Tensor
+
+_tracing = False
+
+
+def is_tracing() -> bool:
+    """Whether a segment is being compiled: kernels then say what they compute, rather than choose the quickest way."""
+    return _tracing
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch compiles it, when it is first called."""
-    import torch._dynamo
-    import torch._inductor.config
+    """The function as torch compiles it, when it is first called; again for tensors that lie otherwise in memory."""
+    variants: dict[tuple[tuple[int, ...], ...], tuple[Callable[[list[Tensor]], Any], bool]] = {}
 
-    torch._dynamo.config.recompile_limit = VARIANTS
-    torch._dynamo.config.accumulated_recompile_limit = 64 * VARIANTS
+    def call(*tensors: Tensor) -> Any:
+        strides = tuple([tensor.stride() for tensor in tensors])
+        if strides not in variants:
+            variants[strides] = _compile(function, tensors)
+        run, alone = variants[strides]
+        results = run(list(tensors))
+        return results[0] if alone else results
+
+    return call
+
+
+def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Callable[[list[Tensor]], Any], bool]:
+    """What Inductor makes of the function for such tensors, and whether its result is one tensor by itself."""
+    import torch._inductor.config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     # Ranks compile side by side, one to a core or so: no processes of their own, which would outlive a killed rank.
     torch._inductor.config.compile_threads = 1
-    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    alone = False
+
+    def results(*tensors: Tensor) -> tuple[Tensor, ...]:
+        nonlocal alone
+        found = function(*tensors)
+        alone = not isinstance(found, tuple)
+        return (found,) if alone else found
+
+    results(*tensors)  # tables that kernels make once and keep are there then, and become constants
+    trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+    with _under_way():
+        graph = trace(*tensors)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return compile_fx_inner(graph, list(tensors)), alone
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    global _tracing
+    _tracing = True
+    try:
+        yield
+    finally:
+        _tracing = False

@@ -9,6 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.compiling import is_tracing
+
 aten = torch.ops.aten
 
 
@@ -21,7 +23,7 @@ def gelu(x: Tensor) -> Tensor:
     """The tanh form."""
     if not _by_sigmoid(x):
         return torch.nn.functional.gelu(x, approximate="tanh")
-    if torch.compiler.is_compiling():
+    if is_tracing():
         return x * torch.sigmoid(x * (ROOT + CUBE * ROOT * x * x))
     return torch.addcmul(_number(ROOT, x.dtype), x, x, value=CUBE * ROOT).mul_(x).sigmoid_().mul_(x)
 

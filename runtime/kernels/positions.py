@@ -12,14 +12,9 @@ from torch import Tensor
 from partita.runtime.kernels.dtypes import DTYPES, widened
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines; to torch.compile they are constants."""
-    return _table(count, half, base, dtype, device)
-
-
 @lru_cache(maxsize=32)
-def _table(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines."""
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     position = torch.arange(count, dtype=torch.float64, device=device)
     rate = base ** (-torch.arange(half, dtype=torch.float64, device=device) / half)

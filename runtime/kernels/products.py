@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.compiling import is_tracing
+
 _mkldnn: Any = torch.backends.mkldnn
 ONEDNN = _mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
@@ -29,7 +31,7 @@ _make_library: Any = torch.library.Library
 _library = _make_library("partita", "FRAGMENT")
 _library.define("matmul(Tensor a, Tensor b) -> Tensor")
 _library.impl("matmul", _product, "CPU")
-# What torch.compile needs to know of it: the result's shape.
+# What compiling needs to know of it: the result's shape.
 _library._register_fake("matmul", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
 
@@ -37,8 +39,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """[m, k] times [k, n]."""
     if not _by_onednn(a):
         return torch.mm(a, b)
-    # torch.compile takes oneDNN's operation for a layer with weights that never change: to it, this is one of ours.
-    return cast(Tensor, torch.ops.partita.matmul(a, b)) if torch.compiler.is_compiling() else _product(a, b)
+    # Inductor takes oneDNN's operation for a layer with weights that never change: to it, this is one of ours.
+    return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
 
 
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
