@@ -39,6 +39,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Callable[[list[Tensor]], Any], bool]:
     """What Inductor makes of the function for such tensors, and whether its result is one tensor by itself."""
     import torch._inductor.config
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
@@ -60,7 +61,10 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
         graph = trace(*tensors)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return compile_fx_inner(graph, list(tensors)), alone
+    # With inputs of the mode in which it was traced: only then torch keeps what it compiles on disk.
+    stand_ins = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(stand_ins[0].fake_mode)):
+        return compile_fx_inner(graph, stand_ins), alone
 
 
 @contextmanager
