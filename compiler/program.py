@@ -103,7 +103,8 @@ class StageProgram:
     microbatch's part of each input; `sends` and `receives` the slots of messages, `released` those of sent values
     that no later function of this stage reads. `functions` names those that are
     not empty, by kind (P, F, B, W, BW, R). `saved` is what one microbatch keeps from F for the backward pass, in bytes;
-    `kept` what is left of it from B to W, with what B adds; `peak` the most bytes that any function holds beside that.
+    `kept` what is left of it from B to W, with what B adds; `peaks` the most that each kind of function holds beyond
+    what its microbatch has there before it or after it, whichever is more.
     """
 
     index: int
@@ -121,7 +122,7 @@ class StageProgram:
     functions: Mapping[str, str]
     saved: int
     kept: int
-    peak: int
+    peaks: Mapping[str, int]
 
 
 @frozen

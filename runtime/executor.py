@@ -1,8 +1,8 @@
 """Runs a program's steps on one rank: a loop over the rank's instructions.
 
-All that can be decided beforehand is: the loop calls closures bound once, and waits on the handles that they
-return. A step is a generator that yields while a handle is not done; real transports wait inside `done`, so
-there it never yields.
+All that can be decided beforehand is: the loop calls closures bound once, and runs the generators that they return
+where they have to wait. A step is a generator that yields while a handle is not done; real transports wait inside
+`done`, so there it never yields.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from types import GeneratorType
 
 import torch
 
 from partita.compiler.partition.update import SQUARE
-from partita.compiler.program import InputPart, Program
+from partita.compiler.program import Program
 from partita.runtime.context import Context, begun
 from partita.runtime.faults import NotFinite
 from partita.runtime.inputs import Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
-from partita.runtime.stages import Memory, Stage, empty, load
+from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
 from partita.runtime.transports.transport import Tensors, Transport
@@ -52,16 +51,17 @@ class Executor:
         self.transport = transport
         self.context = Context(seed, device, coordinates=program.mesh.coordinates(rank), transport=transport)
         functions = load(program)
-        self.stages = {i: Stage(program.stages[i], functions, memory, device) for i in self.record.stages}
+        self.stages = {
+            i: Stage(program.stages[i], functions, memory, device, program.microbatches) for i in self.record.stages
+        }
         self._finish = functions[self.record.finish]
         self._update = functions[self.record.update] if self.record.update else None
-        self._tied = tuple(empty(each.type, device) for each in self.record.receives)
+        self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
         self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         records = [stage.record for stage in self.stages.values()]
         self._reads = Inputs(program, records, self.context.coordinates, device)
-        self._inputs: dict[InputPart, torch.Tensor] = {}
         self._reducing: dict[int, Waits] = {}
-        binder = Binder(program, self.record, self.stages, transport, self.context, self._inputs, self._reducing)
+        binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
@@ -84,22 +84,12 @@ class Executor:
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._both_marks
         self._flight.begin(self._activity, number)
-        self._inputs.update(self._reads.load(batch))
-        for stage in self.stages.values():
-            stage.clear()
-            whole = tuple(self._inputs[part_read(each)] for each in stage.record.whole_inputs)
-            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, context))
+        yield from self._prologues(batch)
         mark()
         for run in instructions:
             waits = run()
-            if waits is None:
-                continue
-            if isinstance(waits, GeneratorType):
+            if waits is not None:
                 yield from waits
-            else:
-                while not waits.done():  # type: ignore[union-attr]
-                    yield
-        self._inputs.clear()
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
@@ -137,6 +127,14 @@ class Executor:
         self._flight.mark()
         assert self.stopwatch is not None
         self.stopwatch.mark()
+
+    def _prologues(self, batch: Mapping[str, torch.Tensor]) -> Waits:
+        """The stages get what they read of the batch, and compute their constants."""
+        inputs = self._reads.load(batch)
+        for stage in self.stages.values():
+            stage.begin(inputs)
+            whole = tuple(inputs[part_read(each)] for each in stage.record.whole_inputs)
+            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context))
 
     def _all_totals(self) -> Waits:
         """What the rank's stages have accumulated, reduced, and the buffers for the tied totals that it is sent."""

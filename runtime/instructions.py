@@ -1,60 +1,62 @@
 """A rank's instructions as closures, bound once: all that can be decided before a step is decided here.
 
-A closure returns None, or the handle to wait for, or (where an emitted function communicates along the mesh) a
-generator that is to be run to its end.
+A closure returns None, or, where what it does is not through, a generator that is to be run to its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from inspect import isgeneratorfunction
 from typing import Any
 
-import torch
 from attrs import define, frozen
 
-from partita.compiler.instructions import Compute, PostReceive, PostSend, Transfer, WaitReceive
-from partita.compiler.program import InputPart, Program, RankProgram
+from partita.compiler.instructions import Compute, PostReceive, PostSend, Transfer
+from partita.compiler.program import Program, RankProgram
 from partita.runtime.context import Context, begun
-from partita.runtime.inputs import part_read
-from partita.runtime.stages import Stage, empty
+from partita.runtime.stages import Stage, allocator
 from partita.runtime.transports.transport import Handle, Transport
 
 Waits = Generator[None, None, Any]
-Bound = Callable[[], Handle | Waits | None]
+Bound = Callable[[], Waits | None]
 
 
 @define(eq=False, slots=True)
-class _Cell:
-    """A transfer under way: its handle, and the tensor that must live until it is done."""
+class _UnderWay:
+    """A transfer under way. Its handle keeps the tensor alive."""
 
     handle: Handle | None = None
-    tensor: torch.Tensor | None = None
 
-    def posted(self) -> Handle | None:
-        """The handle to wait for."""
-        return self.handle
+    def wait(self) -> Waits | None:
+        """Wait for it, and let go of it."""
+        handle, self.handle = self.handle, None
+        assert handle is not None
+        return None if handle.done() else _rest(handle)
 
-    def forget(self) -> None:
-        """Let go of the tensor."""
-        self.handle = self.tensor = None
+
+def _rest(handle: Handle) -> Waits:
+    """The wait for what was not done when it was asked."""
+    yield
+    while not handle.done():
+        yield
 
 
 @frozen(eq=False)
 class Binder:
-    """Binds a rank's instructions. `inputs` will hold the parts of the step's batch, and `reducing` the stages whose
-    `reduce` has begun, with the rest of it."""
+    """Binds a rank's instructions. `reducing` will hold the stages whose `reduce` has begun, with the rest of it.
+
+    An instruction lets go of the slots of its frame that nothing needs after it: of all, if it is the frame's last.
+    """
 
     program: Program
     record: RankProgram
     stages: Mapping[int, Stage]
     transport: Transport
     context: Context
-    inputs: Mapping[InputPart, torch.Tensor]
     reducing: dict[int, Waits]
 
     def bind(self) -> tuple[tuple[Bound, ...], ...]:
-        """The closures of each instruction: one, two for a wait, and one more for each stage that begins to reduce."""
+        """The closures of each instruction: one, and one more for each stage that begins to reduce."""
         last_send: dict[tuple[int, int, int], int] = {}
         last_touch: dict[tuple[int, int], int] = {}
         for i, instruction in enumerate(self.record.instructions):
@@ -65,67 +67,58 @@ class Binder:
                 last_touch[message.source, microbatch] = i
             elif isinstance(instruction, Compute):
                 last_touch[instruction.stage, instruction.action.microbatch] = i
-        cells: dict[Transfer, _Cell] = {}
+        transfers: dict[Transfer, _UnderWay] = {}
         bound: list[tuple[Bound, ...]] = []
         for i, instruction in enumerate(self.record.instructions):
             if isinstance(instruction, Compute):
                 final = last_touch[instruction.stage, instruction.action.microbatch] == i
-                own: tuple[Bound, ...] = (self._compute(instruction, final),)
+                own = self._compute(instruction, final)
             else:
                 transfer = instruction.transfer
-                cell = cells.setdefault(transfer, _Cell())
+                under_way = transfers.setdefault(transfer, _UnderWay())
                 if isinstance(instruction, PostSend):
                     source = transfer.message.source
                     slot = self.program.stages[source].sends[transfer.message]
-                    release = last_send[source, slot, transfer.microbatch] == i
+                    last = last_send[source, slot, transfer.microbatch] == i
                     final = last_touch[source, transfer.microbatch] == i
-                    own = (self._post_send(transfer, cell, release, final),)
+                    own = self._post_send(transfer, under_way, last, final)
                 elif isinstance(instruction, PostReceive):
-                    own = (self._post_receive(transfer, cell),)
+                    own = self._post_receive(transfer, under_way)
                 else:
-                    arrives = isinstance(instruction, WaitReceive)
-                    own = (cell.posted, self._arrive(transfer, cell) if arrives else cell.forget)
-            bound.append((*own, *(self._reduce(stage) for stage in self.record.reductions.get(i, ()))))
+                    own = under_way.wait
+            bound.append((own, *(self._reduce(stage) for stage in self.record.reductions.get(i, ()))))
         return tuple(bound)
 
     def _compute(self, instruction: Compute, final: bool) -> Bound:
-        """Run a function of a stage on a microbatch; `final`: nothing later touches its frame."""
-        stage = self.stages[instruction.stage]
+        """Run a function of a stage on a microbatch, and hand over what it made; `final`: the frame's last."""
+        stage, context = self.stages[instruction.stage], self.context
         kind, microbatch = instruction.action.kind, instruction.action.microbatch
-        function = stage.functions.get(kind)
-        context, record = self.context, stage.record
-        parts = [(part_read(each), each.slot) for each in record.inputs] if kind == "F" else []
+        function: Callable[..., Any] = stage.functions.get(kind, _nothing)
+        record, frame, accumulators = stage.record, stage.frames[microbatch], stage.accumulators
         direction = "F" if kind == "F" else "B"
         sent = set(record.sends.values())
         overs = [
-            (each.slot, self.stages[each.stage], each.target_slot)
+            (each.slot, self.stages[each.stage].frames[microbatch], each.target_slot)
             for each in record.hand_overs
             if each.kind == direction and kind != "W"
         ]
         over = [slot for slot, _, _ in overs if slot in record.released and slot not in sent]
-
-        def call() -> Any:
-            frame = stage.frame(microbatch)
-            for part, slot in parts:
-                frame[slot] = self.inputs[part][microbatch]  # type: ignore[index]
-            context.microbatch = microbatch
-            return function(stage.constants, frame, stage.accumulators, context) if function is not None else None
+        ended: Sequence[int] = range(record.frame) if final else over
 
         def hand_over() -> None:
-            frame = stage.frame(microbatch)
             for slot, target, target_slot in overs:
-                target.frame(microbatch)[target_slot] = frame[slot]
-            for slot in over:
+                target[target_slot] = frame[slot]
+            for slot in ended:
                 frame[slot] = None
-            if final:
-                del stage.frames[microbatch]
 
         def run() -> None:
-            call()
+            context.microbatch = microbatch
+            function(stage.constants, frame, accumulators, context)
             hand_over()
 
         def run_communicating() -> Waits:
-            yield from begun(call())
+            context.microbatch = microbatch
+            yield from begun(function(stage.constants, frame, accumulators, context))
             hand_over()
 
         return run_communicating if isgeneratorfunction(function) else run
@@ -139,45 +132,36 @@ class Binder:
 
         return run
 
-    def _post_send(self, transfer: Transfer, cell: _Cell, release: bool, final: bool) -> Bound:
-        """Post a send from a frame; `release`: the slot is not needed after it, unless the backward pass reads it."""
+    def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Bound:
+        """Post a send from a frame; `last`: of all of this slot."""
         stage = self.stages[transfer.message.source]
         slot = stage.record.sends[transfer.message]
-        release = release and slot in stage.record.released
-        channel, microbatch = transfer.channel, transfer.microbatch
+        frame, channel, send = stage.frames[transfer.microbatch], transfer.channel, self.transport.send
+        own = (slot,) if last and slot in stage.record.released else ()
+        ended: Sequence[int] = range(stage.record.frame) if final else own
 
         def run() -> None:
-            frame = stage.frames[microbatch]
             tensor = frame[slot]
             assert tensor is not None, f"{transfer} was not computed"
-            if release:
-                frame[slot] = None
-            if final:
-                del stage.frames[microbatch]
-            cell.tensor = tensor
-            cell.handle = self.transport.send(channel, tensor)
+            under_way.handle = send(channel, tensor)
+            for each in ended:
+                frame[each] = None
 
         return run
 
-    def _post_receive(self, transfer: Transfer, cell: _Cell) -> Bound:
-        """Post a receive into a new buffer."""
-        _, type = self.program.stages[transfer.message.destination].receives[transfer.message]
-        device = self.context.device
-
-        def run() -> None:
-            cell.tensor = empty(type, device)
-            cell.handle = self.transport.receive(transfer.channel, cell.tensor)
-
-        return run
-
-    def _arrive(self, transfer: Transfer, cell: _Cell) -> Bound:
-        """Put what has arrived into its frame."""
+    def _post_receive(self, transfer: Transfer, under_way: _UnderWay) -> Bound:
+        """Post a receive into a new buffer. It is in the frame at once; what it holds is undefined until the wait."""
         stage = self.stages[transfer.message.destination]
-        slot, _ = stage.record.receives[transfer.message]
-        microbatch = transfer.microbatch
+        slot, type = stage.record.receives[transfer.message]
+        frame, channel, receive = stage.frames[transfer.microbatch], transfer.channel, self.transport.receive
+        new = allocator(type, self.context.device)
 
         def run() -> None:
-            stage.frame(microbatch)[slot] = cell.tensor
-            cell.forget()
+            frame[slot] = buffer = new()
+            under_way.handle = receive(channel, buffer)
 
         return run
+
+
+def _nothing(*_: Any) -> None:
+    """The function of an action that has nothing to compute."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from attrs import define, field
 
-from partita.compiler.program import Program, StageProgram
+from partita.compiler.program import InputPart, Program, StageProgram
 from partita.dsl.types import Type
+from partita.runtime.inputs import part_read
 from partita.runtime.kernels.dtypes import DTYPES
+
+Frame = list[torch.Tensor | None]
 
 
 @define(eq=False)
@@ -35,13 +38,13 @@ def _functions(source: str, name: str) -> Mapping[str, Callable[..., Any]]:
     return namespace
 
 
-def empty(type: Type, device: torch.device) -> torch.Tensor:
-    """A tensor of a type, its content undefined."""
-    return torch.empty(type.shape, dtype=DTYPES[type.dtype], device=device)
+def allocator(type: Type, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Makes tensors of a type, their content undefined."""
+    return partial(torch.empty, type.shape, dtype=DTYPES[type.dtype], device=device)
 
 
 class Stage:
-    """A stage under way: its constants of the step, accumulators, and a frame for each microbatch in flight."""
+    """A stage under way: its constants of the step, accumulators, and a frame for each microbatch."""
 
     def __init__(
         self,
@@ -49,23 +52,26 @@ class Stage:
         functions: Mapping[str, Callable[..., Any]],
         memory: Memory,
         device: torch.device,
+        microbatches: int,
     ) -> None:
         self.record = record
         self.functions = {kind: functions[name] for kind, name in record.functions.items()}
         self.masters = tuple(memory.masters[name] for name in record.parameters)
-        self.accumulators = tuple(empty(each.type, device) for each in record.accumulators)
+        self.accumulators = tuple(allocator(each.type, device)() for each in record.accumulators)
         self.constants: tuple[torch.Tensor, ...] = ()
-        self.frames: dict[int, list[torch.Tensor | None]] = {}
+        self.frames: tuple[Frame, ...] = tuple([None] * record.frame for _ in range(microbatches))
 
-    def frame(self, microbatch: int) -> list[torch.Tensor | None]:
-        """The frame of a microbatch; a new one if it has none."""
-        frame = self.frames.get(microbatch)
-        if frame is None:
-            frame = self.frames[microbatch] = [None] * self.record.frame
-        return frame
+    @property
+    def in_flight(self) -> list[int]:
+        """The microbatches whose frame holds anything; none between steps."""
+        return [i for i, frame in enumerate(self.frames) if any(slot is not None for slot in frame)]
 
-    def clear(self) -> None:
-        """Accumulators as a step begins."""
+    def begin(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
+        """As a step begins: accumulators are reset, and every frame gets its microbatch's part of the inputs."""
+        for part in self.record.inputs:
+            assert part.slot is not None
+            for frame, own in zip(self.frames, inputs[part_read(part)].unbind(), strict=True):
+                frame[part.slot] = own
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
                 floats = tensor.is_floating_point()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.compiler.communication import communicate
 from partita.compiler.emission.emit import StageEmitter
-from partita.compiler.emission.memory import held, working_set
+from partita.compiler.emission.memory import beside, held
 from partita.compiler.emission.writer import Module, Writer
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
@@ -159,18 +159,22 @@ def _stage_program(
     forward, backward = emitter.groups["F"], emitter.groups["B"]
     read_later = {v for node in emitter.groups["BW"] for v in node.inputs}
     read_by_weight = {v for node in emitter.groups["W"] for v in node.inputs}
-    saved = {v for node in forward for v in node.outputs} & read_later
-    kept = {v for node in (*forward, *backward) for v in node.outputs} & read_by_weight
+    literal = emitter.literal
+    saved = {v for node in forward for v in node.outputs} & read_later - literal
+    kept = {v for node in (*forward, *backward) for v in node.outputs} & read_by_weight - literal
     released = {
         emitter.slots.slot(node.inputs[0])
         for node in stage.nodes
         if isinstance(node.op, Send)
         and node.inputs[0] not in (read_later if node.op.direction == ONWARD else read_by_weight)
     }
-    peaks = [
-        working_set(emitter.order("F", saved), saved) - held(saved, forward),
-        working_set(emitter.order("BW", set()), set()),
-    ]
+    peaks = {}
+    for kind, there, left in (("F", (), saved), ("B", saved, kept), ("W", kept, ()), ("BW", saved, ())):
+        if kind in emitter.functions:
+            nodes = emitter.groups[kind]
+            before = {*there, *(node.output for node in nodes if isinstance(node.op, Receive))}
+            after = {*left, *(node.inputs[0] for node in nodes if isinstance(node.op, Send))}
+            peaks[kind] = beside(emitter.units(kind, after), before, after, stage.nodes)
     return StageProgram(
         index=stage.index,
         rank=rank,
@@ -193,7 +197,7 @@ def _stage_program(
         functions=emitter.functions,
         saved=held(saved, forward),
         kept=held(kept, (*forward, *backward)),
-        peak=max(0, *peaks),
+        peaks=peaks,
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from partita.compiler.emission.segments import compiled_order
+from partita.compiler.emission.segments import compiled_units
 from partita.compiler.emission.writer import Module, Writer
 from partita.compiler.graph import Input, Node, Phase, Value, without_turns
 from partita.compiler.lowering.placement import turn_of
@@ -73,6 +74,7 @@ class StageEmitter:
         self.literal = {v for node in stage.nodes if _literal(node) for v in node.outputs}
         self.kinds = set(kinds)
         self.constants = self._constants()
+        self.views: dict[tuple[str, str], str] = {}  # of constants, with their place in `p`
 
     def _constants(self) -> dict[Value, str]:
         """Values that hold for the whole step, with their place in `p`: parameters, then the prologue's results."""
@@ -88,7 +90,6 @@ class StageEmitter:
 
     def emit(self) -> None:
         """Write all functions of the stage."""
-        self._emit_prologue()
         crossing = _read(self.groups["BW"]) & _made(self.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
@@ -107,6 +108,7 @@ class StageEmitter:
         for kind, nodes in self.groups.items():
             if nodes and kind in self.kinds:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
+        self._emit_prologue()  # at last: now it is known which views they read
 
     def _emit_prologue(self) -> None:
         writer = Writer(PROLOGUE, module=self.module, stem=f"stage{self.stage.index}_prologue")
@@ -117,6 +119,8 @@ class StageEmitter:
             writer.texts[each.value] = Argument(f"x[{i}]", each.value.type)
         writer.block(self.prologue, set(self.constants), {})
         results = [writer.argument(value).text for value in self.constants]
+        of = dict(zip(self.constants.values(), results, strict=True))
+        results += [of[text] + how for text, how in self.views]
         body = [*writer.lines, f"return ({', '.join(results)}{',' if results else ''})"]
         name = f"stage{self.stage.index}_prologue"
         self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
@@ -134,7 +138,7 @@ class StageEmitter:
 
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = _made(nodes)
-        writer = Writer(FUNCTION, self.constants, self.module, f"stage{self.stage.index}_{name}")
+        writer = Writer(FUNCTION, self._known(), self.module, f"stage{self.stage.index}_{name}")
         for node in self.stage.nodes:
             if _literal(node):
                 text = node.op.emit((), (node.output.type,))
@@ -165,6 +169,15 @@ class StageEmitter:
         full = f"stage{self.stage.index}_{name}"
         self.functions[kind] = self.module.add(full, FUNCTION, body or ["pass"], f"{kind} of a microbatch.")
 
+    def _known(self) -> dict[Value, Argument]:
+        """The constants as arguments; to what torch compiles views cost nothing."""
+        views = {text: None if self.module.compiled else partial(self._view, text) for text in self.constants.values()}
+        return {value: Argument(text, value.type, views=views[text]) for value, text in self.constants.items()}
+
+    def _view(self, text: str, how: str) -> str:
+        """The text of a view of a constant, which the prologue makes."""
+        return self.views.setdefault((text, how), f"p[{len(self.constants) + len(self.views)}]")
+
     def _segments(
         self,
         writer: Writer,
@@ -177,11 +190,15 @@ class StageEmitter:
         # What stood in the frame for the last time, or came out of a run, ends with its last use.
         for turn, run, keep in self._runs(nodes, wanted):
             made = _made(run)
+            reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             if turn is None or len(run) < SEGMENT:
                 writer.block(run, keep, accumulators)
+                if not self.module.compiled:
+                    # A block leaves what its last line reads to the end of the function, which may be far.
+                    last = (*run[-1].inputs, *run[-1].outputs)
+                    reads += [v for v in dict.fromkeys(last) if v in made and v not in keep and v in writer.texts]
             else:
                 self._call(writer, turn, run, keep, accumulators)
-            reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             ended = [v for v in reads if not writer.argument(v).literal]
             if ended:
                 writer.lines.append(f"del {', '.join(writer.argument(v).text for v in ended)}")
@@ -209,13 +226,12 @@ class StageEmitter:
         after.reverse()
         return [(turn, run, keep) for (turn, run), keep in zip(runs, after, strict=True)]
 
-    def order(self, kind: str, keep: set[Value]) -> list[Node]:
-        """The nodes of a function as it runs them; `keep` outlives it."""
-        nodes = self.groups[kind]
+    def units(self, kind: str, keep: set[Value]) -> list[list[list[Node]]]:
+        """The nodes of a function as it runs them, by run and by what of it is one line; `keep` outlives it."""
+        runs = self._runs(self.groups[kind], keep)
         if not self.module.compiled:
-            return nodes
-        runs = self._runs(nodes, keep)
-        return [node for _, run, keep in runs for node in compiled_order(run, keep, self.literal)]
+            return [[[node] for node in run] for _, run, _ in runs]
+        return [compiled_units(run, left, self.literal) for _, run, left in runs]
 
     def _call(
         self,
@@ -233,6 +249,16 @@ class StageEmitter:
         made = _made(run)
         given: list[str] = []
         names: list[str] = []
+        views: dict[tuple[str, str], str] = {}
+
+        def view(outer: Argument, name: str, how: str) -> str:
+            """A view that the caller has, as one more argument."""
+            if (name, how) not in views:
+                views[name, how] = inner.free_name(f"{name}_matrix")
+                names.append(views[name, how])
+                given.append(outer.viewed(how))
+            return views[name, how]
+
         for value in _ordered_reads(run):
             if value in made:
                 continue
@@ -246,6 +272,8 @@ class StageEmitter:
                 outside = "d" if value.name.startswith("d(") else "x"
             names.append(inner.name(value, outside))
             given.append(outer.text)
+            if outer.views is not None:
+                inner.texts[value] = evolve(inner.texts[value], views=partial(view, outer, names[-1]))
         targets: dict[str, tuple[str, Value]] = {}
         for node in run:
             if isinstance(node.op, Accumulate) and node.op.target not in targets:
@@ -258,6 +286,11 @@ class StageEmitter:
         body = list(inner.lines)
         texts = [inner.argument(v).text for v in results]
         body.append(f"return {', '.join(texts)}" if texts else "return")
+        # Of some constants only views are read.
+        text = "\n".join(body)
+        unread = {name for name, _ in views if not re.search(rf"\b{name}\b", text)}
+        given = [each for name, each in zip(names, given, strict=True) if name not in unread]
+        names = [name for name in names if name not in unread]
         function = self.module.shared(stem, ", ".join(["c", *names]), body)
         for node in run:
             if _literal(node):

@@ -59,9 +59,12 @@ def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collectio
     return units
 
 
-def compiled_order(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node]:
-    """The order in which the nodes then run."""
-    return [node for _, run in _runs(nodes, keep, literal) for node in run]
+def compiled_units(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[list[Node]]:
+    """The nodes in the order in which they then run: those of a segment together, any other alone."""
+    units: list[list[Node]] = []
+    for together, run in _runs(nodes, keep, literal):
+        units += [run] if together and len(run) >= SHORTEST else [[node] for node in run]
+    return units
 
 
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:

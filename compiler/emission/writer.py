@@ -74,7 +74,11 @@ class Writer:
     """
 
     def __init__(
-        self, arguments: str, known: Mapping[Value, str] | None = None, module: Module | None = None, stem: str = ""
+        self,
+        arguments: str,
+        known: Mapping[Value, Argument] | None = None,
+        module: Module | None = None,
+        stem: str = "",
     ) -> None:
         self.module = module
         self.trace = module is not None and module.trace
@@ -82,7 +86,7 @@ class Writer:
         self.lines: list[str] = []
         self.waits = False  # whether it waits for collectives: then the function is a generator
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives under way
-        self.texts: dict[Value, Argument] = {v: Argument(text, v.type) for v, text in (known or {}).items()}
+        self.texts: dict[Value, Argument] = dict(known or {})
         self._taken = set(arguments.split(", "))
         self._counts: dict[str, int] = {}  # where to go on looking for a free name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.ops.op import SUM, Argument, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
@@ -85,6 +86,12 @@ class _Attention(Positioned):
         q, k = operands[:2]
         return wide_bytes(q.without([self.along])) * k.axis(self.over).size
 
+    def _repeated_bytes(self, operands: Sequence[Type]) -> int:
+        """The size of keys and values repeated along the axes that only queries have."""
+        q, k, v = operands[:3]
+        _, own, _ = self._orders(q, k, v)
+        return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
+
     def _names(self, types: Sequence[Type]) -> list[str]:
         shared, own, position = self._orders(*types[:3])
         return [*shared, *own, *position]
@@ -130,8 +137,8 @@ class Attend(_Attention):
         return full // 2 if self.causal else full
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """With a mask or bias, scores and their exponentials; a fused kernel's are a few rows."""
-        return 3 * self._scores_bytes(operands)
+        """Repeated keys and values; with a mask or bias, scores and their exponentials."""
+        return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands)
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """`attend_gradient`, all at once; the denominator has no cotangent."""
@@ -198,8 +205,8 @@ class AttendGradient(_Attention):
         return full // 2 if self.causal else full
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """With a mask or bias, scores, probabilities and their gradients; a fused kernel's are a few rows."""
-        return 4 * self._scores_bytes(operands)
+        """Repeated keys and values, their gradients; with a mask or bias, scores, probabilities and their gradients."""
+        return 4 * self._scores_bytes(operands) + 2 * self._repeated_bytes(operands)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, and its results in their operands' orders."""

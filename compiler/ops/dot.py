@@ -157,12 +157,12 @@ class _Plan:
         if self._turned(argument, first, second):
             # A view, no copy.
             if len(first) == len(second) == 1:
-                return f"{argument.text}.t()"
-            return f"{argument.text}.reshape{shape_text((_size(second), _size(first)))}.t()"
-        text = permuted(argument.text, names, straight)
+                return argument.viewed(".t()")
+            return argument.viewed(f".reshape{shape_text((_size(second), _size(first)))}.t()")
         if len(first) == len(second) == 1:
-            return text
-        return f"{text}.reshape{shape_text((_size(first), _size(second)))}"
+            return permuted(argument.text, names, straight)
+        matrix = f".reshape{shape_text((_size(first), _size(second)))}"
+        return argument.viewed(matrix) if list(names) == straight else permuted(argument.text, names, straight) + matrix
 
     def _turned(self, argument: Argument, first: tuple, second: tuple) -> bool:  # type: ignore[type-arg]
         """Whether a matrix of two groups of axes lies transposed in memory."""

@@ -32,11 +32,19 @@ class Way:
 
 @frozen
 class Argument:
-    """An operand in emitted source: its text (a name or a literal) and type."""
+    """An operand in emitted source: its text (a name or a literal) and type.
+
+    `views` gives the text of a view of it, where such views are made once a step.
+    """
 
     text: str
     type: Type
     literal: bool = False
+    views: Callable[[str], str] | None = field(default=None, eq=False)
+
+    def viewed(self, how: str) -> str:
+        """The text of a view of it; `how` is what makes it, `.t()`, and copies nothing."""
+        return self.views(how) if self.views else self.text + how
 
 
 class Op:

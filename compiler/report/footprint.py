@@ -3,10 +3,12 @@
 A step has three moments, and the peak is the greatest of them, beside what is always there:
 
     always        this rank's parts of masters, optimizer states and gradient accumulators, totals that it is sent, and
-                  what its stages compute with for a whole step (casts of masters, gathered parameters)
+                  what its stages compute with for a whole step (casts of masters, gathered parameters), and tables
+                  that kernels keep
     its start     whole batches of the inputs, and a stage's constants, made anew beside those of the step before
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
-                  transfers in flight; gradients as they are reduced
+                  messages, from where they are made or a buffer waits for them to where they are read or have been
+                  sent; gradients as they are reduced
     its end       the reduced gradients, and the working set of the update
 
 A collective in flight holds what it sends and gets once more: of all, the greatest is counted.
@@ -14,24 +16,29 @@ A collective in flight holds what it sends and gets once more: of all, the great
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.communication import peak_in_flight
-from partita.compiler.emission.memory import held, working_set
+from partita.compiler.communication import DIRECTION, peak_in_flight
+from partita.compiler.emission.memory import held, line_by_line, roots, tables, working_set
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.instructions import Compute
+from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Send
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.partition.cut import StageGraph
+from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankProgram
 from partita.compiler.report.traffic import update_nodes
 
 if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
     from partita.compiler.pipeline import Compilation
+
+# For tensors of one number or a few: statistics, a step's number, constants. There are a dozen.
+_NUMBERS = 1 << 10
 
 
 def peak_memory(state: Compilation, rank: RankProgram) -> int:
@@ -47,7 +54,7 @@ def peak_memory(state: Compilation, rank: RankProgram) -> int:
     during = inputs + _microbatches(state, rank, reduced)
     # Updates work in place: their results are parameter and state.
     in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
-    end = sum(reduced.values()) + working_set(in_place, set())
+    end = sum(reduced.values()) + working_set(line_by_line(in_place), ())
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update]
     return _always(state, rank, stages) + max(start, during, end) + _largest_buffer(groups)
 
@@ -62,7 +69,8 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
     beside = _always(state, rank, stages) + _inputs(state, rank) + peak_in_flight(rank.instructions)
-    beside += max(state.program.stages[index].peak for index in rank.stages) + sum(map(_made, reduce.values()))
+    beside += max(peak for index in rank.stages for peak in state.program.stages[index].peaks.values())
+    beside += sum(map(_made, reduce.values()))
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
     return limit - beside - _largest_buffer(groups)
 
@@ -77,6 +85,7 @@ def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph])
         total += local_type(record.type, record.state_layout, sizes).bytes * len(record.states)
     total += sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
     total += sum(each.type.bytes for each in rank.receives)
+    total += _NUMBERS + tables(node for stage in stages for node in stage.nodes)
     return total + sum(_constants(stage) for stage in stages)
 
 
@@ -87,7 +96,7 @@ def _constants(stage: StageGraph, remade: bool = False) -> int:
     casts = [p.value for p in stage.parameters if p.value.type.dtype != p.master.dtype]
     kept = {value for node in prologue for value in node.outputs if value in read}
     total = sum(value.type.bytes for value in casts if remade or value in read)
-    return total + (working_set(prologue, kept) if remade else held(kept, prologue))
+    return total + (working_set(line_by_line(prologue), kept) if remade else held(kept, prologue))
 
 
 def _inputs(state: Compilation, rank: RankProgram) -> int:
@@ -109,22 +118,41 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
 def _microbatches(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> int:
     """The greatest moment between the first and the last microbatch."""
     assert state.program is not None
+    sizes = _messages(state)
+    arriving: Counter[tuple[int, str]] = Counter()
+    leaving: Counter[tuple[int, str]] = Counter()
+    for message, size in sizes.items():
+        arriving[message.destination, message.direction] += size
+        leaving[message.source, message.direction] += size
     now = peak = 0
     for i, instruction in enumerate(rank.instructions):
-        if not isinstance(instruction, Compute):
-            continue
-        stage = state.program.stages[instruction.stage]
-        kind = instruction.action.kind
-        if kind == "F":
-            now += stage.saved
-        peak = max(peak, now + stage.peak)
-        if kind == "B":
-            now += stage.kept - stage.saved
-        elif kind != "F":
-            now -= stage.kept if kind == "W" else stage.saved
+        if isinstance(instruction, Compute):
+            stage, kind = state.program.stages[instruction.stage], instruction.action.kind
+            before = now
+            now += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
+            if kind in DIRECTION:
+                now += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
+            peak = max(peak, max(before, now) + stage.peaks.get(kind, 0))
+        elif isinstance(instruction, PostReceive):
+            now += sizes[instruction.transfer.message]
+        elif isinstance(instruction, WaitSend):
+            now -= sizes[instruction.transfer.message]
         now += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
         peak = max(peak, now)
-    return peak + peak_in_flight(rank.instructions)
+    return peak
+
+
+def _messages(state: Compilation) -> dict[Message, int]:
+    """What lives with a message at either end: a tensor of its own, or one of which it shows a part."""
+    assert state.partitioned is not None
+    found = {}
+    for stage in state.partitioned.stages:
+        behind = roots(stage.nodes)
+        for node in stage.nodes:
+            if isinstance(node.op, Send):
+                (value,) = node.inputs
+                found[message_of(node)] = max(value.type.bytes, behind.get(value, value).type.bytes)
+    return found
 
 
 def _largest_buffer(groups: Iterable[Sequence[Node]]) -> int:

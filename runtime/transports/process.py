@@ -39,21 +39,6 @@ CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of
 CLOSE_SECONDS = 5.0
 
 
-class _End:
-    """This rank's end of a channel: the communicator of its two ranks, and the other rank's number in it.
-
-    `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
-    """
-
-    def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup) -> None:
-        self.between = between
-        self.group = group
-        self.sends = between.source == rank
-        other = between.destination if self.sends else between.source
-        self.peer = dist.get_group_rank(group, other)
-        self.description = f"the {'send to' if self.sends else 'receive from'} rank {other} ({between})"
-
-
 @define(eq=False, slots=True)
 class Transferring:
     """A posted send or receive. Keeps its tensor alive until it is done."""
@@ -66,6 +51,26 @@ class Transferring:
         """Wait (on NCCL: let the current stream wait) and answer True; raises `ConnectionLost`."""
         wait(self.work, self.description)
         return True
+
+
+class _End:
+    """This rank's end of a channel: an operation of the communicator of its two ranks, and the other's number in it.
+
+    `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
+    """
+
+    def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup) -> None:
+        self.between = between
+        self.sends = between.source == rank
+        self.operation = group.send if self.sends else group.recv
+        other = between.destination if self.sends else between.source
+        self.peer = dist.get_group_rank(group, other)
+        self.description = f"the {'send to' if self.sends else 'receive from'} rank {other} ({between})"
+
+    def post(self, tensor: torch.Tensor) -> Transferring:
+        """Post the next transfer."""
+        assert tensor.is_contiguous(), f"{self.description}: a tensor that is not contiguous"
+        return Transferring(post(self.description, self.operation, [tensor], self.peer, 0), tensor, self.description)
 
 
 @define(eq=False)
@@ -129,15 +134,13 @@ class ProcessTransport:
         """Post a send of a contiguous tensor; it must not change until it is done."""
         end = self._channels[channel]
         assert end.sends, f"rank {self.rank} cannot send on {end.between}"
-        assert tensor.is_contiguous(), f"send on {end.between} of a tensor that is not contiguous"
-        return Transferring(post(end.description, end.group.send, [tensor], end.peer, 0), tensor, end.description)
+        return end.post(tensor)
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Transferring:
         """Post a receive into a contiguous tensor."""
         end = self._channels[channel]
         assert not end.sends, f"rank {self.rank} cannot receive on {end.between}"
-        assert buffer.is_contiguous(), f"receive on {end.between} into a tensor that is not contiguous"
-        return Transferring(post(end.description, end.group.recv, [buffer], end.peer, 0), buffer, end.description)
+        return end.post(buffer)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
         """Post a gather along a mesh axis."""

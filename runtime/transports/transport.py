@@ -29,7 +29,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Handle(Protocol):
-    """A posted operation."""
+    """A posted operation. It keeps its tensors alive until it is done."""
 
     def done(self) -> bool:
         """Whether the operation is complete; a real transport waits for it and answers True."""

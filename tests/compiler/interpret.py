@@ -8,6 +8,7 @@ import torch
 
 from partita.compiler.emission.writer import HEADER, Writer
 from partita.compiler.graph import Node, Value
+from partita.compiler.ops.op import Argument
 from partita.runtime.context import Context
 
 
@@ -15,7 +16,7 @@ def prepare(
     nodes: Sequence[Node], given: Sequence[Value], wanted: Sequence[Value], step: int = 1
 ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """The wanted values as a function of the given ones."""
-    writer = Writer("x, c", {value: f"x[{i}]" for i, value in enumerate(given)})
+    writer = Writer("x, c", {value: Argument(f"x[{i}]", value.type) for i, value in enumerate(given)})
     writer.block(nodes, set(wanted), {})
     results = []
     for value in wanted:

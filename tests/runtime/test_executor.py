@@ -107,7 +107,7 @@ def program() -> Program:
         return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
 
     def stage(index: int, **fields) -> StageProgram:
-        common = {"whole_inputs": (), "hand_overs": (), "released": frozenset(), "saved": 0, "kept": 0, "peak": 0}
+        common = {"whole_inputs": (), "hand_overs": (), "released": frozenset(), "saved": 0, "kept": 0, "peaks": {}}
         names = {kind: f"{kind.lower()}{index}" for kind in "PFR"}
         return StageProgram(index=index, rank=index, chunk=0, functions=names, frame=2, **common, **fields)
 
@@ -192,7 +192,7 @@ def test_functions_that_communicate(strict: bool) -> None:
                 torch.testing.assert_close(memories[rank].masters["w1"], 1 - 0.5 * number * gradient[half])
                 torch.testing.assert_close(memories[rank].states["momentum", "w1"], gradient[half])
                 torch.testing.assert_close(executor.totals[1, "d(w1)"], gradient[half])
-            assert not any(stage.frames for stage in executor.stages.values() if MESH.pipe_rank(rank))
+            assert not any(stage.in_flight for stage in executor.stages.values() if MESH.pipe_rank(rank))
 
 
 def test_a_reduction_begins_as_its_stage_is_done() -> None:

@@ -63,7 +63,7 @@ def ran(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
     loss, _ = run.step(1, BATCH)
     for rank in run.ranks:
         for stage in rank.training.stages.values():
-            assert not stage.frames, "a microbatch is left over"
+            assert not stage.in_flight, "a microbatch is left over"
     return loss, run.gradients()
 
 

@@ -36,7 +36,7 @@ def trained(plan, seed: int, tmp_path):
     for rank in run.ranks:
         for executor in (rank.training, rank.evaluation):
             for stage in executor.stages.values():
-                assert not stage.frames, f"stage {stage.record.index} keeps frames {list(stage.frames)}"
+                assert not stage.in_flight, f"stage {stage.record.index} keeps frames of {stage.in_flight}"
     return found, gradients, run.parameters(), evaluation
 
 

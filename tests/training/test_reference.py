@@ -92,4 +92,4 @@ def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
                 atol=1e-10,
                 msg=lambda m, n=name, k=step: f"{n} after {k}: {m}",
             )
-    assert all(not stage.frames for rank in run.ranks for stage in rank.training.stages.values())
+    assert all(not stage.in_flight for rank in run.ranks for stage in rank.training.stages.values())

@@ -1,0 +1,65 @@
+"""The compiler's bound of what a rank's tensors need, beside what torch's allocator has given out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from partita.compiler.report.footprint import peak_memory
+from partita.runtime.training import VirtualRun, prepare
+from tests.files import checked
+
+FILE = """
+axis batch = 64, embed = 64, ffn = 256
+block mlp(x: [batch, embed]) {{
+  param scale, shift: [embed] ~ ones()
+  param up: [embed, ffn] ~ normal(0.1)
+  param down: [ffn, embed] ~ normal(0.1)
+  let h = layer_norm(x, over = embed, scale = scale, shift = shift)
+  return x + dot(gelu(dot(h, up, over = embed)), down, over = ffn)
+}}
+model net(x: [batch, embed]) {{
+  repeat 4 as layer {{ let x = mlp(x) }}
+  loss mean(x * x)
+}}
+mesh m(pipe = 1)
+layout split on m {{ stage layer -> pipe {rules} }}
+schedule s = {schedule}
+train {{ model = net layout = split schedule = s data = random() optimizer = sgd(lr = 0.1) steps = 2 }}
+"""
+
+
+def peak_of(run: Callable[[], None]) -> int:
+    """The most bytes that torch's CPU allocator has given out at once while `run` ran."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("rules", ["", "recompute layer"])
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1", "zb_v"])
+def test_the_bound_holds_and_is_near(schedule: str, rules: str) -> None:
+    """Of B and W apart, and of chunks that hand values to one another, too."""
+    spec = checked(FILE.format(schedule=f"{schedule}(microbatches = 4)", rules=rules), "net.par")
+    plan = prepare(spec)
+    runs = []
+
+    def run() -> None:
+        runs.append(VirtualRun(plan))
+        batch = {"x": torch.ones(64, 64)}
+        for step in (1, 2):
+            runs[0].step(step, batch, 0.1)
+
+    peak = peak_of(run)
+    # Masters lie in numpy's memory.
+    peak += sum(each.nbytes for rank in runs[0].ranks for each in rank.memory.masters.values())
+    bound = peak_memory(plan.training, plan.program.ranks[0])
+    assert 0.9 * bound <= peak <= bound, (bound, peak)
