@@ -153,8 +153,8 @@ class Attend(_Attention):
         """A kernel of the runtime, and its results in q's order."""
         names = self._names([argument.type for argument in arguments])
         orders = (results[0].names, results[1].names)
-        first = [[*names, self.along].index(name) for name in orders[0]]
-        second = [names.index(name) for name in orders[1]]
+        first = tuple([*names, self.along].index(name) for name in orders[0])
+        second = tuple(names.index(name) for name in orders[1])
         return f"kernels.attend({self._call(arguments)}, orders=({first}, {second}))"
 
 
@@ -223,7 +223,7 @@ class AttendGradient(_Attention):
         if self.bias:
             layouts.append([name for name in self._scores(types) if name and results[3].has(name)])
         shapes = [
-            (tuple(type.axis(name).size for name in layout), [layout.index(name) for name in type.names])
+            (tuple(type.axis(each).size for each in layout), tuple(map(layout.index, type.names)))
             for layout, type in zip(layouts, results, strict=True)
-        ]
-        return f"kernels.attend_gradient({self._call(inputs)}, result=({views}), shapes={shapes})"
+        ]  # written as tuples, which Python makes once
+        return f"kernels.attend_gradient({self._call(inputs)}, result=({views}), shapes={tuple(shapes)})"

@@ -20,6 +20,8 @@ aten = torch.ops.aten
 
 def _heads(x: Tensor, shared: int, own: Sequence[int], batch: Sequence[int]) -> Tensor:
     """Keys or values as [B, H, over, along]: repeated along the own axes."""
+    if not own and x.shape[:shared] == batch:
+        return _four(x, shared)
     tail = x.shape[-2:]
     x = x.reshape(*x.shape[:shared], *[1] * len(own), *tail).expand(*batch, *own, *tail)
     return _four(x, len(batch) + len(own))
@@ -41,6 +43,11 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> 
     batch, mine = q.shape[:shared], q.shape[shared : shared + own]
     q4 = _four(q, shared + own)
     return _rows(q4), _rows(_heads(k, shared, mine, batch)), _rows(_heads(v, shared, mine, batch))
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of another shape; the tensor itself where it has that shape, which costs no call of torch."""
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -92,7 +99,7 @@ def attend(
     causal: bool,
     scale: float,
     start: int = 0,
-    orders: tuple[Sequence[int], Sequence[int]],
+    orders: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention, and the logarithm of the softmax's denominator. `orders` permute both results."""
     q4, k4, v4 = _prepared(q, k, v, groups)
@@ -107,8 +114,7 @@ def attend(
         # A query that may attend to nothing gets zero, and passes no gradient on.
         denominator = denominator.masked_fill(denominator == float("-inf"), 0.0)
         o = torch.exp(scores - denominator.unsqueeze(-1)).to(v4.dtype) @ v4
-    o = o.reshape(q.shape).permute(*orders[0])
-    return o, denominator.reshape(q.shape[:-1]).permute(*orders[1])
+    return _shaped(o, q.shape).permute(orders[0]), _shaped(denominator, q.shape[:-1]).permute(orders[1])
 
 
 def _scores(
@@ -144,7 +150,7 @@ def attend_gradient(
     scale: float,
     start: int = 0,
     result: tuple[Tensor, Tensor, Tensor],
-    shapes: Sequence[tuple[Sequence[int], Sequence[int]]],
+    shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and the bias. `result` is the output, the denominator and the output's cotangent;
     `shapes` give the shape of each gradient as computed and the permutation to its operand's own order."""
@@ -154,7 +160,7 @@ def attend_gradient(
     if not groups[2]:
         o, d, denominator = o.unsqueeze(-2), d.unsqueeze(-2), denominator.unsqueeze(-1)
     o4, d4 = _rows(_four(o, lead)), _rows(_four(d, lead))
-    l4 = denominator.reshape(o4.shape[:-1])
+    l4 = _shaped(denominator, o4.shape[:-1])
     bias_gradient = None
     if _fused(q, mask, bias):
         alone, added = _causality(q4, k4, causal, start)
@@ -176,21 +182,22 @@ def attend_gradient(
         dk = ds.transpose(-1, -2) @ q4
     batch, own = q.shape[: groups[0]], q.shape[groups[0] : lead]
     found = [
-        dq.reshape(q.shape),
+        _shaped(dq, q.shape),
         _summed(dk, k, batch, own),
         _summed(dv, v, batch, own),
         *([] if bias_gradient is None else [bias_gradient]),
     ]
     return tuple(
-        tensor.reshape(tuple(shape)).permute(*order) if len(order) else tensor.reshape(())
+        _shaped(tensor, shape).permute(order)
         for tensor, (shape, order) in zip(found, shapes, strict=True)
     )
 
 
 def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:
     """The gradient of keys or values, summed over the axes along which they were repeated."""
-    tail = like.shape[-2:]
-    gradient = gradient.reshape(*batch, *own, *tail)
+    if not own and gradient.shape == like.shape:
+        return gradient
+    gradient = gradient.reshape(*batch, *own, *like.shape[-2:])
     if own:
         gradient = gradient.sum(tuple(range(len(batch), len(batch) + len(own))))
     return gradient.sum_to_size(like.shape)
