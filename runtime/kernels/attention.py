@@ -187,10 +187,7 @@ def attend_gradient(
         _summed(dv, v, batch, own),
         *([] if bias_gradient is None else [bias_gradient]),
     ]
-    return tuple(
-        _shaped(tensor, shape).permute(order)
-        for tensor, (shape, order) in zip(found, shapes, strict=True)
-    )
+    return tuple(_shaped(tensor, shape).permute(order) for tensor, (shape, order) in zip(found, shapes, strict=True))
 
 
 def _summed(gradient: Tensor, like: Tensor, batch: Sequence[int], own: Sequence[int]) -> Tensor:
