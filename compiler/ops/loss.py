@@ -57,8 +57,8 @@ class NegativeLogLikelihood(Op):
         return 10 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Logits less their maximum, and the exponentials."""
-        return 2 * wide_bytes(operands[0])
+        """The logarithms of all likelihoods, and wide logits."""
+        return wide_bytes(operands[0]) * (1 if operands[0].dtype == accumulation(operands[0].dtype) else 2)
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """From the logits and the denominator; probabilities are not kept."""

@@ -107,10 +107,10 @@ def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
 
 def nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of targets […] under logits […, classes], and log(sum(exp(logits)))."""
-    wide = widened(logits)
-    denominator = torch.logsumexp(wide, -1)
-    chosen = wide.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
-    return denominator - chosen, denominator
+    wide, index = widened(logits), targets.long().unsqueeze(-1)
+    # One pass where torch's logsumexp makes several.
+    likelihood = torch.log_softmax(wide, -1).gather(-1, index).squeeze(-1)
+    return -likelihood, wide.gather(-1, index).squeeze(-1) - likelihood
 
 
 def nll_gradient(d: Tensor, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None) -> Tensor:
