@@ -256,7 +256,7 @@ class Train:
     precision: str = "f32"
     clip: float | None = None
     seed: int = 0
-    compile: bool | None = None  # by torch.compile; None: on a GPU
+    compile: bool | None = None  # by Inductor; None: on a GPU
     eval: Call | None = None  # every(interval, batches = 10)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     spans: Mapping[str, Span] = field(factory=dict, eq=False)

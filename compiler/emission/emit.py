@@ -171,8 +171,9 @@ class StageEmitter:
 
     def _known(self) -> dict[Value, Argument]:
         """The constants as arguments; to what torch compiles views cost nothing."""
-        views = {text: None if self.module.compiled else partial(self._view, text) for text in self.constants.values()}
-        return {value: Argument(text, value.type, views=views[text]) for value, text in self.constants.items()}
+        if self.module.compiled:
+            return {value: Argument(text, value.type) for value, text in self.constants.items()}
+        return {v: Argument(text, v.type, views=partial(self._view, text)) for v, text in self.constants.items()}
 
     def _view(self, text: str, how: str) -> str:
         """The text of a view of a constant, which the prologue makes."""
@@ -192,11 +193,7 @@ class StageEmitter:
             made = _made(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             if turn is None or len(run) < SEGMENT:
-                writer.block(run, keep, accumulators)
-                if not self.module.compiled:
-                    # A block leaves what its last line reads to the end of the function, which may be far.
-                    last = (*run[-1].inputs, *run[-1].outputs)
-                    reads += [v for v in dict.fromkeys(last) if v in made and v not in keep and v in writer.texts]
+                writer.block(run, keep, accumulators, more=True)
             else:
                 self._call(writer, turn, run, keep, accumulators)
             ended = [v for v in reads if not writer.argument(v).literal]

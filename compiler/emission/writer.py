@@ -137,10 +137,17 @@ class Writer:
             self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
         return node.outputs
 
-    def block(self, nodes: Sequence[Node], keep: set[Value], accumulators: Mapping[str, tuple[str, Value]]) -> None:
+    def block(
+        self,
+        nodes: Sequence[Node],
+        keep: set[Value],
+        accumulators: Mapping[str, tuple[str, Value]],
+        more: bool = False,
+    ) -> None:
         """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
 
-        A result that only one accumulation reads is added where it is made; locals end with their last use.
+        A result that only one accumulation reads is added where it is made; locals end with their last use: those of
+        the last line with the function, unless it has `more` lines.
         """
         adding = fused(nodes, keep)
         units: Sequence[Node | Segment] = nodes
@@ -151,6 +158,7 @@ class Writer:
         last = {value: i for i, unit in enumerate(units) for value in unit.inputs}
         written: set[Node] = set()
         local: set[Value] = set()
+        count = len(units) + more
         for i, node in enumerate(units):
             if node in written:
                 continue
@@ -158,7 +166,7 @@ class Writer:
                 local.update(value for read in node.inputs for value in self._arrived(read))
                 self._segment(node)
                 local.update(node.outputs)
-                self._end(node, i, local, last, keep, len(units))
+                self._end(node, i, local, last, keep, count)
                 continue
             if isinstance(node.op, (Receive, Send)):
                 continue
@@ -185,14 +193,14 @@ class Writer:
                 self._line(f"{names} = {text}" if names else text, node)
                 if self.trace:
                     self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
-            self._end(node, i, local, last, keep, len(units))
+            self._end(node, i, local, last, keep, count)
         for value in list(self._started):
             self._arrived(value)
 
     def _end(
         self, unit: Node | Segment, i: int, local: set[Value], last: Mapping[Value, int], keep: set[Value], count: int
     ) -> None:
-        """Delete what unit `i` of `count` is the last to read."""
+        """Delete what unit `i` of `count` is the last to read; the last unit leaves that to the end of the function."""
         ended = [
             v
             for v in dict.fromkeys((*unit.inputs, *unit.outputs))

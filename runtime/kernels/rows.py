@@ -46,7 +46,7 @@ def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...]
 
 
 def _as_layer(x: Tensor, over: tuple[int, ...], center: bool) -> bool:
-    """Whether torch's layer norm serves: over the last dimensions, in one dtype. torch.compile makes its own."""
+    """Whether torch's layer norm serves: over the last dimensions, in one dtype. Inductor makes its own."""
     last = tuple(range(x.dim() - len(over), x.dim()))
     return center and over == last and x.dtype != torch.bfloat16 and not is_tracing()
 
