@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import frozen
 
-from partita.compiler.costs import Link, link_of
+from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
 
 

@@ -13,7 +13,8 @@ from time import perf_counter
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.costs import Device, device_of, seconds
+from partita.compiler.costs.devices import Device, device_of
+from partita.compiler.costs.nodes import product_flops, seconds
 from partita.compiler.fitting import program_of, schedule_of
 from partita.compiler.graph import Graph, Node
 from partita.compiler.lowering.build import build
@@ -71,6 +72,7 @@ class Compilation:
     update: UpdateGraph | None = None
     schedule: Schedule | None = None
     program: Program | None = None
+    flops: float = 0.0  # of a step's products on the whole mesh, none of them twice
     warnings: tuple[Diagnostic, ...] = ()
     times: tuple[tuple[str, float], ...] = ()
 
@@ -160,7 +162,8 @@ def _place(state: Compilation) -> Compilation:
 
 def _differentiate(state: Compilation) -> Compilation:
     assert state.placed is not None
-    return evolve(state, joint=differentiate(state.placed) if state.training else state.placed)
+    joint = differentiate(state.placed) if state.training else state.placed
+    return evolve(state, joint=joint, flops=product_flops(joint))
 
 
 def _recompute(state: Compilation) -> Compilation:

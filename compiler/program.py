@@ -174,6 +174,14 @@ class Program:
     schedule: Schedule
     source: str = field(repr=False)
 
+    @property
+    def tokens(self) -> int:
+        """What throughput counts: elements of the largest integer input, else rows of the batch."""
+        counts = [each.type.elements for each in self.inputs if each.type.dtype in ("i64", "i32")]
+        if counts:
+            return max(counts)
+        return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
+
     def parameter(self, name: str) -> ParameterRecord:
         """The record of a parameter by its full name."""
         for record in self.parameters:

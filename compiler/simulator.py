@@ -34,12 +34,14 @@ from partita.dsl.diagnostic import Refused, refuse
 @frozen
 class Costs:
     """Seconds of an action, by stage and kind, and of a message's transfer; and of a forward and a whole backward that
-    overlap, by the stages of the two (as long as one after the other unless given, and never less than either).
+    overlap, by the stages of the two (as long as one after the other unless given, and never less than either). For
+    `post` seconds a rank is busy with each message that it sends or receives.
     """
 
     action: Callable[[int, str], float]
     transfer: Callable[[Message], float]
     pair: Callable[[int, int], float] | None = None
+    post: float = 0.0
 
 
 def equal_costs(
@@ -147,6 +149,7 @@ def simulate(programs: Sequence[Sequence[Instruction]], costs: Costs) -> Timelin
                         (line.sent, line.received) if type(instruction) is PostSend else (line.received, line.sent)
                     )
                     assert index == len(own), f"rank {rank}: {instruction} is out of order"
+                    clock += costs.post
                     own.append((clock, cause))
                     if index < len(other):
                         line.advance(transfer, costs.transfer)

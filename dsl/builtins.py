@@ -242,8 +242,12 @@ SAMPLED = _table(*RANDOM)
 
 # ---------------------------------------------------------------- mesh
 
+# What `partita profile` has written, of a device and of a link.
+_PROFILE = Signature("profile", (Setting("path", Beside()),))
+
 # The figures behind these names stand in `partita.compiler.costs`.
 DEVICES = _table(
+    _PROFILE,
     *(Signature(name) for name in ("cpu", "a100", "h100", "h200", "b200")),
     Signature(
         "device",
@@ -255,6 +259,7 @@ DEVICES = _table(
     ),
 )
 LINKS = _table(
+    _PROFILE,
     *(
         Signature(name)
         for name in ("memory", "nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5", "ib200", "ib400", "ib800", "ethernet")

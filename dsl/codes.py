@@ -99,6 +99,7 @@ CODES: dict[str, Code] = {
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide", "What a rule splits must divide into the parts of its mesh axes; microbatches cut the batch first.", "Choose sizes of the axis and of the mesh that divide."),
     "E0412": Code("mesh axis used twice", "A mesh axis is the pipeline's, or splits tensors; not both.", "Use another mesh axis for one of the two."),
+    "E0413": Code("not a profile", "`profile(…)` reads what `partita profile` has written of a machine.", "`partita profile -o machine.json`"),
     # ------------------------------------------------------------ schedules
     "E0501": Code("schedule is incomplete", "Every forward and backward action of every chunk and microbatch stands once, in the order in which they need each other.", "See the laws of schedules."),
     "E0502": Code("schedule deadlocks", "Ranks would wait for each other forever; the message shows the cycle.", "Reorder the actions in the cycle."),

@@ -93,15 +93,6 @@ def prepare(spec: Spec, gpu: bool = False) -> Plan:
     return Plan(spec, *compile_run(spec, gpu))
 
 
-def tokens_per_step(program: Program) -> int:
-    """What throughput counts: elements of the largest integer input, else rows of the batch."""
-    counts = [each.type.elements for each in program.inputs if each.type.dtype in ("i64", "i32")]
-    if counts:
-        return max(counts)
-    rows = [e.type.axis(program.batch).size for e in program.inputs if e.type.has(program.batch)]
-    return max(rows, default=1)
-
-
 class Rank:
     """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
 
@@ -182,7 +173,7 @@ def train(
     """
     plan = rank.plan
     settings = plan.train
-    tokens = tokens_per_step(plan.program)
+    tokens = plan.program.tokens
     stopwatch = rank.training.stopwatch
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None and observer is not None:

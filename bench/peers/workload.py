@@ -18,7 +18,7 @@ from partita.runtime.data import Dataset
 from partita.runtime.data.binding import open_data
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.training import Plan, prepare, tokens_per_step
+from partita.runtime.training import Plan, prepare
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -55,7 +55,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of a step; rows, where there are none."""
-        return tokens_per_step(self.plan.program)
+        return self.plan.program.tokens
 
     @property
     def written(self) -> ModuleType:

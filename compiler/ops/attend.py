@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
+from partita.compiler.ops.op import SUM, Argument, Kernel, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
@@ -78,6 +78,14 @@ class _Attention(Positioned):
             start = offset_text(q.type.axis(self.over), self.shards)
         text = f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
         return text if start == "0" else f"{text}, start={start}"
+
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """By how many queries there are, how many keys each sees, and the axis of the products."""
+        q, k = operands[:2]
+        along = q.axis(self.along).size
+        name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self._scores_bytes(operands))])
+        sizes = (q.elements / along, float(k.axis(self.over).size), float(along))
+        return Kernel(name, sizes, float(self.flops(operands, results)))
 
     def _scores_bytes(self, operands: Sequence[Type]) -> int:
         """The size of all scores, where they are made: with a mask or a bias."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted, shape_text
+from partita.compiler.ops.op import SUM, Argument, Kernel, Op, Way, agree, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
@@ -51,6 +51,16 @@ class Dot(Op):
         for name in self.over:
             depth *= a.axis(name).size
         return 2 * depth * results[0].elements
+
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """By rows, depth and columns of the matrices, and how many there are."""
+        plan = _Plan(self, [Argument("x", type) for type in operands])
+        rows, columns = plan.matrix_shape
+        sizes = (float(rows), float(_size(plan.depth)), float(columns))
+        work = float(self.flops(operands, results))
+        if plan.batch:
+            return Kernel("dot.batched", (float(_size(plan.batch)), *sizes), work)
+        return Kernel("dot.turned" if plan.left_is_turned else "dot", sizes, work)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """oneDNN copies a left matrix that lies transposed in memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Way, agree, op, permuted
+from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Kernel, Way, agree, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 
@@ -51,6 +51,11 @@ class Gather(Positioned):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None: it copies."""
         return 0
+
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """The rows that are read and written, not the table."""
+        moved = float(operands[0].bytes + 2 * results[0].bytes)
+        return Kernel(self.label, (moved,), moved)
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """Rows summed into the table."""

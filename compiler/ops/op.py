@@ -9,7 +9,7 @@ everything is whole always exists and is not listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
@@ -77,6 +77,11 @@ class Op:
         """Floating-point operations; one for each element of the results unless an op says otherwise."""
         return sum(type.elements for type in results)
 
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """What takes the time; the bytes that are read and written unless an op says otherwise."""
+        moved = float(sum(type.bytes for type in (*operands, *results)))
+        return Kernel(self.label, (moved,), moved)
+
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Bytes of temporary tensors while it runs, beside operands and results."""
         return 0
@@ -118,6 +123,16 @@ class Op:
         if not changes:
             return self
         return evolve(self, **changes)  # type: ignore[misc]
+
+
+class Kernel(NamedTuple):
+    """What the cost model knows an operation by: like kernels are compared by their features, and take time in
+    proportion to their work, FLOPs or bytes.
+    """
+
+    name: str
+    features: tuple[float, ...]
+    work: float
 
 
 def attributes(cls: type[Op]) -> tuple[Attribute[Any], ...]:

@@ -1,14 +1,25 @@
-"""What a program is predicted to take: seconds of each action and transfer, by the cost model, and their timeline."""
+"""What a program is predicted to take: seconds of each action and transfer by the cost model, their timeline, and what
+follows for the whole step.
+
+A step is the timeline of its microbatches, then what ends it: reductions of gradients, and the update. Communication
+is *exposed* as far as the step would be shorter if it took no time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from partita.compiler.costs import link_of, seconds
+from attrs import evolve, frozen
+
+from partita.compiler.costs.links import Link, link_of
+from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.instructions import Instruction
+from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Collective
-from partita.compiler.report.traffic import launch_seconds
+from partita.compiler.program import RankProgram
+from partita.compiler.report.traffic import launch_seconds, update_nodes
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Timeline
@@ -17,6 +28,65 @@ if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
     from partita.compiler.pipeline import Compilation
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
+# A message that takes no time.
+_NOTHING = Link("nothing", float("inf"), 0.0)
+
+
+@frozen(eq=False)
+class Prediction:
+    """A step as it is predicted. Times are in seconds: of the microbatches (`timeline`), then what each rank of the
+    pipeline needs to end the step. `flops` is the arithmetic of the model, of one step on all ranks, recomputation not
+    counted; `peak` what all ranks' devices could do in a second.
+    """
+
+    timeline: Timeline
+    ends: tuple[float, ...]
+    fixed: float
+    exposed: float
+    tokens: int
+    flops: float
+    peak: float
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a whole step."""
+        return self.timeline.makespan + max(self.ends) + self.fixed
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Elements of the model's inputs along batch and sequence, in a second, of all ranks."""
+        return self.tokens / self.step_time
+
+    @property
+    def mfu(self) -> float:
+        """Model-FLOP utilisation: the share of peak that the model's own products are (PaLM, arXiv 2204.02311)."""
+        return self.flops / (self.step_time * self.peak)
+
+    @property
+    def exposed_communication(self) -> float:
+        """The share of the step that is communication which nothing hides."""
+        return self.exposed / self.step_time
+
+
+def predict(state: Compilation) -> Prediction:
+    """The prediction of a compiled program."""
+    assert state.program is not None
+    assert state.train is not None
+    found = timeline(state)
+    ends = tuple(end_seconds(state, rank) for rank in state.program.ranks)
+    silent = evolve(state, mesh=_silent(state.mesh))
+    without = simulate(_instructions(state), costs_of(silent)).makespan
+    without += max(end_seconds(silent, rank) for rank in state.program.ranks)
+    peak = state.device.flops[state.train.precision] * state.mesh.ranks
+    return Prediction(
+        found,
+        ends,
+        state.device.step,
+        max(0.0, found.makespan + max(ends) - without),
+        state.program.tokens,
+        state.flops,
+        peak,
+    )
 
 
 def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
@@ -27,8 +97,21 @@ def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
-            found[stage.index, kind] = _elapsed(nodes, state, moves)
+            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, moves)
     return found
+
+
+def end_seconds(state: Compilation, rank: RankProgram) -> float:
+    """What a rank does once a step beside its microbatches: its stages' constants, its sums, its update."""
+    assert state.partitioned is not None
+    assert state.update is not None
+    moves = Moves(state.mesh)
+    reduce = dict(state.update.reduce)
+    total = _elapsed(update_nodes(state, rank), state, moves)
+    for index in rank.stages:
+        prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
+        total += _elapsed(prologue, state, moves) + _elapsed(reduce.get(index, ()), state, moves)
+    return total
 
 
 def _elapsed(nodes: Iterable[Node], state: Compilation, moves: Moves) -> float:
@@ -37,28 +120,40 @@ def _elapsed(nodes: Iterable[Node], state: Compilation, moves: Moves) -> float:
     now = 0.0
     free: dict[str, float] = {}
     arrival: dict[Value, float] = {}
-    for node in nodes:
+    for node, own in timed(tuple(nodes), state.device):
         now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
         if isinstance(node.op, Collective):
+            now += 2 * moves.mesh.link(node.op.over).post
             end = max(now, free.get(node.op.over, 0.0)) + sum(launch_seconds(moves, node))
             free[node.op.over] = end
             arrival.update(dict.fromkeys(node.outputs, end))
         else:
-            now += seconds(node, state.device)
+            now += own
     return max([now, *free.values()])
 
 
 def costs_of(state: Compilation) -> Costs:
     """The costs of a partitioned program."""
-    link = link_of(state.spec.mesh, state.pipeline.axis)
+    pipe = state.pipeline.axis
+    link = dict(state.mesh.links).get(pipe or "", link_of(state.spec.mesh, pipe))
     actions = stage_seconds(state)
     return Costs(
         lambda stage, kind: actions[stage, kind],
         lambda message: link.latency + message.bytes / link.bandwidth,
+        post=link.post,
     )
 
 
 def timeline(state: Compilation) -> Timeline:
     """The simulated timeline of a compiled program."""
+    return simulate(_instructions(state), costs_of(state))
+
+
+def _instructions(state: Compilation) -> tuple[tuple[Instruction, ...], ...]:
     assert state.program is not None
-    return simulate(tuple(rank.instructions for rank in state.program.ranks), costs_of(state))
+    return tuple(rank.instructions for rank in state.program.ranks)
+
+
+def _silent(mesh: Mesh) -> Mesh:
+    """The mesh with links that take no time."""
+    return evolve(mesh, links=tuple((name, _NOTHING) for name, _ in mesh.links))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from partita.compiler.costs import rounds
+from partita.compiler.costs.links import rounds
 from partita.compiler.graph import Node
 from partita.compiler.layout import Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from partita.compiler.costs import rounds
+from partita.compiler.costs.links import rounds
 from partita.compiler.layout import Layout, is_split, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, Once, Part, ReduceScatter

@@ -16,7 +16,8 @@ from math import lcm, prod
 
 from attrs import evolve, frozen
 
-from partita.compiler.costs import device_of, link_of
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import WEIGHT

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from partita.compiler.costs import Link
+from partita.compiler.costs.links import Link
 from partita.compiler.layout import Layout, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, ReduceScatter

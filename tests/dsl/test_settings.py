@@ -145,7 +145,7 @@ def test_tables_are_keyed_by_name_and_required_arguments_come_first(table):
 
 
 def test_the_names_of_devices_and_links_are_the_cost_models():
-    from partita.compiler import costs
+    from partita.compiler.costs import devices, links
 
-    assert set(DEVICES) == {*costs.DEVICES, "device"}
-    assert set(LINKS) == {*costs.LINKS, "link"}
+    assert set(DEVICES) == {*devices.DEVICES, "device", "profile"}
+    assert set(LINKS) == {*links.LINKS, "link", "profile"}

@@ -1,0 +1,149 @@
+"""What `partita profile` writes of a machine and `profile("machine.json")` reads: a device, a link, and timings.
+
+JSON: `{"device": {…}, "products": {…}, "link": {…}, "timings": [{"kernel", "dtype", "features", "work", "seconds"}]}`;
+keys are the fields of `Device`, `Products`, `Link` and `Timing`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from math import dist, exp, log
+from typing import Any
+
+from attrs import define, field, fields, frozen
+
+from partita.compiler.ops.op import Kernel
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Source
+from partita.dsl.spec import Call
+
+# How many of the nearest timings are asked.
+NEAREST = 4
+
+
+@frozen
+class Timing:
+    """What an operation took: seconds of a kernel with these features, which does `work` (FLOPs or bytes)."""
+
+    kernel: str
+    dtype: str
+    features: tuple[float, ...]
+    work: float
+    seconds: float
+
+
+@define(eq=False)
+class Timings:
+    """Timings, asked for what lies between them: the time for each unit of work is interpolated between the nearest, in
+    the space of the features' logarithms.
+    """
+
+    all: tuple[Timing, ...] = ()
+    _found: dict[tuple[str, Kernel], float | None] = field(factory=dict, init=False)
+
+    def seconds(self, kernel: Kernel, dtype: str) -> float | None:
+        """The time of a kernel; None where no timing is like it."""
+        key = dtype, kernel
+        if key not in self._found:
+            self._found[key] = self._interpolated(kernel, dtype)
+        return self._found[key]
+
+    def _interpolated(self, kernel: Kernel, dtype: str) -> float | None:
+        found = [each for each in self.all if each.kernel == kernel.name and each.dtype == dtype]
+        if not found:
+            return None
+        place = _logarithms(kernel.features)
+        near = sorted((dist(place, _logarithms(each.features)), i) for i, each in enumerate(found))[:NEAREST]
+        if near[0][0] < 1e-6:
+            return found[near[0][1]].seconds * kernel.work / found[near[0][1]].work
+        weights = [(1 / distance**2, found[i]) for distance, i in near]
+        total = sum(weight for weight, _ in weights)
+        rate = exp(sum(weight * log(each.seconds / each.work) for weight, each in weights) / total)
+        return rate * kernel.work
+
+
+def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(log(max(each, 1.0)) for each in features)
+
+
+@frozen(eq=False)
+class Record:
+    """A machine as it was profiled: what `Device`, `Products` and `Link` are made of, and timings."""
+
+    device: Mapping[str, Any]
+    products: Mapping[str, float]
+    link: Mapping[str, float]
+    timings: Timings
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `read` reads."""
+        names = [each.name for each in fields(Timing)]
+        timings = [{name: getattr(each, name) for name in names} for each in self.timings.all]
+        return {"device": self.device, "products": self.products, "link": self.link, "timings": timings}
+
+
+_DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
+    ("bandwidth", "streaming", "launch", "action", "step"), float
+)
+_PRODUCTS = dict.fromkeys(("best", "half"), float)
+_LINK = dict.fromkeys(("bandwidth", "latency", "post"), float)
+_TIMING = {"kernel": str, "dtype": str, "features": list, "work": float, "seconds": float}
+
+
+@cache
+def read(text: str) -> Record:
+    """The record that a text holds. ValueError with what is wrong with it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    parts = _object(found, {"device": dict, "products": dict, "link": dict, "timings": list}, "the record")
+    device = _object(parts["device"], _DEVICE, "`device`")
+    flops = _object(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
+    timings = []
+    for each in parts["timings"]:
+        timing = _object(each, _TIMING, "a timing")
+        features = tuple(_number(value, "a feature") for value in timing["features"])
+        timings.append(Timing(timing["kernel"], timing["dtype"], features, timing["work"], timing["seconds"]))
+    lengths: dict[str, int] = {}
+    if any(lengths.setdefault(each.kernel, len(each.features)) != len(each.features) for each in timings):
+        raise ValueError("timings of one kernel have different features")
+    return Record(
+        {**device, "flops": flops},
+        _object(parts["products"], _PRODUCTS, "`products`"),
+        _object(parts["link"], _LINK, "`link`"),
+        Timings(tuple(timings)),
+    )
+
+
+def recorded(call: Call) -> Record:
+    """The record that a call of `profile(…)` names. Refused: E0413."""
+    source: Source = call.arguments["path"]
+    try:
+        return read(source.text)
+    except ValueError as error:
+        help = "write it with `partita profile -o machine.json`"
+        message = f"`{source.name}` is no profile of a machine: {error}"
+        raise refuse("E0413", message, call.span, help=help) from None
+
+
+def _object(found: object, wanted: Mapping[str, type], what: str) -> dict[str, Any]:
+    if not isinstance(found, dict) or found.keys() != wanted.keys():
+        raise ValueError(f"{what} has the keys {', '.join(wanted)}")
+    for key, kind in wanted.items():
+        if kind in (int, float):
+            _number(found[key], f"`{key}`")
+        elif not isinstance(found[key], kind):
+            raise ValueError(f"`{key}` is no {kind.__name__}")
+    return found
+
+
+def _number(value: object, what: str) -> float:
+    """Finite, not negative; what is divided by is above nothing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e30:
+        raise ValueError(f"{what} is a number, and not less than nothing")
+    if value == 0 and what.strip("`") not in ("half", "launch", "action", "step", "post", "latency"):
+        raise ValueError(f"{what} is above nothing")
+    return float(value)
