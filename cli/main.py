@@ -22,6 +22,7 @@ COMMANDS = {
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
     "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
+    "profile": "measure this machine's device and links; the cost model reads the record",
     "checkpoint": "list, show and verify checkpoints; export and import whole tensors",
 }
 INTERRUPTED = 130

@@ -233,7 +233,7 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import prepare
 
-    device = torch.device("cpu") if identity is None else _device(arguments.transport, identity)
+    device = torch.device("cpu") if identity is None else device_of_rank(arguments.transport, identity)
     plan = prepare(spec, gpu=device.type == "cuda")
     if plan.training.compiled and device.type == "cpu":
         _check_compiler(plan)
@@ -374,7 +374,7 @@ def _train_rank(
     return FAILED if checkpoints is not None and checkpoints.unsaved else 0
 
 
-def _device(transport: str | None, identity: Identity) -> torch.device:
+def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
     """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo."""
     import torch
 

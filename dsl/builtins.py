@@ -242,6 +242,9 @@ SAMPLED = _table(*RANDOM)
 
 # ---------------------------------------------------------------- mesh
 
+# Entries of a mesh.
+MESH = ("device", "link")
+
 # What `partita profile` has written, of a device and of a link.
 _PROFILE = Signature("profile", (Setting("path", Beside()),))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from partita.dsl import tree
-from partita.dsl.builtins import CHOICES, SCHEDULES, TRAIN, Calls, Kind
+from partita.dsl.builtins import CHOICES, MESH, SCHEDULES, TRAIN, Calls, Kind
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.parser import parse_expression
@@ -110,9 +110,13 @@ class _Override:
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
         names = [entry.key.text for entry in mesh.axes]
+        if axis.text in MESH and axis.text not in names:
+            others = [each for each in mesh.table.entries if each.key.text != axis.text] if mesh.table else []
+            entry = tree.Entry(axis, self.value, self.value.span)
+            return evolve(mesh, table=tree.Table((*others, entry), mesh.span))
         if axis.text not in names:
             message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
-            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, names, "its axes:"))
+            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, [*names, *MESH], "its axes:"))
         entries = tuple(evolve(e, value=self.value) if e.key.text == axis.text else e for e in mesh.axes)
         return evolve(mesh, axes=entries)
 

@@ -78,7 +78,8 @@ def device_of(mesh: Mesh | None) -> Device:
     if call.name in DEVICES:
         return DEVICES[call.name]
     if call.name == "profile":
-        record = recorded(call)
+        assert mesh is not None
+        record = recorded(call, mesh.ranks)
         return Device(products=Products(**record.products), timings=record.timings, **record.device)
     given = call.arguments
     flops = float(given["flops"])

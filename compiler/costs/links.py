@@ -46,10 +46,10 @@ def rounds(parts: int) -> int:
 def link_of(mesh: Mesh | None, axis: str | None) -> Link:
     """The link along a mesh axis; through this machine's memory where none is declared."""
     call: Call | None = mesh.links.get(axis) if mesh and axis else None
-    if call is None:
+    if mesh is None or call is None:
         return LINKS["memory"]
     if call.name in LINKS:
         return LINKS[call.name]
     if call.name == "profile":
-        return Link("profiled", **recorded(call).link)
+        return Link("profiled", **recorded(call, mesh.ranks).link)
     return Link("link", float(call.arguments["bandwidth"]), float(call.arguments["latency"]))

@@ -1,7 +1,8 @@
 """What `partita profile` writes of a machine and `profile("machine.json")` reads: a device, a link, and timings.
 
-JSON: `{"device": {…}, "products": {…}, "link": {…}, "timings": [{"kernel", "dtype", "features", "work", "seconds"}]}`;
-keys are the fields of `Device`, `Products`, `Link` and `Timing`.
+JSON: `{"records": [{"ranks": 2, "device": {…}, "products": {…}, "link": {…}, "timings": [{"kernel", "dtype",
+"features", "work", "seconds"}]}]}`; keys are the fields of `Record`, `Device`, `Products`, `Link` and `Timing`. Ranks
+that share a machine share its caches, its memory and its power, so each number of them has a record.
 """
 
 from __future__ import annotations
@@ -70,8 +71,11 @@ def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
 
 @frozen(eq=False)
 class Record:
-    """A machine as it was profiled: what `Device`, `Products` and `Link` are made of, and timings."""
+    """A machine as it was profiled with so many ranks at work on it: what `Device`, `Products` and `Link` are made of,
+    and timings.
+    """
 
+    ranks: int
     device: Mapping[str, Any]
     products: Mapping[str, float]
     link: Mapping[str, float]
@@ -81,7 +85,13 @@ class Record:
         """The object that `read` reads."""
         names = [each.name for each in fields(Timing)]
         timings = [{name: getattr(each, name) for name in names} for each in self.timings.all]
-        return {"device": self.device, "products": self.products, "link": self.link, "timings": timings}
+        return {
+            "ranks": self.ranks,
+            "device": self.device,
+            "products": self.products,
+            "link": self.link,
+            "timings": timings,
+        }
 
 
 _DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
@@ -93,13 +103,20 @@ _TIMING = {"kernel": str, "dtype": str, "features": list, "work": float, "second
 
 
 @cache
-def read(text: str) -> Record:
-    """The record that a text holds. ValueError with what is wrong with it."""
+def read(text: str) -> tuple[Record, ...]:
+    """The records that a text holds, by ascending ranks. ValueError with what is wrong with it."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
-    parts = _object(found, {"device": dict, "products": dict, "link": dict, "timings": list}, "the record")
+    records = [_record(each) for each in _object(found, {"records": list}, "the file")["records"]]
+    if not records:
+        raise ValueError("it holds no record")
+    return tuple(sorted(records, key=lambda each: each.ranks))
+
+
+def _record(found: object) -> Record:
+    parts = _object(found, {"ranks": int, "device": dict, "products": dict, "link": dict, "timings": list}, "a record")
     device = _object(parts["device"], _DEVICE, "`device`")
     flops = _object(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     timings = []
@@ -111,6 +128,7 @@ def read(text: str) -> Record:
     if any(lengths.setdefault(each.kernel, len(each.features)) != len(each.features) for each in timings):
         raise ValueError("timings of one kernel have different features")
     return Record(
+        parts["ranks"],
         {**device, "flops": flops},
         _object(parts["products"], _PRODUCTS, "`products`"),
         _object(parts["link"], _LINK, "`link`"),
@@ -118,11 +136,14 @@ def read(text: str) -> Record:
     )
 
 
-def recorded(call: Call) -> Record:
-    """The record that a call of `profile(…)` names. Refused: E0413."""
+def recorded(call: Call, ranks: int) -> Record:
+    """The record that a call of `profile(…)` names, for so many ranks: that of most ranks that are no more, or else the
+    first. Refused: E0413.
+    """
     source: Source = call.arguments["path"]
     try:
-        return read(source.text)
+        records = read(source.text)
+        return max((each for each in records if each.ranks <= ranks), key=lambda each: each.ranks, default=records[0])
     except ValueError as error:
         help = "write it with `partita profile -o machine.json`"
         message = f"`{source.name}` is no profile of a machine: {error}"

@@ -1,0 +1,130 @@
+"""Predicted step times beside measured ones, on this machine: four schedules of three models on one rank and on two.
+
+    python bench/predictions.py [--rounds 3] [--steps 20] [--profile machine.json] [CASE ...]
+
+Without `--profile` the machine is profiled first. A measured time is the median over rounds of the median step of a
+run (`partita run`, its first steps left out); in each round all runs follow each other. The ranking of a case's
+schedules is compared wherever two measured ones differ by more than 10%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.report.prediction import predict
+from partita.dsl.load import load
+
+HERE = Path(__file__).parent
+SPECS = HERE.parent / "specs"
+SCHEDULES = {
+    "gpipe": ("schedule=gpipe",),
+    "1f1b": ("schedule=one_f_one_b",),
+    "interleaved": ("schedule=interleaved_1f1b", "schedule.chunks=2"),
+    "zb_h1": ("schedule=zb_h1",),
+}
+LLAMA = ("layout=zero1", "cluster.data=1", "cluster.tensor=1")
+# Name → file, mesh, overrides.
+CASES = {
+    "tiny on 1": (SPECS / "tiny.par", "laptop", ("laptop.pipe=1",)),
+    "tiny on 2": (SPECS / "tiny.par", "laptop", ()),
+    "gpt on 1": (HERE / "models" / "gpt.par", "pair", ("pair.pipe=1",)),
+    "gpt on 2": (HERE / "models" / "gpt.par", "pair", ()),
+    "llama on 1": (SPECS / "llama.par", "cluster", (*LLAMA, "cluster.pipe=1")),
+    "llama on 2": (SPECS / "llama.par", "cluster", (*LLAMA, "cluster.pipe=2")),
+}
+WARM_UP = 3
+DIFFERENT = 1.1
+
+
+def main() -> None:
+    """Profile, measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="a record of this machine")
+    arguments = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        here = Path(folder)
+        machine = here / "machine.json"
+        if arguments.profile:
+            shutil.copy(arguments.profile, machine)
+        else:
+            subprocess.run([sys.executable, "-m", "partita", "profile", "--ranks", "1,2", "-o", machine], check=True)
+        cases = {name: CASES[name] for name in arguments.cases or CASES}
+        measured: dict[tuple[str, str], list[float]] = {}
+        for _ in range(arguments.rounds):
+            for case in cases:
+                for schedule in SCHEDULES:
+                    measured.setdefault((case, schedule), []).append(_run(here, case, schedule, arguments.steps))
+        show(here, {key: median(values) for key, values in measured.items()})
+
+
+def show(folder: Path, measured: dict[tuple[str, str], float]) -> None:
+    """The table, and what is ranked wrongly."""
+    table = Table("", "schedule", "measured", "predicted", "predicted ÷ measured")
+    predicted = {key: _predicted(folder, *key) for key in measured}
+    for key, seconds in measured.items():
+        ratio = predicted[key] / seconds
+        table.add_row(*key, f"{seconds * 1e3:.1f} ms", f"{predicted[key] * 1e3:.1f} ms", f"{ratio:.2f}")
+    console = Console(width=120)
+    console.print(table)
+    errors = [abs(predicted[key] / seconds - 1) for key, seconds in measured.items()]
+    console.print(f"mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}")
+    pairs = wrong = 0
+    for a, b in combinations(measured, 2):
+        if a[0] == b[0] and max(measured[a] / measured[b], measured[b] / measured[a]) > DIFFERENT:
+            pairs += 1
+            if (measured[a] < measured[b]) != (predicted[a] < predicted[b]):
+                wrong += 1
+                console.print(f"ranked wrongly: {a[0]}: {a[1]} and {b[1]}")
+    console.print(f"of {pairs} pairs that differ by more than 10%, {wrong} are ranked wrongly")
+
+
+def _overrides(case: str, schedule: str) -> list[str]:
+    return [*CASES[case][2], *SCHEDULES[schedule]]
+
+
+def _predicted(folder: Path, case: str, schedule: str) -> float:
+    """Seconds of a step."""
+    path, mesh, _ = CASES[case]
+    machine = 'profile("machine.json")'
+    shutil.copy(path, folder)
+    overrides = [*_overrides(case, schedule), f"{mesh}.device={machine}", f"{mesh}.link={machine}"]
+    found, diagnostics = load(folder / path.name, overrides)
+    assert found is not None, [each.render() for each in diagnostics]
+    return predict(compile_spec(found)).step_time
+
+
+def _run(folder: Path, case: str, schedule: str, steps: int) -> float:
+    """Seconds of the median step of a run."""
+    path = CASES[case][0]
+    command = [sys.executable, "-m", "partita", "run", str(path), *_overrides(case, schedule)]
+    into = folder / "run"
+    shutil.rmtree(into, ignore_errors=True)
+    done = subprocess.run(
+        [*command, f"train.steps={steps}", "--run-dir", str(into)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (into / "metrics.jsonl").read_text().splitlines()]
+    found, _ = load(path, _overrides(case, schedule))
+    assert found is not None
+    program = compile_spec(found).program
+    assert program is not None
+    return median(program.tokens / line["tokens_per_second"] for line in lines[WARM_UP:] if "loss" in line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A whole record: this machine with so many ranks at work on it, each of which measures the same at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import exp, log
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, evolve
+
+from partita.compiler.costs.devices import Device, Products
+from partita.compiler.costs.links import LINKS
+from partita.compiler.costs.record import Record, Timing, Timings
+from partita.runtime.profiling.kernels import measure, samples
+from partita.runtime.profiling.models import programs
+from partita.runtime.profiling.overheads import FEW, host, link, pipeline
+from partita.runtime.transports.transport import Transport
+
+COPIED = 64 << 20  # bytes of a copy that no cache holds
+
+
+def profile(
+    transport: Callable[[], Transport],
+    device: torch.device,
+    precisions: tuple[str, ...],
+    progress: Callable[[str], None],
+    quick: bool = False,
+) -> Record:
+    """The record, the same on every rank. `transport` makes a new one over the process group. `quick`: of few sizes."""
+    ranks = dist.get_world_size()
+    progress("links")
+    between = link(transport, ranks, device) if ranks > 1 else None
+    found = samples([*programs(device.type == "cuda", precisions, quick), pipeline(ranks, FEW).training])
+    timings = []
+    for i, sample in enumerate(found):
+        if i % 50 == 0:
+            progress(f"operation {i} of {len(found)}")
+        timings.append(measure(sample, device))
+    timings = _agreed(timings)
+    own = Device(
+        "profiled",
+        _peaks(timings),
+        _memory(device) // ranks if device.type == "cpu" else _memory(device),
+        _bandwidth(device),
+        launch=min(each.seconds for each in timings),
+        timings=Timings(tuple(timings)),
+    )
+    progress("actions and steps")
+    parts = _everywhere((between, own.bandwidth))
+    between = parts[0][0]
+    own = evolve(own, bandwidth=mean(each for _, each in parts))
+    measured = host(own, between or LINKS["memory"], transport, device, ranks)
+    overheads = _everywhere((measured.action, measured.step))
+    action, step = (mean(values) for values in zip(*overheads, strict=True))
+    own = evolve(own, action=action, step=step)
+    fields = asdict(own, recurse=False)
+    timed = fields.pop("timings")
+    fields.pop("products")
+    along = asdict(between or LINKS["memory"])
+    along.pop("name")
+    return Record(ranks, fields, asdict(Products()), along, timed)
+
+
+def _everywhere(value: Any) -> list[Any]:
+    """What every rank has."""
+    found = [value] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _agreed(timings: Sequence[Timing]) -> list[Timing]:
+    """The geometric mean over ranks."""
+    logs = torch.tensor([log(each.seconds) for each in timings], dtype=torch.float64)
+    total = sum(_everywhere(logs)) / dist.get_world_size()
+    return [evolve(each, seconds=exp(value)) for each, value in zip(timings, total.tolist(), strict=True)]
+
+
+def _peaks(timings: Sequence[Timing]) -> dict[str, float]:
+    """The most FLOP/s that a matrix product reached; as many in a dtype that was not measured."""
+    found = {"f32": 0.0, "bf16": 0.0, "f64": 0.0}
+    for each in timings:
+        if each.kernel.startswith("dot"):
+            found[each.dtype] = max(found[each.dtype], each.work / each.seconds)
+    return {dtype: value or max(found.values()) for dtype, value in found.items()}
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of the device's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Bytes in a second that a large copy reads and writes."""
+    source = torch.ones(COPIED // 4, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(8):
+        start = perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, perf_counter() - start)
+    return 2 * COPIED / best

@@ -1,0 +1,135 @@
+"""What a program takes beside its operations: links between ranks, and the host's own time for actions and steps.
+
+All from a pipeline of next to nothing, on as many ranks as the record is for. `post` is the main thread's CPU time for
+a message; `action` the same for an action of a schedule, its messages and operations taken out; `step` what is left of
+the wall time of a step, from the dataset's batch to the update, over what is predicted of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter, thread_time
+
+import torch
+from attrs import evolve
+
+from partita.compiler.costs.devices import Device
+from partita.compiler.costs.links import Link
+from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend
+from partita.compiler.mesh import Mesh
+from partita.compiler.pipeline import Compilation
+from partita.compiler.report.prediction import predict, stage_seconds
+from partita.dsl.load import load_text
+from partita.runtime.data.binding import open_data
+from partita.runtime.training import Plan, Rank, prepare
+from partita.runtime.transports.transport import Transport
+
+FEW, MANY = 8, 40  # microbatches
+WARM_UP, STEPS = 5, 40
+SMALL, LARGE = 256, 1 << 22  # bytes of a message
+EXCHANGES = 40
+TEXT = """
+axis batch = 2 * {microbatches}, embed = 8, next = embed
+model pipeline(x: [batch, embed]) {{
+  repeat {ranks} as layer {{
+    param w: [embed, next] ~ normal(0.1)
+    let x = rename(dot(x, w, over = embed), next -> embed)
+  }}
+  loss mean(x)
+}}
+mesh machine(pipe = {ranks})
+layout stages on machine {{ stage layer -> pipe }}
+schedule one = one_f_one_b(microbatches = {microbatches})
+train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
+"""
+
+
+def pipeline(ranks: int, microbatches: int) -> Plan:
+    """The pipeline of next to nothing."""
+    found, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
+    assert found is not None, diagnostics
+    return prepare(found)
+
+
+def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
+    """The link between the first two ranks, by messages that go to and fro; every rank takes part in opening it."""
+    there, back = Channel(0, 1, ONWARD), Channel(1, 0, BACK)
+    own = transport()
+    own.open(Mesh((("pipe", ranks),), "pipe"), (there, back))
+    seconds: list[float] = []
+    busy = 0.0
+    for size in (SMALL, LARGE):
+        tensor = torch.zeros(size // 4, device=device)
+        if own.rank not in (0, 1):
+            continue
+        out, into = (there, back) if own.rank == 0 else (back, there)
+        times = []
+        for exchange in range(WARM_UP + EXCHANGES):
+            own_time, start = thread_time(), perf_counter()
+            if own.rank == 0:
+                own.send(out, tensor).done()
+                own.receive(into, tensor).done()
+            else:
+                own.receive(into, tensor).done()
+                own.send(out, tensor).done()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if exchange >= WARM_UP:
+                times.append((perf_counter() - start, thread_time() - own_time))
+        if size == SMALL:
+            busy = median(cpu for _, cpu in times) / 2
+        seconds.append(median(wall for wall, _ in times) / 2)
+    own.meet()
+    if not seconds:
+        return Link("profiled", 1.0, 0.0)
+    small, large = seconds
+    return Link("profiled", (LARGE - SMALL) / max(large - small, 1e-9), max(0.0, small - busy), busy)
+
+
+def host(device: Device, between: Link, transport: Callable[[], Transport], on: torch.device, ranks: int) -> Device:
+    """The device with its times of actions and steps."""
+    costs = []
+    plans = [pipeline(ranks, microbatches) for microbatches in (FEW, MANY)]
+    for plan in plans:
+        own = transport()
+        rank = Rank(plan, own.rank, own, on)
+        costs.append(_step(plan, rank))
+        number = plan.program.mesh.pipe_rank(own.rank)
+    counts = [_counts(plan, number) for plan in plans]
+    actions, posts = (many - few for few, many in zip(*counts, strict=True))
+    states = [_on(plan.training, device, between) for plan in plans]
+    kernels = stage_seconds(states[0])
+    worked = (kernels[number, "F"] + kernels[number, "BW"]) / 2
+    action = (costs[1][1] - costs[0][1] - posts * between.post) / actions - worked
+    device = evolve(device, action=max(0.0, action))
+    step = costs[0][0] - predict(_on(plans[0].training, device, between)).step_time
+    return evolve(device, step=max(0.0, step))
+
+
+def _on(state: Compilation, device: Device, between: Link) -> Compilation:
+    """A compilation as on a device and its links."""
+    mesh = evolve(state.mesh, links=tuple((name, between) for name, _ in state.mesh.axes))
+    return evolve(state, device=device, mesh=mesh)
+
+
+def _counts(plan: Plan, rank: int) -> tuple[int, int]:
+    """Actions and messages of a rank's step."""
+    instructions = plan.program.ranks[rank].instructions
+    actions = sum(isinstance(each, Compute) for each in instructions)
+    return actions, sum(isinstance(each, (PostSend, PostReceive)) for each in instructions)
+
+
+def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
+    """Seconds of a step: of wall time, and of the main thread's CPU time."""
+    dataset = open_data(plan.program, plan.train, Path())
+    found = []
+    for number in range(1, WARM_UP + STEPS + 1):
+        own, start = thread_time(), perf_counter()
+        batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        for _ in rank.step(number, batch, 0.0):
+            raise AssertionError("a real transport waits inside its handles")
+        rank.results(rank.training)
+        found.append((perf_counter() - start, thread_time() - own))
+    return median(wall for wall, _ in found[WARM_UP:]), median(cpu for _, cpu in found[WARM_UP:])

@@ -1,0 +1,146 @@
+"""Records of machines: what is written is read again, wrong ones are refused, and timings are interpolated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
+from partita.compiler.costs.record import Timing, Timings, read
+from partita.compiler.ops.op import Kernel
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+
+FILE = """
+axis batch = 4, embed = 8, next = embed
+model m(x: [batch, embed]) {
+  param w: [embed, next] ~ ones()
+  loss mean(dot(x, w, over = embed))
+}
+mesh k(pipe = 2) {
+  device = profile("machine.json")
+  link = profile("machine.json")
+}
+layout l on k { }
+train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
+"""
+
+
+def record(ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "ranks": ranks,
+        "device": {
+            "name": "this",
+            "flops": {"f32": 1e11, "bf16": 1e11, "f64": 5e10},
+            "memory": 1 << 30,
+            "bandwidth": 1e10,
+            "streaming": 1.0,
+            "launch": 1e-6,
+            "action": ranks * 1e-5,
+            "step": 1e-4,
+        },
+        "products": {"best": 0.9, "half": 10.0},
+        "link": {"bandwidth": 5e9, "latency": 1e-5, "post": 2e-5},
+        "timings": [
+            {"kernel": "dot", "dtype": "f32", "features": [4, 8, 8], "work": 512.0, "seconds": 1e-6},
+            {"kernel": "dot", "dtype": "f32", "features": [64, 64, 64], "work": 524288.0, "seconds": 1e-5},
+        ],
+    }
+    return found | changes
+
+
+TIMING = {"kernel": "a", "dtype": "f32", "work": 1, "seconds": 1}
+
+
+def text(*records: dict[str, Any]) -> str:
+    return json.dumps({"records": list(records)})
+
+
+def test_a_file_names_the_record_of_its_ranks(tmp_path: Path):
+    (tmp_path / "m.par").write_text(FILE)
+    (tmp_path / "machine.json").write_text(text(record(4), record(1), record(2)))
+    spec, diagnostics = load(tmp_path / "m.par")
+    assert spec is not None, diagnostics
+    device = device_of(spec.meshes["k"])
+    assert device.action == 2e-5
+    assert device.products.half == 10
+    assert link_of(spec.meshes["k"], "pipe").post == 2e-5
+
+
+def test_the_command_line_names_it_too(tmp_path: Path):
+    (tmp_path / "m.par").write_text(FILE.replace('profile("machine.json")', "h100").replace("link = h100", ""))
+    (tmp_path / "machine.json").write_text(text(record()))
+    spec, _ = load(tmp_path / "m.par", ['k.device=profile("machine.json")', "k.link=ib400"])
+    assert spec is not None
+    assert device_of(spec.meshes["k"]).name == "this"
+    assert link_of(spec.meshes["k"], "pipe").name == "ib400"
+
+
+def test_what_is_written_is_read_again():
+    (found,) = read(text(record(3)))
+    assert read(json.dumps({"records": [found.as_json()]}))[0].as_json() == found.as_json()
+    assert found.ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "the file has the keys records"),
+        (text(), "it holds no record"),
+        (text({}), "a record has the keys"),
+        (text(record(device={})), "`device` has the keys"),
+        (text(record(ranks=0)), "`ranks` is above nothing"),
+        (text(record(link={"bandwidth": 0, "latency": 0, "post": 0})), "`bandwidth` is above nothing"),
+        (text(record(link={"bandwidth": "fast", "latency": 0, "post": 0})), "`bandwidth` is a number"),
+        (text(record(timings=[{}])), "a timing has the keys"),
+        (
+            text(
+                record(
+                    timings=[
+                        {"kernel": "a", "dtype": "f32", "features": [n] * n, "work": 1, "seconds": 1} for n in (1, 2)
+                    ]
+                )
+            ),
+            "different features",
+        ),
+        ("[" * 100_000, "it is not JSON"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_its_cause(tmp_path: Path, wrong: str, cause: str):
+    (tmp_path / "m.par").write_text(FILE)
+    (tmp_path / "machine.json").write_text(wrong)
+    spec, _ = load(tmp_path / "m.par")
+    assert spec is not None
+    with pytest.raises(Refused) as refused:
+        device_of(spec.meshes["k"])
+    (found,) = refused.value.diagnostics
+    assert found.code == "E0413"
+    assert cause in found.message
+    assert found.span is not None
+    assert found.span.line == 8
+
+
+SIZES = st.integers(1, 4096)
+MEASURED = st.lists(
+    st.tuples(SIZES, SIZES, st.floats(1e-7, 1e-2)), min_size=1, max_size=8, unique_by=lambda each: each[:2]
+)
+
+
+@given(MEASURED, SIZES, SIZES)
+def test_a_rate_lies_between_measured_ones(measured: list[tuple[int, int, float]], rows: int, columns: int):
+    timings = Timings(tuple(Timing("k", "f32", (float(m), float(n)), float(m * n), s) for m, n, s in measured))
+    found = timings.seconds(Kernel("k", (float(rows), float(columns)), float(rows * columns)), "f32")
+    assert found is not None
+    rates = [s / (m * n) for m, n, s in measured]
+    assert min(rates) * (1 - 1e-9) <= found / (rows * columns) <= max(rates) * (1 + 1e-9)
+    for m, n, s in measured:
+        assert timings.seconds(Kernel("k", (float(m), float(n)), float(m * n)), "f32") == pytest.approx(s)
+    assert timings.seconds(Kernel("other", (1.0, 1.0), 1.0), "f32") is None
+    assert timings.seconds(Kernel("k", (1.0, 1.0), 1.0), "f64") is None

@@ -1,0 +1,50 @@
+"""`partita profile` on this machine, with real ranks, and what is predicted from its record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from partita.compiler.costs.nodes import kernel_of
+from partita.compiler.costs.record import read
+from partita.compiler.ops.pointwise import Constant
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.report.prediction import predict
+from partita.dsl.load import load
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+
+def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path):
+    machine = tmp_path / "machine.json"
+    command = [sys.executable, "-m", "partita", "profile", "--quick", "--ranks", "1,2", "-o", str(machine)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = read(machine.read_text())
+    assert (one.ranks, two.ranks) == (1, 2)
+    assert two.link["post"] > 0
+    assert two.device["step"] > 0
+    shutil.copy(SPECS / "tiny.par", tmp_path)
+    overrides = ['laptop.device=profile("machine.json")', 'laptop.link=profile("machine.json")']
+    spec, diagnostics = load(tmp_path / "tiny.par", overrides)
+    assert spec is not None, diagnostics
+    state = compile_spec(spec)
+    known = {(each["kernel"], each["dtype"]) for each in json.loads(machine.read_text())["records"][1]["timings"]}
+    assert state.partitioned is not None
+    for stage in state.partitioned.stages:
+        for node in stage.nodes:
+            kernel = kernel_of(node)
+            if kernel is not None and not isinstance(node.op, Constant):
+                assert {(kernel[0].name, kernel[1]), (f"{kernel[0].name}.added", kernel[1])} & known, node
+    # A step on two cores is neither free nor a minute, whatever else this machine does.
+    assert 1e-3 < predict(state).step_time < 60
+
+
+def test_no_ranks_are_refused():
+    command = [sys.executable, "-m", "partita", "profile", "--ranks", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "from 1 to 256" in done.stderr
