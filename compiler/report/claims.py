@@ -54,7 +54,7 @@ class Outcome:
     @property
     def text(self) -> str:
         """The claim as the file has it."""
-        return " ".join(self.claim.span.text.split())
+        return self.claim.span.text
 
     @property
     def shown(self) -> str:
