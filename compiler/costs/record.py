@@ -1,7 +1,7 @@
 """What `partita profile` writes of a machine and `profile("machine.json")` reads: a device, a link, and timings.
 
-JSON: `{"records": [{"ranks": 2, "device": {…}, "products": {…}, "link": {…}, "timings": [{"kernel", "dtype",
-"features", "work", "seconds"}]}]}`; keys are the fields of `Record`, `Device`, `Products`, `Link` and `Timing`. Ranks
+JSON: `{"records": [{"ranks": 2, "device": {…}, "link": {…}, "timings": [{"kernel", "dtype",
+"features", "work", "seconds"}]}]}`; keys are the fields of `Record`, `Device`, `Link` and `Timing`. Ranks
 that share a machine share its caches, its memory and its power, so each number of them has a record.
 """
 
@@ -71,14 +71,11 @@ def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
 
 @frozen(eq=False)
 class Record:
-    """A machine as it was profiled with so many ranks at work on it: what `Device`, `Products` and `Link` are made of,
-    and timings.
-    """
+    """A machine as it was profiled with so many ranks at work on it: what `Device` and `Link` are made of; timings."""
 
     ranks: int
     device: Mapping[str, Any]
-    products: Mapping[str, float]
-    link: Mapping[str, float]
+    link: Mapping[str, Any]
     timings: Timings
 
     def as_json(self) -> dict[str, Any]:
@@ -88,17 +85,16 @@ class Record:
         return {
             "ranks": self.ranks,
             "device": self.device,
-            "products": self.products,
             "link": self.link,
             "timings": timings,
         }
 
 
-_DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
+# What is measured of a device.
+DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
-_PRODUCTS = dict.fromkeys(("best", "half"), float)
-_LINK = dict.fromkeys(("bandwidth", "latency", "post"), float)
+LINK = dict.fromkeys(("bandwidth", "latency", "post"), float)
 _TIMING = {"kernel": str, "dtype": str, "features": list, "work": float, "seconds": float}
 
 
@@ -116,8 +112,8 @@ def read(text: str) -> tuple[Record, ...]:
 
 
 def _record(found: object) -> Record:
-    parts = _object(found, {"ranks": int, "device": dict, "products": dict, "link": dict, "timings": list}, "a record")
-    device = _object(parts["device"], _DEVICE, "`device`")
+    parts = _object(found, {"ranks": int, "device": dict, "link": dict, "timings": list}, "a record")
+    device = _object(parts["device"], DEVICE, "`device`")
     flops = _object(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     timings = []
     for each in parts["timings"]:
@@ -130,8 +126,7 @@ def _record(found: object) -> Record:
     return Record(
         parts["ranks"],
         {**device, "flops": flops},
-        _object(parts["products"], _PRODUCTS, "`products`"),
-        _object(parts["link"], _LINK, "`link`"),
+        _object(parts["link"], LINK, "`link`"),
         Timings(tuple(timings)),
     )
 
@@ -165,6 +160,6 @@ def _number(value: object, what: str) -> float:
     """Finite, not negative; what is divided by is above nothing."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e30:
         raise ValueError(f"{what} is a number, and not less than nothing")
-    if value == 0 and what.strip("`") not in ("half", "launch", "action", "step", "post", "latency"):
+    if value == 0 and what.strip("`") not in ("launch", "action", "step", "post", "latency"):
         raise ValueError(f"{what} is above nothing")
     return float(value)

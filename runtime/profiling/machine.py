@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, log
 from statistics import mean
 from time import perf_counter
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import asdict, evolve
+from attrs import evolve
 
-from partita.compiler.costs.devices import Device, Products
-from partita.compiler.costs.links import LINKS
-from partita.compiler.costs.record import Record, Timing, Timings
+from partita.compiler.costs.devices import Device
+from partita.compiler.costs.links import LINKS, Link
+from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
 from partita.runtime.profiling.kernels import measure, samples
 from partita.runtime.profiling.models import programs
 from partita.runtime.profiling.overheads import FEW, host, link, pipeline
@@ -58,12 +58,12 @@ def profile(
     overheads = _everywhere((measured.action, measured.step))
     action, step = (mean(values) for values in zip(*overheads, strict=True))
     own = evolve(own, action=action, step=step)
-    fields = asdict(own, recurse=False)
-    timed = fields.pop("timings")
-    fields.pop("products")
-    along = asdict(between or LINKS["memory"])
-    along.pop("name")
-    return Record(ranks, fields, asdict(Products()), along, timed)
+    return Record(ranks, _measured(own, DEVICE), _measured(between or LINKS["memory"], LINK), own.timings)
+
+
+def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:
+    """Of a record what is measured."""
+    return {name: getattr(record, name) for name in names}
 
 
 def _everywhere(value: Any) -> list[Any]:

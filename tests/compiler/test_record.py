@@ -45,7 +45,6 @@ def record(ranks: int = 1, **changes: Any) -> dict[str, Any]:
             "action": ranks * 1e-5,
             "step": 1e-4,
         },
-        "products": {"best": 0.9, "half": 10.0},
         "link": {"bandwidth": 5e9, "latency": 1e-5, "post": 2e-5},
         "timings": [
             {"kernel": "dot", "dtype": "f32", "features": [4, 8, 8], "work": 512.0, "seconds": 1e-6},
@@ -69,7 +68,6 @@ def test_a_file_names_the_record_of_its_ranks(tmp_path: Path):
     assert spec is not None, diagnostics
     device = device_of(spec.meshes["k"])
     assert device.action == 2e-5
-    assert device.products.half == 10
     assert link_of(spec.meshes["k"], "pipe").post == 2e-5
 
 
