@@ -133,6 +133,8 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
     console.print()
     for axis, names in summary.undivided:
         print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
+    if summary.recomputed:
+        print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
@@ -193,6 +195,24 @@ def _span(numbers: list[int]) -> str:
 def _turns(turns: list[str]) -> str:
     """`layer.0 … layer.3`."""
     return ", ".join(turns) if len(turns) <= 2 else f"{turns[0]} … {turns[-1]}"
+
+
+def _recomputed(paths: Sequence[str]) -> str:
+    """`gpt.layer.mlp of turns 0 to 3; gpt.layer of turn 11`."""
+    from partita.compiler.graph import without_turns
+
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        turn = next(int(part) for part in path.split(".") if part.isdigit())
+        found.setdefault(without_turns(path), []).append(turn)
+    return "; ".join(f"{path} of turn{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
+
+
+def _numbers(numbers: list[int]) -> str:
+    """`0 to 3`, `0, 3, 7`."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return _span(numbers)
+    return ", ".join(map(str, numbers))
 
 
 def _memory(summary: Summary, width: int) -> Table:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -29,6 +29,7 @@ from partita.compiler.partition.cut import Partitioned, cut, portable_values
 from partita.compiler.partition.overlap import overlapped
 from partita.compiler.partition.update import UpdateGraph, update_graph
 from partita.compiler.program import Program
+from partita.compiler.recomputing import fitted
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import Schedule
@@ -50,13 +51,14 @@ class Compilation:
     """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
 
     `placement` is that of the training program's stages, for the program of evaluation. With `compiled`, torch compiles
-    what the program's functions compute.
+    what the program's functions compute. `again` are the calls and turns that `recompute auto` has chosen.
     """
 
     spec: language.Spec
     training: bool = True
     placement: Placement | None = None
     compiled: bool = False
+    again: frozenset[str] = frozenset()
     model: language.Model | None = None
     train: language.Train | None = None
     schedule_call: language.Schedule = DEFAULT_SCHEDULE
@@ -162,7 +164,7 @@ def _differentiate(state: Compilation) -> Compilation:
 def _recompute(state: Compilation) -> Compilation:
     assert state.joint is not None
     layout = state.spec.layout
-    rules = [rule for rule in layout.rules if isinstance(rule, language.RecomputeRule)] if layout else []
+    rules = _recompute_rules(state.spec)
     if not state.training:
         return state
     gathered = any(
@@ -171,7 +173,12 @@ def _recompute(state: Compilation) -> Compilation:
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
     )
-    return evolve(state, joint=rematerialize(recompute(state.joint, rules) if rules else state.joint, gathered))
+    return evolve(state, joint=rematerialize(recompute(state.joint, rules, state.again), gathered))
+
+
+def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
+    rules = given.layout.rules if given.layout else ()
+    return [rule for rule in rules if isinstance(rule, language.RecomputeRule)]
 
 
 def _split(state: Compilation) -> Compilation:
@@ -248,11 +255,21 @@ def compile_spec(
     """
     wished = given.train.compile if given.train is not None else None
     state = Compilation(given, training, placement, gpu if wished is None else wished)
+    auto = training and any(("auto",) in rule.paths for rule in _recompute_rules(given))
     with _collector_paused():
-        for name, run in PASSES:
-            start = perf_counter()
-            state = run(state)
-            state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
+        if not auto:
+            return _passed(state, PASSES)
+        names = [name for name, _ in PASSES]
+        first = names.index("recompute")
+        return fitted(_passed(state, PASSES[:first]), lambda state: _passed(state, PASSES[first:]))
+
+
+def _passed(state: Compilation, passes: Sequence[tuple[str, Pass]]) -> Compilation:
+    """What passes make of a state, with the seconds that each takes."""
+    for name, run in passes:
+        start = perf_counter()
+        state = run(state)
+        state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
     return state
 
 

@@ -7,7 +7,7 @@ Random numbers are functions of their coordinates, so that a second drawing is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from attrs import evolve
 
@@ -20,12 +20,15 @@ from partita.dsl.spec import RecomputeRule
 Home = tuple[str, int | None]
 
 
-def recompute(graph: Graph, rules: Sequence[RecomputeRule]) -> Graph:
-    """Apply the rules. Raises Refused: E0401 (`auto`), E0409 (a name that matches nothing)."""
+def recompute(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[str] = ()) -> Graph:
+    """Apply the rules; and compute `again` the calls and turns of these paths, for `recompute auto`.
+
+    Raises Refused: E0409 (a name that matches nothing).
+    """
     scopes = _scopes(graph, rules)
-    if not scopes:
+    if not scopes and not again:
         return graph
-    home = {value: _home(node, scopes) for node in graph.nodes for value in node.outputs}
+    home = {value: _home(node, scopes, again) for node in graph.nodes for value in node.outputs}
     producers = graph.producers()
     leaving = _leaving(graph, home)
     copies: dict[Value, Value] = {}
@@ -77,7 +80,7 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             if path == ("auto",):
-                raise refuse("E0401", "`recompute auto` is not supported yet", span, help="name blocks, or `all`")
+                continue
             if path == ("all",):
                 # The turns of the outermost repeats: their inputs are what is kept.
                 paths = [scope for scope, repeat in declared.items() if repeat]
@@ -94,11 +97,13 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
     return found
 
 
-def _instance(scope: str, scopes: Sequence[tuple[str, bool]]) -> str | None:
+def _instance(scope: str, scopes: Sequence[tuple[str, bool]], again: Collection[str]) -> str | None:
     """The outermost recomputed call or turn that a scope stands in."""
     parts = scope.split(".")
     plain: list[str] = []
     for i, part in enumerate(parts):
+        if again and ".".join(parts[: i + 1]) in again:
+            return ".".join(parts[: i + 1])
         if not part.isdigit():
             plain.append(part)
             if (".".join(plain), False) in scopes:
@@ -108,9 +113,9 @@ def _instance(scope: str, scopes: Sequence[tuple[str, bool]]) -> str | None:
     return None
 
 
-def _home(node: Node, scopes: Sequence[tuple[str, bool]]) -> Home | None:
+def _home(node: Node, scopes: Sequence[tuple[str, bool]], again: Collection[str]) -> Home | None:
     """The instance that a node belongs to, and its stage: a cut through a scope makes two instances of it."""
-    instance = _instance(node.scope, scopes)
+    instance = _instance(node.scope, scopes, again)
     return None if instance is None else (instance, node.stage)
 
 

@@ -36,7 +36,8 @@ class StageSummary:
 @frozen(eq=False)
 class Summary:
     """The whole program. `memory` is what the program's tensors need, one per rank of the pipeline; `undivided` the
-    parameters, by mesh axis, that a rule says are stored split and none of whose axes divides.
+    parameters, by mesh axis, that a rule says are stored split and none of whose axes divides; `recomputed` the calls
+    and turns that `recompute auto` has chosen.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Summary:
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
+    recomputed: tuple[str, ...]
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
@@ -93,6 +95,7 @@ class Summary:
             "transfers": list(self.transfers),
             "tied": list(self.tied),
             "undivided": {axis: list(names) for axis, names in self.undivided},
+            "recomputed": list(self.recomputed),
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "step_time": found.step_time,
@@ -157,6 +160,7 @@ def summarize(state: Compilation) -> Summary:
         transfers(state),
         tied_transfers(state),
         _undivided(state),
+        tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
         predict(state),
         state.times,
     )

@@ -54,7 +54,6 @@ def test_the_usual_compiles():
 
 CASES = [
     ("E0412", "`pipe`", {"rules": "stage layer -> pipe\n  shard batch -> pipe"}),
-    ("E0401", "auto", {"rules": "stage layer -> pipe\n  recompute auto"}),
     ("E0402", "`data` of 2", {"mesh": "pipe = 2, data = 2"}),
     ("E0402", "`pipe` of 2", {"rules": ""}),
     ("E0403", "8 stages", {"mesh": "pipe = 8"}),
