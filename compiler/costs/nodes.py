@@ -15,7 +15,7 @@ from partita.compiler.emission.memory import VIEWS, roots
 from partita.compiler.emission.segments import fused
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective, Part
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather, ScatterAdd
@@ -87,7 +87,9 @@ def timed(
 def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
     """The times of kernels, at their first nodes, and nothing at the others that they hold."""
     behind = roots(nodes)
-    uses = Counter(behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs)
+    uses = Counter(
+        behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs
+    )
     uses.update(behind.get(value, value) for value in keep)
     found: dict[Node, float] = {}
     run: list[Node] = []
