@@ -34,16 +34,16 @@ class Link:
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
         """To gather `bytes` from as many ranks, or to add and scatter them: its latency, and the time that bytes take.
 
-        They go round a ring, a message for each other rank (Thakur, Rabenseifner and Gropp 2005).
+        The distance doubles from message to message, and no byte is sent twice (Thakur, Rabenseifner and Gropp 2005;
+        NCCL's parallel aggregated trees).
         """
-        return (parts - 1) * self.latency, bytes * (parts - 1) / parts / self.bandwidth
+        return (parts - 1).bit_length() * self.latency, bytes * (parts - 1) / parts / self.bandwidth
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
         """To sum `bytes` for every rank: twice round a ring or, where that is quicker, up and down a tree: fewer
         messages after one another, a little more to move (NCCL's double trees).
         """
-        latency, moving = self.gather(parts, bytes)
-        ring = 2 * latency, 2 * moving
+        ring = 2 * (parts - 1) * self.latency, 2 * bytes * (parts - 1) / parts / self.bandwidth
         tree = 2 * (parts - 1).bit_length() * self.latency, 2 * bytes / self.bandwidth
         return min(ring, tree, key=sum)
 
@@ -62,21 +62,25 @@ _NVLINK4 = "370 of 450 GB/s (github.com/NVIDIA/nccl-tests/issues/212)"
 _HDR = "192 of 200 GB/s over 8 ports of a DGX A100 (github.com/NVIDIA/nccl/issues/812)"
 _NDR = "46 to 48 of 50 GB/s a port (github.com/NVIDIA/nccl-tests/issues/290)"
 
+# Latencies: of one message after another, `hwLat` of Ring by LL128 and Simple (NVLink 1.9 and 3.4 µs, network 4 and
+# 14), rounded between.
+_NCCL = "latency: github.com/NVIDIA/nccl, src/graph/tuning.cc"
+
 # NVLink: all of a GPU's in one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one of
 # 100 Gb/s for each machine.
 LINKS = {
     link.name: link
     for link in (
         Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
-        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3),
-        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4),
-        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}"),
-        _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0"),
-        _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0"),
-        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, ports=8),
-        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, ports=8),
-        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", ports=8),
-        _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", ports=1),
+        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, _NCCL),
+        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, _NCCL),
+        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", _NCCL),
+        _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0", "share: assumed", _NCCL),
+        _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0", "share: assumed", _NCCL),
+        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, _NCCL, ports=8),
+        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, _NCCL, ports=8),
+        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", _NCCL, ports=8),
+        _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", "share and latency: assumed, TCP", ports=1),
     )
 }
 

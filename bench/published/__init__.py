@@ -1,0 +1,1 @@
+"""Published results, and what the cost model says of them."""
