@@ -17,6 +17,7 @@ from partita.compiler.costs import Device, device_of, seconds
 from partita.compiler.fitting import program_of, schedule_of
 from partita.compiler.graph import Graph, Node
 from partita.compiler.lowering.build import build
+from partita.compiler.lowering.fuse import fuse
 from partita.compiler.lowering.gradients import differentiate
 from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
@@ -160,7 +161,7 @@ def _place(state: Compilation) -> Compilation:
 
 def _differentiate(state: Compilation) -> Compilation:
     assert state.placed is not None
-    return evolve(state, joint=differentiate(state.placed) if state.training else state.placed)
+    return evolve(state, joint=fuse(differentiate(state.placed)) if state.training else state.placed)
 
 
 def _recompute(state: Compilation) -> Compilation:
