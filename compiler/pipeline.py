@@ -18,6 +18,7 @@ from partita.compiler.costs.nodes import product_flops, seconds
 from partita.compiler.fitting import program_of, schedule_of
 from partita.compiler.graph import Graph, Node
 from partita.compiler.lowering.build import build
+from partita.compiler.lowering.fuse import fuse
 from partita.compiler.lowering.gradients import differentiate
 from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
@@ -157,7 +158,7 @@ def _place(state: Compilation) -> Compilation:
 
 def _differentiate(state: Compilation) -> Compilation:
     assert state.placed is not None
-    joint = differentiate(state.placed) if state.training else state.placed
+    joint = fuse(differentiate(state.placed)) if state.training else state.placed
     return evolve(state, joint=joint, flops=product_flops(joint))
 
 

@@ -29,11 +29,14 @@ from partita.runtime.transports.transport import Tensors, Transport
 class Executor:
     """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
 
+    What it makes are torch's inference tensors: a view of one, of which nothing is noted for autograd, costs half.
+
     With `keep_totals`, `totals` holds the totals of the last step by (stage, accumulator); otherwise they end with it.
     The `flight` recorder takes a mark when each instruction ends. With `times`, a file, `stopwatch` records when that
     was; without, nothing is done for it.
     """
 
+    @torch.inference_mode()
     def __init__(
         self,
         program: Program,
@@ -76,6 +79,7 @@ class Executor:
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
 
+    @torch.inference_mode()
     def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> Iterator[None]:
         """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
         context = self.context

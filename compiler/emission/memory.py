@@ -12,7 +12,7 @@ from math import prod
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Part
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.normalize import Normalize, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import wide_bytes
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach
@@ -59,7 +59,7 @@ def tables(nodes: Iterable[Node]) -> int:
             type = node.inputs[0].type
             shape = tuple(type.axis(name).size for name in node.op.over)
             found[(type.dtype, *shape)] = 2 * prod(shape) * type.bytes // type.elements
-        elif isinstance(node.op, NormalizeGradient) and node.op.center:
+        elif isinstance(node.op, LayerNormGradient) or (isinstance(node.op, NormalizeGradient) and node.op.center):
             rate = node.inputs[2].type
             found[(rate.dtype, *rate.shape, 1)] = 2 * rate.bytes
     return sum(found.values())

@@ -65,7 +65,7 @@ def unified(build: Builder, values: Sequence[Value]) -> list[Value]:
 
 
 # Every scalar function that the language offers is one of the table under the same name.
-LANGUAGE_POINTWISE = tuple(name for name in FUNCTIONS if not name.endswith("_gradient"))
+LANGUAGE_POINTWISE = tuple(name for name in FUNCTIONS if not name.endswith("_gradient") and name != "multiply_add")
 
 
 def lower(function: str, site: Site) -> Value:
@@ -204,9 +204,10 @@ def _norm(site: Site, center: bool) -> Value:
     last = scale is None and shift is None
     op = Normalize(options["over"], options["eps"], center)
     result = build.apply_all(op, x, name=site.name if last else None)[0]
+    if scale is not None and shift is not None:
+        return pointwise(build, "multiply_add", *unified(build, [result, scale, shift]), name=site.name)
     if scale is not None:
-        operands = unified(build, [result, scale])
-        result = pointwise(build, "multiply", *operands, name=site.name if shift is None else None)
+        result = pointwise(build, "multiply", *unified(build, [result, scale]), name=site.name)
     if shift is not None:
         result = pointwise(build, "add", *unified(build, [result, shift]), name=site.name)
     return result

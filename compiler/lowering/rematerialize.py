@@ -1,9 +1,9 @@
 """Joint graph → joint graph: what costs one pass over memory is made again for the backward pass rather than kept.
 
-That holds for an operation of one FLOP an element (a sum, a product, a cast) whose operands are there in the backward
-pass in any case: they are parameters or inputs, or another backward operation reads them, or they are made again
-themselves. A layer norm's scaled result is made of the normalized one, which its gradient needs; a gated product of
-its factors. Where parameters are gathered before each use, one that the backward pass does not read is not there.
+That holds for an operation of one FLOP an element or two (a sum, a product, both, a cast) whose operands are there in
+the backward pass in any case: they are parameters or inputs, or another backward operation reads them, or they are made
+again themselves. A layer norm's scaled result is made of the normalized one, which its gradient needs; a gated product
+of its factors. Where parameters are gathered before each use, one that the backward pass does not read is not there.
 """
 
 from __future__ import annotations
@@ -101,5 +101,5 @@ def _readers(graph: Graph, forward: dict[Value, Node]) -> tuple[dict[Value, int]
 def _cheap(node: Node) -> bool:
     """Whether a node costs one pass over memory."""
     if isinstance(node.op, Pointwise):
-        return FUNCTIONS[node.op.function].flops == 1
+        return FUNCTIONS[node.op.function].flops <= 2
     return isinstance(node.op, Cast)

@@ -1,11 +1,28 @@
-"""Layer normalisation and root-mean-square normalisation, without scale and shift (those are pointwise)."""
+"""Layer normalisation and root-mean-square normalisation, without scale and shift: those are pointwise.
+
+For a layer norm with both there is one operation that makes all three gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, aligned_ways, op, permuted, wide_bytes
+from attrs import evolve
+
+from partita.compiler.ops.op import (
+    SUM,
+    Argument,
+    Op,
+    Way,
+    accumulation,
+    agree,
+    aligned_ways,
+    broadcast,
+    op,
+    permuted,
+    wide_bytes,
+)
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import scaled, total
 from partita.compiler.ops.shape import arranged
@@ -127,3 +144,58 @@ class NormalizeGradient(Op):
         positions = tuple(y.type.position(name) for name in self.over)
         turned = permuted(d.text, d.type.names, y.type.names)
         return f"kernels.normalize_gradient({turned}, {y.text}, {rate.text}, {positions}, {self.center})"
+
+
+@op("layer_norm_gradient")
+class LayerNormGradient(Op):
+    """Gradients of a layer norm's input, scale and shift at once, of the scaled and shifted result's cotangent.
+
+    Operands: d, the normalized tensor, its rate, the scale. Of these `lowering.fuse` makes it.
+    """
+
+    over: tuple[str, ...]
+    results = ("", "scale", "shift")
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The normalized tensor's, and twice its axes `over`."""
+        assert agree(*types), (self, types)
+        y = types[1]
+        scale = Type(y.dtype, tuple(axis for axis in y.axes if axis.name in self.over))
+        return y, scale, scale
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any axis but those normalized over, which makes the sums over it partial; linear in d."""
+        kept = tuple(Way((name, name, name, None), (name, SUM, SUM)) for name in operands[2].names)
+        return (*kept, Way((SUM, None, None, None), (SUM, SUM, SUM)))
+
+    def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
+        """Along an axis normalized over: the gradient of the input by its own replacement, and two sums."""
+        if axis not in self.over:
+            return None
+        d, y, rate, scale = node.inputs
+        d = arranged(build, d, y.type.names)
+        inner = pointwise(build, "multiply", d, scale)
+        gradient = evolve(
+            node, op=NormalizeGradient(self.over, True), inputs=(inner, y, rate), outputs=node.outputs[:1]
+        )
+        replaced = gradient.op.split(build, gradient, axis)
+        assert replaced is not None
+        rest = rate.type.names
+        product = pointwise(build, "multiply", d, y)
+        return *replaced, *(total(build, value, rest, y.type.dtype) for value in (product, d))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Those of the parts."""
+        return 12 * operands[0].elements
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Products of d with the scale and with the normalized tensor."""
+        return 2 * wide_bytes(operands[0])
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime."""
+        d, y, rate, scale = arguments
+        positions = tuple(i for i, name in enumerate(y.type.names) if name in self.over)
+        turned = permuted(d.text, d.type.names, y.type.names)
+        by = broadcast(scale, y.type.names)
+        return f"kernels.layer_norm_gradient({turned}, {y.text}, {rate.text}, {by}, {positions})"

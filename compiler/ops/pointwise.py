@@ -178,8 +178,8 @@ class Pointwise(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
-        # `where` would give literals torch's default dtype.
-        if self.function == "where" or all(argument.literal for argument in arguments):
+        # `where` would give literals torch's default dtype, `addcmul` takes none.
+        if self.function in ("where", "multiply_add") or all(argument.literal for argument in arguments):
             arguments = [as_tensor(argument) for argument in arguments]
         texts = [broadcast(argument, names) for argument in arguments]
         if self.function in ("maximum", "minimum"):
@@ -250,6 +250,11 @@ def _multiply(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     return (_product(build, d, b), _product(build, d, a))
 
 
+def _multiply_add(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    a, b, _ = node.inputs
+    return (_product(build, d, b), _product(build, d, a), d)
+
+
 def _product(build: Builder, d: Value, other: Value) -> Value:
     return pointwise(build, "multiply", d, other)
 
@@ -312,6 +317,8 @@ FUNCTIONS |= {
     "subtract": Function("{0} - {1}", _subtract, linear=((0, 1),)),
     "multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,))),
     "divide": Function("{0} / {1}", _divide, linear=((0,),)),
+    # One pass for a product and a sum. Not of the language.
+    "multiply_add": Function("torch.addcmul({2}, {0}, {1})", _multiply_add, linear=((0, 2), (1, 2)), flops=2),
     "negate": Function("-{0}", _scaled(-1.0), linear=((0,),)),
     "maximum": Function("torch.maximum({0}, {1})", _extreme("greater")),
     "minimum": Function("torch.minimum({0}, {1})", _extreme("less")),

@@ -23,20 +23,25 @@ def gelu(x: Tensor) -> Tensor:
     """The tanh form."""
     if not _by_sigmoid(x):
         return torch.nn.functional.gelu(x, approximate="tanh")
-    if is_tracing():
-        return x * torch.sigmoid(x * (ROOT + CUBE * ROOT * x * x))
-    return torch.addcmul(_number(ROOT, x.dtype), x, x, value=CUBE * ROOT).mul_(x).sigmoid_().mul_(x)
+    return _inner(x).sigmoid_().mul_(x)
 
 
 def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times gelu'(x)."""
     if not _by_sigmoid(x):
         return cast(Tensor, aten.gelu_backward(d, x, approximate="tanh"))
-    square = torch.square(x).mul_(CUBE * ROOT)
-    part = torch.add(square, ROOT).mul_(x).sigmoid_()
-    slope = square.mul_(3).add_(ROOT).mul_(x)
-    # part + part·(1 − part)·slope
-    return slope.addcmul_(slope, part, value=-1).add_(1).mul_(part) * d
+    # With u = ROOT·(x + CUBE·x³) and s = sigmoid(u): s + x·u'·s·(1 − s), and x·u' = 3·(u − 2/3·ROOT·x).
+    u = _inner(x)
+    s = torch.sigmoid(u)
+    u.sub_(x, alpha=2 / 3 * ROOT)
+    return s.add_(sigmoid_gradient(u, s), alpha=3) * d
+
+
+def _inner(x: Tensor) -> Tensor:
+    """ROOT·(x + CUBE·x³)."""
+    if is_tracing():
+        return x * (ROOT + CUBE * ROOT * x * x)
+    return torch.addcmul(_number(ROOT, x.dtype), x, x, value=CUBE * ROOT).mul_(x)
 
 
 def _by_sigmoid(x: Tensor) -> bool:

@@ -45,6 +45,21 @@ def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...]
     return result.mul_(rate).to(y.dtype)
 
 
+def layer_norm_gradient(
+    d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor."""
+    if _as_layer(y, over, True):
+        zeros, ones = _zeros_and_ones((*rate.shape, *[1] * len(over)), rate.dtype, rate.device)
+        inner, to_scale, to_shift = torch.ops.aten.native_layer_norm_backward(
+            d, y, scale.shape, zeros, ones, scale, scale, [True, True, True]
+        )
+        return cast(Tensor, inner).mul_(rate.view(zeros.shape)), to_scale, to_shift
+    rest = tuple(i for i in range(y.dim()) if i not in over)
+    to_scale, to_shift = (x.sum(rest) if rest else x for x in (d * y, d))
+    return normalize_gradient(d * scale, y, rate, over, True), to_scale, to_shift
+
+
 def _as_layer(x: Tensor, over: tuple[int, ...], center: bool) -> bool:
     """Whether torch's layer norm serves: over the last dimensions, in one dtype. Inductor makes its own."""
     last = tuple(range(x.dim() - len(over), x.dim()))

@@ -133,11 +133,11 @@ class Line:
         kind = posts[0].kind
         if kind == "send":
             source, destination = posts
-            destination.tensors[0].copy_(source.tensors[0])
+            _fill(destination.tensors[0], source.tensors[0])
         elif kind == "sum":
             whole = total([post.tensors[0] for post in posts])
             for post in posts:
-                post.tensors[0].copy_(whole)
+                _fill(post.tensors[0], whole)
         else:
             found = collect(kind, [post.tensors for post in posts], posts[0].arguments)
             for post, results in zip(posts, found, strict=True):
@@ -151,6 +151,11 @@ class Line:
         if any(form != forms[0] for form in forms):
             ends = ", ".join(f"{post.kind} of rank {post.rank}: {_described(post)}" for post in posts)
             raise Mismatch(f"operation {posts[0].index} on {self.name} differs between its ends: {ends}")
+
+
+@torch.inference_mode()  # as executors make their buffers
+def _fill(buffer: torch.Tensor, content: torch.Tensor) -> None:
+    buffer.copy_(content)
 
 
 def line(name: str, ends: tuple[int, ...]) -> Line:

@@ -11,7 +11,7 @@ from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
-from partita.compiler.ops.normalize import Normalize, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import AdamW, Sgd
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
@@ -76,6 +76,8 @@ def _pointwise() -> list[Case]:
         last = not name.endswith("_gradient") and FUNCTIONS[name].derivative is not None
         if name == "where":
             shapes = [(bools(A), f(A, B), f(B)), (bools(A, B), f(), f(A, B))]
+        elif "{2}" in FUNCTIONS[name].text:
+            shapes = [(f(A, B, C), f(A, B, C), f(A, B, C)), (f(A, B, C), f(B), f(C)), (f(B), f(), f(A, B))]
         elif "{1}" in FUNCTIONS[name].text:
             shapes = [(f(A, B, C), f(A, B, C)), (f(A, B, C), f(B)), (f(), f(A, B)), (f(C, A), f(A, B, C))]
         else:
@@ -130,6 +132,12 @@ CASES: list[Case] = [
         "normalize_gradient",
         NormalizeGradient(("b",), True),
         (f(A, B), f(A, B), f(A)),
+        differentiable=False,
+    ),
+    Case(
+        "layer_norm_gradient",
+        LayerNormGradient(("b", "c")),
+        (f(A, B, C), f(A, B, C), f(A), f(B, C)),
         differentiable=False,
     ),
     Case("attend", ATTEND(), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),

@@ -213,6 +213,8 @@ LEFT_OUT = {
     ("attend", (2,)): "values are no larger than what is attended: nothing is saved by adding them up later",
     ("attend_gradient", (2, -3)): "the same, for values and the attended together",
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
+    ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
+    ("layer_norm_gradient", (2,)): "the same, for the rate",
     ("sgd", ALL): "a parameter in parts of a sum would have to be added up before it is used",
 }
 

@@ -192,6 +192,9 @@ def test_functions_that_communicate(strict: bool) -> None:
                 torch.testing.assert_close(memories[rank].masters["w1"], 1 - 0.5 * number * gradient[half])
                 torch.testing.assert_close(memories[rank].states["momentum", "w1"], gradient[half])
                 torch.testing.assert_close(executor.totals[1, "d(w1)"], gradient[half])
+                # What a step makes is nothing to an autograd engine; parameters, which others may change, are.
+                assert executor.statistics.is_inference()
+                assert not memories[rank].masters["w1"].is_inference()
             assert not any(stage.in_flight for stage in executor.stages.values() if MESH.pipe_rank(rank))
 
 

@@ -1,0 +1,73 @@
+"""Joint graph → joint graph: a layer norm's three gradients by one operation, where it has a scale and a shift.
+
+The gradients of its input, of its scale and of its shift all read the cotangent and the normalized tensor, and torch
+makes them in one pass. It belongs to the backward pass even where the sums over the batch alone would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.reduce import Reduce
+
+MULTIPLY = Pointwise("multiply")
+
+
+def fuse(graph: Graph) -> Graph:
+    """Put one operation in the place of each group."""
+    producers = graph.producers()
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in dict.fromkeys(node.inputs):
+            readers.setdefault(value, []).append(node)
+    outputs = set(graph.outputs())
+    instead: dict[Node, Node | None] = {}  # None for what the operation has made needless
+    for node in graph.nodes:
+        if isinstance(node.op, NormalizeGradient) and node.op.center:
+            found = _parts(node, producers, readers)
+            inner = {value for part in found for value in part.outputs if not isinstance(part.op, Reduce)}
+            if found and inner.isdisjoint(outputs):
+                scaled, _, to_scale, to_shift = found
+                d, scale = scaled.inputs
+                results = (node.output, to_scale.output, to_shift.output)
+                op = LayerNormGradient(node.op.over)
+                if op.infer(d.type, *(v.type for v in (*node.inputs[1:], scale))) == tuple(v.type for v in results):
+                    instead |= dict.fromkeys(found)
+                    instead[node] = evolve(node, op=op, inputs=(d, *node.inputs[1:], scale), outputs=results)
+    kept = (instead.get(node, node) for node in graph.nodes)
+    return evolve(graph, nodes=tuple(node for node in kept if node is not None))
+
+
+def _parts(
+    gradient: Node, producers: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
+) -> tuple[Node, ...]:
+    """The cotangent times the scale, and times the normalized tensor; the scale's gradient and the shift's. Or none."""
+    assert isinstance(gradient.op, NormalizeGradient)
+    scaled = producers.get(gradient.inputs[0])
+    if scaled is None or scaled.op != MULTIPLY or len(readers[scaled.output]) > 1:
+        return ()
+    d, scale = scaled.inputs
+    y, rate = gradient.inputs[1:]
+    if set(scale.type.names) != set(gradient.op.over) or len({v.type.dtype for v in (d, y, rate, scale)}) > 1:
+        return ()
+
+    def sole(value: Value, op: Op, *others: Value) -> Node | None:
+        """The only node that applies `op` to the value and the others, and whose result nothing reads but one sum."""
+        found = [node for node in readers.get(value, ()) if node.op == op and node.inputs == (value, *others)]
+        return found[0] if len(found) == 1 and found[0].stage == gradient.stage else None
+
+    rest = tuple(name for name in d.type.names if not scale.type.has(name))
+    sums = Reduce("sum", rest, scale.type.dtype)
+    product = sole(d, MULTIPLY, y)
+    if product is None or len(readers[product.output]) > 1:
+        return ()
+    to_scale, to_shift = sole(product.output, sums), sole(d, sums)
+    if to_scale is None or to_shift is None or readers.get(to_scale.output) or readers.get(to_shift.output):
+        return ()
+    return scaled, product, to_scale, to_shift
