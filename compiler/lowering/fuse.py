@@ -53,8 +53,8 @@ def _parts(
     if scaled is None or scaled.op != MULTIPLY or len(readers[scaled.output]) > 1:
         return ()
     d, scale = scaled.inputs
-    y, rate = gradient.inputs[1:]
-    if set(scale.type.names) != set(gradient.op.over) or len({v.type.dtype for v in (d, y, rate, scale)}) > 1:
+    y = gradient.inputs[1]
+    if set(scale.type.names) != set(gradient.op.over) or len({v.type.dtype for v in (d, y, scale)}) > 1:
         return ()
 
     def sole(value: Value, op: Op, *others: Value) -> Node | None:

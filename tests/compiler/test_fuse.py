@@ -34,8 +34,8 @@ AFFINE = "layer_norm(h, over = embed, scale = scale, shift = shift)"
         ("rms_norm(h, over = embed, scale = scale) + shift", "", "", False),
         # The scale has a second gradient, which has nothing to do with the norm.
         (AFFINE, " + scale", "", True),
-        # Sums over the batch are made in f32, which torch's kernel does not do.
-        (AFFINE, "", "precision = bf16", False),
+        # In every dtype, so that a copy in f64 has the structure of the whole.
+        (AFFINE, "", "precision = bf16", True),
     ],
 )
 def test_a_scaled_and_shifted_norm_is_fused(norm: str, more: str, precision: str, fused: bool) -> None:
