@@ -1,0 +1,336 @@
+"""The search for the fastest candidates that fit into the memory of the device.
+
+Three looks, each dearer than the one before and taken by fewer candidates, the most promising first:
+
+    bounds       every candidate, from miniatures without data parallelism: about the least that its step takes, and the
+                 least memory that its parameters and activations need
+    outlooks     miniatures with the candidate's own mesh and layout, and its schedule's timeline (`estimate`), until no
+                 bound is left that could be among the best
+    plans        the candidates themselves, compiled: what they are predicted to take, as `partita compile` says it
+
+A stage of ZeRO above the first is asked for where the one before does not fit; sequence parallelism is assumed, and
+tried without for the best. What does not compile is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import nsmallest
+from time import perf_counter
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.costs.devices import Device, device_of
+from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.planning.estimate import Outlook, Parts, cut, least, live, memory, parts
+from partita.compiler.planning.miniature import Stages, silenced, stages_of
+from partita.compiler.planning.space import Candidate, Space
+from partita.compiler.report.footprint import peak_memory
+from partita.compiler.report.prediction import Prediction, predict, stage_seconds
+from partita.dsl import spec
+from partita.dsl.diagnostic import Refused, refuse
+
+# Plans that are alike but for the schedule, say, leave room for others.
+ALIKE = 3
+# Doublings of a microbatch that make it no faster by this share end a series.
+DOUBLINGS, GAIN = 2, 0.005
+# What is this much worse than the last of the best, by its bound, is not looked at; a bound is not exact.
+MARGIN = 1.03
+# The shares of the time in which bounds and outlooks are had.
+BOUNDS, OUTLOOKS = 0.3, 0.55
+
+
+@frozen(eq=False)
+class Plan:
+    """A candidate that has been compiled, as it is predicted."""
+
+    candidate: Candidate
+    file: spec.Spec
+    microbatches: int
+    prediction: Prediction
+    parts: Parts
+    memory: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most that a rank needs."""
+        return max(self.memory)
+
+
+@frozen(eq=False)
+class Found:
+    """What a search has found: plans, the fastest first; the fastest candidate that does not fit, with what is expected
+    of it; and how many candidates were looked at by each of the three looks.
+    """
+
+    space: Space
+    device: Device
+    plans: tuple[Plan, ...]
+    larger: tuple[Candidate, Outlook] | None
+    looked: tuple[int, int, int]
+    seconds: float
+
+
+@define(eq=False)
+class Search:
+    """A search of at most about `within` seconds for the `top` best candidates; the best is compiled however long that
+    takes.
+    """
+
+    space: Space
+    top: int = 10
+    within: float = 20.0
+    device: Device = field(init=False)
+    _start: float = field(factory=perf_counter, init=False)
+    _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
+    _exact: dict[Candidate, Stages | None] = field(factory=dict, init=False)
+    _outlooks: dict[Candidate, Outlook] = field(factory=dict, init=False)
+    _parameters: float = field(init=False)
+    _states: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.device = device_of(self.space.mesh)
+        model, train = self.space.given.model, self.space.given.train
+        assert model is not None
+        assert train is not None
+        self._parameters = elements(model.body)
+        momentum = train.optimizer.name == "sgd" and train.optimizer.arguments.get("momentum")
+        self._states = 2 if train.optimizer.name == "adamw" else 1 if momentum else 0
+
+    def run(self) -> Found:
+        """Search. Raises Refused (E0902) where nothing fits, or nothing compiles."""
+        bounds = sorted(self._bounds(), key=lambda pair: pair[0])
+        fitting = self._outlook(bounds)
+        fitting = sorted({*fitting, *self._variants(fitting[: ALIKE])}, key=self._seconds)
+        plans = self._plans(fitting)
+        larger = [c for c, each in self._outlooks.items() if each.peak > self.device.memory]
+        first = min(larger, key=self._seconds, default=None)
+        if not plans:
+            raise self._nothing(bool(bounds))
+        beyond = None
+        if first is not None and self._seconds(first) < plans[0].prediction.step_time:
+            beyond = first, self._outlooks[first]
+        looked = len(bounds), len(self._outlooks), len(plans)
+        return Found(self.space, self.device, plans, beyond, looked, perf_counter() - self._start)
+
+    def _late(self, share: float) -> bool:
+        return perf_counter() - self._start > share * self.within
+
+    def _seconds(self, candidate: Candidate) -> float:
+        return self._outlooks[candidate].parts.step
+
+    # ------------------------------------------------------------ bounds
+
+    def _bounds(self) -> Iterator[tuple[float, Candidate]]:
+        """Candidates that may fit, with about the least that their step takes."""
+        space = self.space
+        factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.device.memory]
+        # The cheapest to hold first: where time is short, something is found.
+        factors.sort(key=lambda each: -each[1] * each[2])
+        recomputations = ("", *space.blocks)
+        for data, pipe, tensor in factors:
+            for recompute in recomputations:
+                best, wasted = float("inf"), 0
+                for size in space.sizes_of(data):
+                    base = Candidate(data, pipe, tensor, size, bool(tensor > 1 and space.sequence_by(tensor)))
+                    base = evolve(base, recompute=recompute)
+                    stages = self._reference(base)
+                    if stages is None:
+                        continue
+                    each = (stages.middle.quiet + stages.turn.quiet) / size
+                    wasted = wasted + 1 if each > best * (1 - GAIN) else 0
+                    best = min(best, each)
+                    if wasted > DOUBLINGS:
+                        break
+                    microbatches = space.microbatches(base)
+                    for schedule, chunks in space.schedules(pipe, microbatches):
+                        candidate = evolve(base, schedule=schedule, chunks=chunks)
+                        seconds = least(stages, candidate, microbatches, space.turns)
+                        zero = self._least_zero(candidate, stages, microbatches)
+                        if zero is not None:
+                            yield seconds, evolve(candidate, zero=zero)
+
+    def _reference(self, candidate: Candidate) -> Stages | None:
+        """The stages of a candidate without data parallelism."""
+        pipe = min(candidate.pipe, 2)
+        shape = evolve(candidate, data=1, pipe=pipe, zero=0)
+        if shape not in self._references:
+            if self._late(BOUNDS) and self._references:
+                return None
+            self._references[shape] = _stages(self.space, shape)
+        return self._references[shape]
+
+    def _least_zero(self, candidate: Candidate, stages: Stages, microbatches: int) -> int | None:
+        """The lowest stage of ZeRO, from the first where there is data parallelism, with which a candidate may fit."""
+        each = max(self.space.turns, 1) / candidate.stages
+        saved = (stages.middle + stages.turn * (each - 1)).saved if candidate.stages > 1 else stages.first.saved
+        activations = saved * live(candidate, microbatches)
+        for zero in (1, 2, 3) if candidate.data > 1 else (0,):
+            if self._stored(evolve(candidate, zero=zero)) + activations <= self.device.memory:
+                return zero
+        return None
+
+    def _stored(self, candidate: Candidate) -> float:
+        """The least that a rank stores of parameters, gradients and the optimizer's state: all as split as can be."""
+        local = 4 * self._parameters / (candidate.pipe * candidate.tensor)
+        for _, size in self.space.others:
+            local /= size
+        data = candidate.data
+        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (3, 2, 1))
+        return local * (1 / parameter + 1 / gradient + self._states / state)
+
+    # ------------------------------------------------------------ outlooks
+
+    def _outlook(self, bounds: list[tuple[float, Candidate]]) -> list[Candidate]:
+        """The candidates that are expected to fit, the fastest first: as many as are asked for, and as are known on the
+        way.
+        """
+        best: list[float] = []
+        found: list[Candidate] = []
+        for seconds, candidate in bounds:
+            if best and (self._late(OUTLOOKS) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
+                break
+            for zero in range(candidate.zero, 4 if candidate.data > 1 else candidate.zero + 1):
+                each = evolve(candidate, zero=zero)
+                outlook = self._look(each)
+                if outlook is not None and outlook.peak <= self.device.memory:
+                    found.append(each)
+                    best = nsmallest(self.top, [*best, outlook.parts.step])
+                    break
+        return sorted(found, key=self._seconds)
+
+    def _look(self, candidate: Candidate) -> Outlook | None:
+        """What is expected of a candidate; None where it does not compile."""
+        if candidate in self._outlooks:
+            return self._outlooks[candidate]
+        shape = evolve(candidate, schedule="one_f_one_b", chunks=1, pipe=min(candidate.pipe, 2))
+        if shape not in self._exact:
+            self._exact[shape] = _stages(self.space, shape)
+        stages = self._exact[shape]
+        if stages is None:
+            return None
+        microbatches = self.space.microbatches(candidate)
+        own = cut(stages, candidate, self.space.turns)
+        found = Outlook(
+            parts(stages, own, candidate, microbatches, self.device.step),
+            memory(stages, own, candidate, microbatches, self._inputs(candidate)),
+        )
+        self._outlooks[candidate] = found
+        return found
+
+    def _inputs(self, candidate: Candidate) -> float:
+        """Bytes of a microbatch's inputs on a rank."""
+        model = self.space.given.model
+        assert model is not None
+        types = model.body.types[: len(model.body.inputs)]
+        return sum(t.bytes for t in types) / self.space.rows * candidate.size
+
+    def _variants(self, best: list[Candidate]) -> Iterator[Candidate]:
+        """The best once more without sequence parallelism, and without ZeRO."""
+        for each in best:
+            for variant in (evolve(each, sequence=False), evolve(each, zero=0)):
+                outlook = self._look(variant) if variant != each and not self._late(OUTLOOKS) else None
+                if outlook is not None and outlook.peak <= self.device.memory:
+                    yield variant
+
+    # ------------------------------------------------------------ plans
+
+    def _plans(self, fitting: list[Candidate]) -> tuple[Plan, ...]:
+        """The best, compiled: the fastest first."""
+        plans: list[Plan] = []
+        meshes: Counter[tuple[int, int, int]] = Counter()
+        took = 0.0
+        for candidate in fitting:
+            elapsed = perf_counter() - self._start
+            if len(plans) >= self.top or (plans and elapsed + took > self.within):
+                break
+            mesh = candidate.data, candidate.pipe, candidate.tensor
+            if meshes[mesh] >= ALIKE:
+                continue
+            start = perf_counter()
+            plan = planned(self.space, candidate)
+            took = perf_counter() - start
+            if plan is not None and plan.peak <= self.device.memory:
+                plans.append(plan)
+                meshes[mesh] += 1
+        return tuple(sorted(plans, key=lambda plan: plan.prediction.step_time))
+
+    def _nothing(self, bounded: bool) -> Refused:
+        """Why there is no plan."""
+        device = self.device
+        looked = [(outlook.peak, candidate) for candidate, outlook in self._outlooks.items()]
+        if looked:
+            peak, candidate = min(looked, key=lambda pair: pair[0])
+            notes = [f"the least that was found is {peak / 2**30:,.1f} GiB on a rank: {described(self.space, candidate)}"]
+        elif any(each is not None for each in self._references.values()) or not self._references:
+            factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
+            needed = min(map(self._stored, factors)) / 2**30
+            notes = [f"parameters, gradients and the optimizer's state alone need {needed:,.1f} GiB on a rank"]
+        else:
+            return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
+        return refuse(
+            "E0902",
+            f"nothing fits into the {device.memory / 2**30:,.0f} GiB of {device.name}",
+            notes=notes,
+            help="more devices, devices with more memory, a smaller batch or a shorter sequence",
+        )
+
+
+def _stages(space: Space, candidate: Candidate) -> Stages | None:
+    try:
+        return stages_of(space, candidate)
+    except Refused:
+        return None
+
+
+def planned(space: Space, candidate: Candidate) -> Plan | None:
+    """A candidate compiled and predicted; None where it does not compile."""
+    file = space.file(candidate)
+    try:
+        state = compile_spec(file)
+    except Refused:
+        return None
+    prediction = predict(state)
+    assert state.program is not None
+    peaks = tuple(peak_memory(state, rank) for rank in state.program.ranks)
+    return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)
+
+
+def _parts(state: Compilation, prediction: Prediction) -> Parts:
+    """Where the seconds of a predicted step go."""
+    assert state.program is not None
+    timeline = prediction.timeline
+    most = max(timeline.busy)
+    rank = timeline.busy.index(most)
+    quiet = stage_seconds(silenced(state))
+    stages = state.program.ranks[rank].stages
+    compute = sum(quiet[stages[i.work.chunk], i.work.kind] for i in timeline.actions[rank])  # type: ignore[union-attr]
+    compute = min(most, compute)
+    return Parts(compute, most - compute, timeline.makespan - most, max(prediction.ends) + prediction.fixed)
+
+
+def elements(body: spec.Body) -> float:
+    """The elements of all parameters of a body, of all calls and turns."""
+    found = 0.0
+    for step in body.steps:
+        if isinstance(step, spec.Parameter):
+            found += step.type.elements
+        elif isinstance(step, spec.CallBlock):
+            found += elements(step.body)
+        elif isinstance(step, spec.Repeat):
+            found += step.count * elements(step.body)
+    return found
+
+
+def described(space: Space, candidate: Candidate) -> str:
+    """A candidate in words: `data 2 × pipe 4 × tensor 8, ZeRO-1, zb_v, 16 microbatches of 1, recompute all`."""
+    sizes = ((space.data, candidate.data), (space.pipe, candidate.pipe), (space.tensor, candidate.tensor))
+    words = [" × ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one rank"]
+    words += [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.data > 1 else []
+    words += ["sequence parallel"] if candidate.sequence else []
+    words += [candidate.schedule] if candidate.pipe > 1 else []
+    words += [f"{candidate.chunks} chunks"] if candidate.chunks > 1 else []
+    words.append(f"{space.microbatches(candidate)} × {candidate.size} rows")
+    words += [f"recompute {candidate.recompute}"] if candidate.recompute else []
+    return ", ".join(words)
