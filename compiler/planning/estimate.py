@@ -94,7 +94,7 @@ def memory(
     placement = placement_of(candidate)
     more = inputs * max(0, microbatches - 4)
     if candidate.stages == 1:
-        return (own[0].beside + own[0].saved + more,)
+        return (own[0].beside + max(own[0].saved, own[0].reduced) + more,)
     schedule, _ = _order(candidate.schedule, candidate.pipe, candidate.chunks, _shortened(candidate, microbatches))
     live = Memory((), tuple(each.saved for each in own), tuple(each.kept for each in own))
     constant = stages.middle.beside - stages.turn.beside
@@ -102,7 +102,8 @@ def memory(
     for actions, home in zip(schedule.actions, placement, strict=True):
         beside = constant + sum(own[stage].beside - constant for stage in home)
         at_ends = any(stage in (0, candidate.stages - 1) for stage in home)
-        found.append(beside + live.peak(actions, home) + more * at_ends)
+        reduced = sum(own[stage].reduced for stage in home)
+        found.append(beside + max(live.peak(actions, home), reduced) + more * at_ends)
     return tuple(found)
 
 
@@ -152,36 +153,47 @@ def _prices(own: Sequence[Figures], placement: Placement) -> Prices:
     )
 
 
-def least(stages: Stages, candidate: Candidate, microbatches: int, turns: int) -> float:
-    """About the least that a step takes: the busiest stage's work, and the bubble that its schedule has at equal costs
-    (the papers' closed forms; see the schedules).
+def even(stages: Stages, candidate: Candidate, turns: int) -> Figures:
+    """A stage in the middle, of a pipeline whose stages have equally many turns; without a pipeline, all of it."""
+    if candidate.stages > 1:
+        return stages.middle + stages.turn * (turns / candidate.stages - 1)
+    if stages.first == stages.last:
+        return stages.first + stages.turn * max(0, turns - 1)
+    return stages.first + stages.last - stages.middle + stages.turn * (turns - 1)
+
+
+def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int) -> float:
+    """About the least that the microbatches take, with `own` on each stage: the busiest rank's work, and the bubble that
+    the schedule has at equal costs (the papers' closed forms; see the schedules).
     """
-    each = max(turns, 1) / candidate.stages
-    middle = stages.middle + stages.turn * (each - 1)
-    split = candidate.schedule not in WHOLE
-    forward, backward, weight = middle.forward, middle.backward, middle.weight
-    whole = forward + (backward + weight if split else middle.whole)
     if candidate.stages == 1:
-        return (stages.first + stages.turn * (turns - 1 if turns else 0)).quiet * microbatches
-    extra = max(0.0, stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole)
-    # Another turn less on the stage that has more to do outside of them.
-    extra = min(extra, max(0.0, extra - (stages.turn.forward + stages.turn.whole) * (each - 1) / each))
+        return own.quiet * microbatches
+    apart = own.forward + own.backward + own.weight
+    whole = own.forward + own.whole if candidate.schedule in WHOLE else apart
+    # What stands outside of turns can be made up for by a turn less.
+    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole
+    extra = max(0.0, extra - (stages.turn.forward + stages.turn.whole))
     gap = {
-        "interleaved_1f1b": whole,
-        "zb_h1": forward + backward - weight,
-        "zb_h2": max(0.0, forward + backward - 2 * weight),
+        "zb_h1": apart - 2 * own.weight,
+        "zb_h2": max(0.0, apart - 3 * own.weight),
         "zb_v": 0.0,
     }.get(candidate.schedule, whole)
     return (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
 
 
 def live(candidate: Candidate, microbatches: int) -> int:
-    """The least number of microbatches' activations that the first rank holds at once, in stages (see the schedules)."""
+    """The most microbatches' activations that a rank holds at once, in stages (see the schedules)."""
     ranks, chunks = candidate.pipe, candidate.chunks
     if candidate.schedule == "gpipe":
         return microbatches
     if candidate.schedule == "interleaved_1f1b":
         return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * ranks + 1)
     if candidate.schedule == "zb_v":
-        return min(2 * ranks, 2 * microbatches, microbatches + 1)
+        return min(2 * ranks, 2 * microbatches)
     return min(microbatches, 2 * ranks - 1 if candidate.schedule == "zb_h2" else ranks)
+
+
+def delayed(candidate: Candidate, microbatches: int) -> int:
+    """The most microbatches, in stages, whose W a rank puts off (see the schedules)."""
+    lag = {"zb_h1": candidate.pipe - 1, "zb_h2": 2 * (candidate.pipe - 1), "zb_v": 2 * (candidate.pipe - 1)}
+    return min(microbatches, lag.get(candidate.schedule, 0))

@@ -7,9 +7,12 @@ none, the model in one piece with 1 turn and with 2. Both compile in a tenth of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve, fields, frozen
 
 from partita.compiler.costs.links import Link
+from partita.compiler.graph import Node
 from partita.compiler.instructions import BACK, ONWARD
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.planning.space import Candidate, Space
@@ -26,7 +29,7 @@ _NOTHING = Link("nothing", float("inf"), 0.0)
 class Figures:
     """What a stage takes: seconds of its actions and what of them is not communication along the mesh (`quiet`, of F
     and BW); the end of a step; seconds of its messages to the next stage and to the one before; bytes that a
-    microbatch keeps from F and from B, and all others.
+    microbatch keeps from F and from B, those of reduced gradients at the end, and all others.
     """
 
     forward: float = 0.0
@@ -40,6 +43,7 @@ class Figures:
     saved: float = 0.0
     kept: float = 0.0
     beside: float = 0.0
+    reduced: float = 0.0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
@@ -70,6 +74,12 @@ class Stages:
         base = self.first if index == 0 else self.last if index == stages - 1 else self.middle
         return base + self.turn * (turns - 1)
 
+    def toward(self, other: Stages, share: float) -> Stages:
+        """So far on the line from these stages to others."""
+        names = ("first", "middle", "last", "turn")
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return Stages(*(one + (two - one) * share for one, two in pairs))
+
 
 def stages_of(space: Space, candidate: Candidate) -> Stages:
     """The figures of a candidate's stages. Its schedule, and its number of stages beyond one, do not matter.
@@ -99,9 +109,9 @@ def _measured(
     state = compile_spec(space.resized(candidate, microbatches, turns, counts))
     assert state.program is not None
     assert state.partitioned is not None
-    seconds, costs = stage_seconds(state), costs_of(state)
-    silent = silenced(state)
-    quiet = stage_seconds(silent)
+    assert state.update is not None
+    costs = costs_of(state)
+    quiet = stage_seconds(silenced(state))
     found = []
     for rank, stage in zip(state.program.ranks, state.program.stages, strict=True):
         i = stage.index
@@ -112,23 +122,31 @@ def _measured(
                 sent[message.direction] += costs.transfer(message)
             if i in (message.source, message.destination) and message.direction in posts:
                 posts[message.direction] += 1
+        reduced = _left(dict(state.update.reduce).get(i, ()))
         onward, back = (posts[each] * costs.post for each in (ONWARD, BACK))
         found.append(
             Figures(
-                seconds[i, "F"] + onward,
-                seconds[i, "B"] + back,
-                seconds[i, "W"],
-                seconds[i, "BW"] + back,
+                costs.action(i, "F") + onward,
+                costs.action(i, "B") + back,
+                costs.action(i, "W"),
+                costs.action(i, "BW") + back,
                 quiet[i, "F"] + quiet[i, "BW"] + onward + back,
                 end_seconds(state, rank),
                 sent[ONWARD],
                 sent[BACK],
                 stage.saved,
                 stage.kept,
-                -room(state, rank, 0),
+                -room(state, rank, 0) - reduced,
+                reduced,
             )
         )
     return found
+
+
+def _left(nodes: Sequence[Node]) -> int:
+    """Bytes of what nodes make and none of them reads."""
+    read = {value for node in nodes for value in node.inputs}
+    return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)
 
 
 def silenced(state: Compilation) -> Compilation:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from heapq import nsmallest
-from time import perf_counter
+from heapq import heapify, heappop, heappush, nsmallest
+from time import process_time
 
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.costs.devices import Device, device_of
+from partita.compiler.costs.links import link_of
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.planning.estimate import Outlook, Parts, cut, least, live, memory, parts
+from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planning.miniature import Stages, silenced, stages_of
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
@@ -34,11 +35,13 @@ from partita.dsl.diagnostic import Refused, refuse
 # Plans that are alike but for the schedule, say, leave room for others.
 ALIKE = 3
 # Doublings of a microbatch that make it no faster by this share end a series.
-DOUBLINGS, GAIN = 2, 0.005
+DOUBLINGS, GAIN = 1, 0.005
 # What is this much worse than the last of the best, by its bound, is not looked at; a bound is not exact.
 MARGIN = 1.03
+# Sizes of a microbatch of which bounds are made.
+SIZES = (1, 4)
 # The shares of the time in which bounds and outlooks are had.
-BOUNDS, OUTLOOKS = 0.3, 0.55
+BOUNDS, OUTLOOKS = 0.4, 0.6
 
 
 @frozen(eq=False)
@@ -82,7 +85,7 @@ class Search:
     top: int = 10
     within: float = 20.0
     device: Device = field(init=False)
-    _start: float = field(factory=perf_counter, init=False)
+    _start: float = field(factory=process_time, init=False)
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
     _exact: dict[Candidate, Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, Outlook] = field(factory=dict, init=False)
@@ -112,10 +115,10 @@ class Search:
         if first is not None and self._seconds(first) < plans[0].prediction.step_time:
             beyond = first, self._outlooks[first]
         looked = len(bounds), len(self._outlooks), len(plans)
-        return Found(self.space, self.device, plans, beyond, looked, perf_counter() - self._start)
+        return Found(self.space, self.device, plans, beyond, looked, process_time() - self._start)
 
     def _late(self, share: float) -> bool:
-        return perf_counter() - self._start > share * self.within
+        return process_time() - self._start > share * self.within
 
     def _seconds(self, candidate: Candidate) -> float:
         return self._outlooks[candidate].parts.step
@@ -126,50 +129,71 @@ class Search:
         """Candidates that may fit, with about the least that their step takes."""
         space = self.space
         factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.device.memory]
-        # The cheapest to hold first: where time is short, something is found.
-        factors.sort(key=lambda each: -each[1] * each[2])
-        recomputations = ("", *space.blocks)
         for data, pipe, tensor in factors:
-            for recompute in recomputations:
-                best, wasted = float("inf"), 0
-                for size in space.sizes_of(data):
-                    base = Candidate(data, pipe, tensor, size, bool(tensor > 1 and space.sequence_by(tensor)))
+            sequence = bool(tensor > 1 and space.sequence_by(tensor))
+            best, wasted = float("inf"), 0
+            for size in space.sizes_of(data):
+                base, fits = Candidate(data, pipe, tensor, size, sequence, min(1, data - 1)), False
+                for recompute in ("", *space.blocks):
                     base = evolve(base, recompute=recompute)
                     stages = self._reference(base)
                     if stages is None:
                         continue
-                    each = (stages.middle.quiet + stages.turn.quiet) / size
-                    wasted = wasted + 1 if each > best * (1 - GAIN) else 0
-                    best = min(best, each)
-                    if wasted > DOUBLINGS:
+                    if not recompute:
+                        each = stages.middle.quiet / size
+                        wasted = wasted + 1 if each > best * (1 - GAIN) else 0
+                        best = min(best, each)
+                    found = [self._bound(base, stages, *order) for order in space.schedules(pipe, space.microbatches(base))]
+                    yield from (each for each in found if each is not None)
+                    fits = fits or any(each is not None for each in found)
+                    # Recomputing costs time: it is asked for where something does not fit without.
+                    if all(each is not None and each[1].zero == base.zero for each in found):
                         break
-                    microbatches = space.microbatches(base)
-                    for schedule, chunks in space.schedules(pipe, microbatches):
-                        candidate = evolve(base, schedule=schedule, chunks=chunks)
-                        seconds = least(stages, candidate, microbatches, space.turns)
-                        zero = self._least_zero(candidate, stages, microbatches)
-                        if zero is not None:
-                            yield seconds, evolve(candidate, zero=zero)
+                if wasted > DOUBLINGS or not fits:
+                    break
+
+    def _bound(
+        self, base: Candidate, stages: Stages, schedule: str, chunks: int
+    ) -> tuple[float, Candidate] | None:
+        """A candidate with a schedule, with its bound and the least stage of ZeRO with which it may fit."""
+        candidate = evolve(base, schedule=schedule, chunks=chunks)
+        microbatches = self.space.microbatches(candidate)
+        own = even(stages, candidate, self.space.turns)
+        activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
+        for zero in (1, 2, 3) if candidate.data > 1 else (0,):
+            candidate = evolve(candidate, zero=zero)
+            if self._stored(candidate) + activations <= self.device.memory:
+                seconds, sums = least(stages, own, candidate, microbatches), self._reduction(candidate)
+                if zero > 1:
+                    seconds = max(seconds, sums * microbatches)
+                return seconds + own.end * chunks / candidate.data + sums, candidate
+        return None
 
     def _reference(self, candidate: Candidate) -> Stages | None:
-        """The stages of a candidate without data parallelism."""
-        pipe = min(candidate.pipe, 2)
-        shape = evolve(candidate, data=1, pipe=pipe, zero=0)
+        """The stages of a candidate without data parallelism, in a pipeline where it has turns to cut. Between two sizes
+        of a microbatch and beyond, they are about on a line.
+        """
+        shape = evolve(candidate, data=1, pipe=2 if len(self.space.steps) == 1 else 1, zero=0)
+        if not self.space.free:
+            return self._known(shape)
+        one = self._known(evolve(shape, size=SIZES[0]))
+        if one is None or candidate.size == SIZES[0]:
+            return one
+        other = self._known(evolve(shape, size=SIZES[1]))
+        return other and one.toward(other, (candidate.size - SIZES[0]) / (SIZES[1] - SIZES[0]))
+
+    def _known(self, shape: Candidate) -> Stages | None:
         if shape not in self._references:
             if self._late(BOUNDS) and self._references:
                 return None
             self._references[shape] = _stages(self.space, shape)
         return self._references[shape]
 
-    def _least_zero(self, candidate: Candidate, stages: Stages, microbatches: int) -> int | None:
-        """The lowest stage of ZeRO, from the first where there is data parallelism, with which a candidate may fit."""
-        each = max(self.space.turns, 1) / candidate.stages
-        saved = (stages.middle + stages.turn * (each - 1)).saved if candidate.stages > 1 else stages.first.saved
-        activations = saved * live(candidate, microbatches)
-        for zero in (1, 2, 3) if candidate.data > 1 else (0,):
-            if self._stored(evolve(candidate, zero=zero)) + activations <= self.device.memory:
-                return zero
-        return None
+    def _reduction(self, candidate: Candidate) -> float:
+        """About the least that gradients take to be summed over data once."""
+        data = candidate.data
+        local = self._parameters / (candidate.pipe * candidate.tensor)
+        return 4 * local * (data - 1) / data / link_of(self.space.mesh, self.space.data).bandwidth
 
     def _stored(self, candidate: Candidate) -> float:
         """The least that a rank stores of parameters, gradients and the optimizer's state: all as split as can be."""
@@ -184,21 +208,38 @@ class Search:
 
     def _outlook(self, bounds: list[tuple[float, Candidate]]) -> list[Candidate]:
         """The candidates that are expected to fit, the fastest first: as many as are asked for, and as are known on the
-        way.
+        way. What does not fit is put back with more of ZeRO, and with more recomputed: that takes longer still.
         """
         best: list[float] = []
         found: list[Candidate] = []
-        for seconds, candidate in bounds:
+        queue = [(seconds, i, candidate) for i, (seconds, candidate) in enumerate(bounds)]
+        heapify(queue)
+        known = {candidate for _, candidate in bounds}
+        while queue:
+            seconds, _, candidate = heappop(queue)
             if best and (self._late(OUTLOOKS) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
                 break
-            for zero in range(candidate.zero, 4 if candidate.data > 1 else candidate.zero + 1):
-                each = evolve(candidate, zero=zero)
-                outlook = self._look(each)
-                if outlook is not None and outlook.peak <= self.device.memory:
-                    found.append(each)
-                    best = nsmallest(self.top, [*best, outlook.parts.step])
-                    break
+            outlook = self._look(candidate)
+            if outlook is None:
+                continue
+            if outlook.peak <= self.device.memory:
+                found.append(candidate)
+                best = nsmallest(self.top, [*best, outlook.parts.step])
+                continue
+            for smaller in self._smaller(candidate):
+                if smaller not in known:
+                    known.add(smaller)
+                    heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
         return sorted(found, key=self._seconds)
+
+    def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Candidates that need less memory."""
+        if 0 < candidate.zero < 3:
+            yield evolve(candidate, zero=candidate.zero + 1)
+        ways = ("", *self.space.blocks)
+        place = ways.index(candidate.recompute) + 1
+        if place < len(ways):
+            yield evolve(candidate, recompute=ways[place])
 
     def _look(self, candidate: Candidate) -> Outlook | None:
         """What is expected of a candidate; None where it does not compile."""
@@ -242,15 +283,15 @@ class Search:
         meshes: Counter[tuple[int, int, int]] = Counter()
         took = 0.0
         for candidate in fitting:
-            elapsed = perf_counter() - self._start
+            elapsed = process_time() - self._start
             if len(plans) >= self.top or (plans and elapsed + took > self.within):
                 break
             mesh = candidate.data, candidate.pipe, candidate.tensor
             if meshes[mesh] >= ALIKE:
                 continue
-            start = perf_counter()
+            start = process_time()
             plan = planned(self.space, candidate)
-            took = perf_counter() - start
+            took = process_time() - start
             if plan is not None and plan.peak <= self.device.memory:
                 plans.append(plan)
                 meshes[mesh] += 1

@@ -211,7 +211,7 @@ class Space:
         model = self.given.model
         assert model is not None
         sizes = {name: axis.size for name, axis in self.given.axes.items()}
-        if self._free():
+        if self.free:
             sizes[self.batch] = candidate.data * self.beside * candidate.size * microbatches
         staged = {id(step) for step in self.steps}
         every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
@@ -232,7 +232,8 @@ class Space:
         rules = small.rules(plain, counts if len(counts) > 1 else None)
         return evolve(found, layout=evolve(found.layout, rules=rules))
 
-    def _free(self) -> bool:
+    @property
+    def free(self) -> bool:
         """Whether no other axis depends on the size of the batch."""
         assert self.given.model is not None
         relations = axes_of(self.given.model).relations
