@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
     from partita.cli.table import Table
     from partita.compiler.pipeline import Compilation
+    from partita.compiler.report.claims import Outcome
     from partita.compiler.report.summary import Summary
 
-SUMMARY = "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program"
+SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program"
+# So many rows of memory are shown; of more, the least and the most.
+MOST_ROWS = 8
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
 
 
@@ -32,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile and print. 0, or 1 with diagnostics."""
+    """Compile, hold the file's claims against the program, and print. 0; 1 with diagnostics."""
     state = compile_or_report(arguments)
     if state is None:
         return 1
@@ -41,14 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
         last = state.pipeline.stages - 1
         print(f"partita: there is no stage {arguments.stage}: stages are 0 to {last}", file=sys.stderr)
         return 2
-    if arguments.emit:
-        return deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
+    from partita.compiler.report.claims import failures, outcomes
     from partita.compiler.report.summary import summarize
 
     summary = summarize(state)
-    if arguments.json:
-        return deliver(json.dumps(summary.as_json(), indent=2) + "\n", arguments.output)
-    return deliver(text_of(lambda console: show(state, summary, console), arguments.output), arguments.output)
+    expected = outcomes(state, summary)
+    failed = failures(expected)
+    if arguments.emit:
+        text = _form(state, arguments.emit, arguments.stage)
+    elif arguments.json:
+        found = summary.as_json() | {"expectations": [each.as_json() for each in expected]}
+        text = json.dumps(found, indent=2) + "\n"
+    else:
+        text = text_of(lambda console: show(state, summary, console, expected), arguments.output)
+    status = deliver(text, arguments.output)
+    report(failed)
+    return status or (1 if failed else 0)
 
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
@@ -94,8 +106,8 @@ def _stage_source(source: str, wanted: set[str]) -> str:
     return functions[0] + "".join(text for name, text in bodies.items() if name in wanted or name in called)
 
 
-def show(state: Compilation, summary: Summary, console: Console) -> None:
-    """Print stages, collectives, transfers, memory and times, as wide as the console."""
+def show(state: Compilation, summary: Summary, console: Console, expected: Sequence[Outcome] = ()) -> None:
+    """Print stages, collectives, transfers, memory, times and claims, as wide as the console."""
     from partita.cli.figures import bytes_text, count_text, seconds_text
     from partita.cli.table import print_table, print_text
     from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
@@ -121,14 +133,21 @@ def show(state: Compilation, summary: Summary, console: Console) -> None:
     console.print()
     for axis, names in summary.undivided:
         print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
-    columns = " of the pipeline" if summary.ranks > len(summary.peak_memory) > 1 else ""
-    print_text(console, f"peak memory by rank{columns}: {_memory(summary.peak_memory)}")
+    print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
         print_text(console, f"that is more than the {bytes_text(there)} of {state.device.name}")
-    ends = f", and {seconds_text(summary.ends)} of collectives at its ends" if summary.ends else ""
-    step, bubble = seconds_text(summary.timeline.makespan), f"{summary.timeline.bubble:.1%}"
-    print_text(console, f"predicted on {state.device.name}: step {step}, bubble {bubble}{ends}")
+    console.print()
+    found, timeline = summary.prediction, summary.timeline
+    end = found.step_time - timeline.makespan
+    print_text(
+        console,
+        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} of "
+        f"microbatches, {seconds_text(end)} at its ends), {count_text(found.tokens_per_second)} tokens/s, "
+        f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
+    )
+    if expected:
+        print_table(console, _expected(expected, console.width))
     passes = ", ".join(f"{name} {seconds_text(value)}" for name, value in summary.times)
     print_text(console, f"compiled in {seconds_text(sum(value for _, value in summary.times))}: {passes}")
 
@@ -176,11 +195,31 @@ def _turns(turns: list[str]) -> str:
     return ", ".join(turns) if len(turns) <= 2 else f"{turns[0]} … {turns[-1]}"
 
 
-def _memory(peaks: tuple[int, ...]) -> str:
-    """Each, or where they are many the most and the least."""
+def _memory(summary: Summary, width: int) -> Table:
+    """A row for each rank of the pipeline; those that follow each other and are alike have one. Where that is many, the
+    least and the most.
+    """
     from partita.cli.figures import bytes_text
+    from partita.cli.table import Column, Table
+    from partita.compiler.report.footprint import PARTS
 
-    if len(peaks) <= 8:
-        return ", ".join(map(bytes_text, peaks))
-    ends = [(peaks.index(each), bytes_text(each)) for each in (min(peaks), max(peaks))]
-    return " to ".join(f"{size} (rank {rank})" for rank, size in ends)
+    rows = []
+    texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in PARTS)))) for each in summary.memory]
+    for figures, run in groupby(range(len(texts)), lambda rank: texts[rank]):
+        rows.append((_span(list(run)), *figures))
+    if len(rows) > MOST_ROWS:
+        peaks = summary.peak_memory
+        ends = sorted(peaks.index(each) for each in (min(peaks), max(peaks)))
+        rows = [(f"{rank}", *texts[rank]) for rank in ends]
+    if len(summary.memory) == 1:
+        rows = [("each", *texts[0])]
+    headings = [Column("rank"), Column("peak memory", right=True)]
+    return Table([*headings, *(Column(part, right=True, spare=1) for part in PARTS)], rows, width)
+
+
+def _expected(expected: Sequence[Outcome], width: int) -> Table:
+    """A row for each claim."""
+    from partita.cli.table import Column, Table
+
+    rows = [(each.text, "holds" if each.holds else "fails", each.shown) for each in expected]
+    return Table([Column("claim"), Column(""), Column("value", right=True)], rows, width)

@@ -17,7 +17,7 @@ from importlib import import_module
 COMMANDS = {
     "check": "check a file: errors with place, cause and fix",
     "fmt": "bring files into canonical form, comments kept",
-    "compile": "compile a file: stages, parameters, collectives, memory, bubble; or print a form of the program",
+    "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
     "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
     "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",

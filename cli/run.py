@@ -128,13 +128,14 @@ def _refuse_crowd(spec: Spec) -> None:
 def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.compiler.pipeline import compile_run
+    from partita.compiler.report.claims import doubts
     from partita.runtime.checkpoint.identity import manifest_of
     from partita.runtime.checkpoint.settings import check_model
     from partita.runtime.data.binding import open_data
     from partita.runtime.supervision.launcher import launch
 
     state, evaluation = compile_run(spec)
-    report(state.warnings)
+    report((*state.warnings, *doubts(state)))
     program = state.program
     assert program is not None
     if not _writable(_directory(arguments, spec)):
@@ -230,6 +231,7 @@ def _writable(directory: Path) -> bool:
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     import torch
 
+    from partita.compiler.report.claims import doubts
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import prepare
 
@@ -238,7 +240,7 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     if plan.training.compiled and device.type == "cpu":
         _check_compiler(plan)
     if not quiet:
-        report(plan.training.warnings)
+        report((*plan.training.warnings, *doubts(plan.training)))
     directory = _directory(arguments, spec)
     if identity is None and not _writable(directory):
         return 2

@@ -53,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    from partita.compiler.report.prediction import timeline
+    from partita.compiler.report.prediction import predict
 
     assert state.schedule is not None
-    return present(arguments, state.schedule, timeline(state))
+    found = predict(state)
+    return present(arguments, state.schedule, found.timeline, step=found.step_time)
 
 
 def _drawable(arguments: argparse.Namespace) -> bool:
@@ -71,46 +72,63 @@ def _drawable(arguments: argparse.Namespace) -> bool:
 
 
 def present(
-    arguments: argparse.Namespace, schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text
+    arguments: argparse.Namespace,
+    schedule: Schedule,
+    timeline: Timeline,
+    number: Callable[[float], str] = seconds_text,
+    step: float | None = None,
 ) -> int:
     """Print a timeline, or write it to a file, in the form that is asked for. 0, or 2 where that cannot be written.
 
-    `number` writes times.
+    `number` writes times; `step` is that of a whole step, of a program, which ends with sums and the update.
     """
     if arguments.json:
         from partita.cli.pictures.terminal import as_json
 
-        return deliver(json.dumps(as_json(schedule, timeline), indent=2) + "\n", arguments.output)
+        whole = {} if step is None else {"step_time": step}
+        return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
     if arguments.output is not None:
         from partita.cli.pictures import Picture, save
 
-        title = headline(schedule, timeline, number)
+        title = headline(schedule, timeline, number, step)
         return (
             0 if save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output)) else 2
         )
-    return deliver(text_of(lambda console: show(schedule, timeline, console, number), None), None)
+    return deliver(text_of(lambda console: show(schedule, timeline, console, number, step), None), None)
 
 
-def headline(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> str:
-    """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms, bubble 25.9%`."""
+def headline(
+    schedule: Schedule,
+    timeline: Timeline,
+    number: Callable[[float], str] = seconds_text,
+    step: float | None = None,
+) -> str:
+    """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms, of that microbatches 92.8 ms, bubble 25.9%`."""
     chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
+    whole = number(timeline.makespan)
+    if step is not None:
+        whole = f"{number(step)}, of that microbatches {whole}"
     least = ""
     if schedule.search is not None:
         least = f"; cost {number(timeline.cost)}, at least {number(schedule.search.least)}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
-        f"step {number(timeline.makespan)}, bubble {timeline.bubble:.1%}{least}"
+        f"step {whole}, bubble {timeline.bubble:.1%}{least}"
     )
 
 
 def show(
-    schedule: Schedule, timeline: Timeline, console: Console, number: Callable[[float], str] = seconds_text
+    schedule: Schedule,
+    timeline: Timeline,
+    console: Console,
+    number: Callable[[float], str] = seconds_text,
+    step: float | None = None,
 ) -> None:
     """Print the timeline and the table of ranks, as wide as the console."""
     from partita.cli.pictures.terminal import draw, legend, rank_table
 
-    name, rest = headline(schedule, timeline, number).split(":", 1)
+    name, rest = headline(schedule, timeline, number, step).split(":", 1)
     console.print(f"[bold]{name}[/]:{rest}\n")
     console.print(draw(schedule, timeline, console.width))
     console.print(legend(schedule))

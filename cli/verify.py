@@ -67,6 +67,10 @@ def show(file: str, found: Verification, console: Console) -> None:
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
+    if found.claims:
+        failed = [each.text for each in found.claims if not each.holds]
+        shown = ", ".join(failed) if failed else f"{len(found.claims)} of `expect`"
+        rows.append(("claims", "fail" if failed else "hold", shown))
     table = Table([Column(""), Column(""), Column("")], rows, console.width)
     for line in table.lines():
         console.print(line, soft_wrap=True, markup=False)

@@ -115,14 +115,7 @@ def _settle(state: Compilation) -> Compilation:
         pipeline=evolve(pipeline, chunks=chunks),
         mesh=mesh_of(given.mesh, pipeline.axis),
         device=device_of(given.mesh),
-        warnings=tuple(_without_effect(given)),
     )
-
-
-def _without_effect(given: language.Spec) -> Iterator[Diagnostic]:
-    """Warn of what a file asks for and does not get yet: nothing is ignored silently."""
-    if given.expect:
-        yield Diagnostic("W0401", "claims of `expect` are not checked yet", given.expect[0].span)
 
 
 def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:

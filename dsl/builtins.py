@@ -284,11 +284,16 @@ class Measure:
     takes: tuple[Setting, ...] = ()
 
 
-_ALONG = (Setting("axis", MeshAxisName()),)
+_ALONG = Setting("axis", MeshAxisName())
+_COLLECTIVE = Setting("kind", Word(("all_reduce", "all_gather", "reduce_scatter", "all_to_all")))
 MEASURES = {
     "peak_memory": Measure(Number(BYTES)),
     "bubble": Measure(Number(RATIO)),
+    "step_time": Measure(Number(SECONDS)),
+    "tokens_per_second": Measure(Number()),
     "mfu": Measure(Number(RATIO)),
-    "collectives": Measure(Number(), _ALONG),
-    "bytes": Measure(Number(BYTES), _ALONG),
+    "exposed_communication": Measure(Number(RATIO)),
+    "bytes": Measure(Number(BYTES), (_ALONG,)),
+    "collectives": Measure(Number(), (_ALONG,)),
+    "count": Measure(Number(), (_COLLECTIVE, _ALONG)),
 }

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from partita.dsl import constants, limits, spec, tree
+from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, Calls
@@ -244,15 +245,14 @@ class Plans:
             help = suggestion(name.text, MEASURES, "there are")
             self.report.error("E0309", f"unknown measure `{name.text}`", written.span, help=help)
             return None
-        given = [argument.value for argument in written.arguments] if isinstance(written, tree.Call) else []
-        if len(given) != len(measure.takes):
-            form = f"{name.text}({', '.join(s.name for s in measure.takes)})" if measure.takes else name.text
-            self.report.error("E0210", f"write `{form}`", written.span)
+        names = tuple(setting.name for setting in measure.takes)
+        if isinstance(written, tree.Path) and names:
+            self.report.error("E0210", f"write `{name.text}({', '.join(names)})`", written.span)
             return None
-        values = [
-            settings.value(value, setting.kind, f"`{setting.name}`")
-            for value, setting in zip(given, measure.takes, strict=True)
-        ]
+        given = bind(written, names, names, self.report) if isinstance(written, tree.Call) else {}
+        if given is None:
+            return None
+        values = [settings.value(given[setting.name], setting.kind, f"`{setting.name}`") for setting in measure.takes]
         limit = settings.value(claim.limit, measure.limit, f"the limit of `{name.text}`")
         if limit is None or None in values:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from math import floor, log10
 
 from attrs import frozen
 
@@ -48,6 +49,16 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     "s": (SECONDS, Fraction(1)),
     "min": (SECONDS, Fraction(60)),
     "h": (SECONDS, Fraction(3600)),
+}
+
+# In which units results are written, the largest first.
+_WRITTEN = {
+    PLAIN: ("",),
+    RATIO: ("%",),
+    BYTES: ("PiB", "TiB", "GiB", "MiB", "KiB", "B"),
+    BYTES_PER_SECOND: ("TB/s", "GB/s", "MB/s", "KB/s", "B/s"),
+    FLOPS: ("PFLOP/s", "TFLOP/s", "GFLOP/s", "FLOP/s"),
+    SECONDS: ("s", "ms", "us", "ns"),
 }
 
 _NUMBER = re.compile(r"([0-9_]+)(?:\.([0-9_]+))?(?:[eE]([+-]?[0-9]+))?(.*)", re.DOTALL)
@@ -95,3 +106,13 @@ def _out_of_range(text: str, span: Span, help: str) -> Refused:
 def shortened(text: str, length: int = 40) -> str:
     """The text, its end left out where it is long; for messages."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def written(value: float, dimension: str, digits: int = 3) -> str:
+    """A result as the language writes it, in so many digits: `1.5GiB`, `8.4%`, `12_400`."""
+    factors = [(unit, float(UNITS[unit][1]) if unit else 1.0) for unit in _WRITTEN[dimension]]
+    unit, factor = next((each for each in factors if abs(value) >= each[1]), factors[-1])
+    scaled = value / factor
+    decimals = max(0, digits - 1 - floor(log10(abs(scaled)))) if scaled else 0
+    text = f"{scaled:_.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + unit

@@ -12,19 +12,27 @@ A step has three moments, and the peak is the greatest of them, beside what is a
     its end       the reduced gradients, and the working set of the update
 
 A collective in flight holds what it sends and gets once more: of all, the greatest is counted.
+
+The bound comes apart by what memory is for (`PARTS`), as it is at the greatest moment:
+
+    parameters    masters, and what stages compute with for a whole step
+    gradients     accumulators, totals that a rank is sent, reduced gradients
+    state         the optimizer's
+    activations   what microbatches in flight keep, and the working set of the function that runs
+    buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from partita.compiler.communication import DIRECTION, peak_in_flight
 from partita.compiler.emission.memory import held, line_by_line, roots, tables, working_set
-from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.graph import Node, Phase, Value, without_turns
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
 from partita.compiler.ops.collective import Collective
@@ -41,22 +49,84 @@ if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
 _NUMBERS = 1 << 10
 
 
+@frozen
+class Footprint:
+    """Bytes of a rank at its greatest `moment`, by what they are for."""
+
+    moment: str
+    parameters: int
+    gradients: int
+    state: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """The bound."""
+        return self.parameters + self.gradients + self.state + self.activations + self.buffers
+
+
+PARTS = ("parameters", "gradients", "state", "activations", "buffers")
+
+
 def peak_memory(state: Compilation, rank: RankProgram) -> int:
     """The bound of each rank that runs the program of a pipeline rank."""
+    return footprint(state, rank).total
+
+
+def footprint(state: Compilation, rank: RankProgram) -> Footprint:
+    """The bound of each rank that runs the program of a pipeline rank, in parts."""
     assert state.partitioned is not None
     assert state.update is not None
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
     reduced = {index: _made(nodes) for index, nodes in reduce.items()}
     update = update_nodes(state, rank)
-    inputs = _inputs(state, rank)
-    start = inputs + max((_constants(stage, remade=True) for stage in stages), default=0)
-    during = inputs + _microbatches(state, rank, reduced)
     # Updates work in place: their results are parameter and state.
     in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
-    end = sum(reduced.values()) + working_set(line_by_line(in_place), ())
+    inputs = _inputs(state, rank)
+    remade = max((_constants(stage, remade=True) for stage in stages), default=0)
+    kept, reducing, messages = max(_moments(state, rank, reduced), key=sum)
+    moments = (
+        Footprint("as a step begins", remade, 0, 0, 0, inputs),
+        Footprint("among the microbatches", 0, reducing, 0, kept, inputs + messages),
+        Footprint("at the update", 0, sum(reduced.values()), 0, 0, working_set(line_by_line(in_place), ())),
+    )
+    most = max(moments, key=lambda each: each.total)
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update]
-    return _always(state, rank, stages) + max(start, during, end) + _largest_buffer(groups)
+    always = _always(state, rank, stages)
+    return Footprint(
+        most.moment,
+        always.parameters + most.parameters,
+        always.gradients + most.gradients,
+        always.state,
+        most.activations,
+        always.buffers + most.buffers + _largest_buffer(groups),
+    )
+
+
+def largest(state: Compilation, rank: RankProgram, part: str) -> dict[str, int]:
+    """Bytes of a part by tensor, those of all turns of a repeat together: of parameters their masters; of activations
+    what one microbatch keeps. Buffers have no names.
+    """
+    assert state.partitioned is not None
+    assert state.program is not None
+    found: Counter[str] = Counter()
+    if part in ("parameters", "state"):
+        for name, size in stored(state, rank)[part == "state"].items():
+            found[without_turns(name)] += size
+    for index in rank.stages:
+        if part == "gradients":
+            for each in state.program.stages[index].accumulators:
+                found[without_turns(each.parameter or each.name)] += each.type.bytes
+        elif part == "activations":
+            nodes = state.partitioned.stages[index].nodes
+            behind = roots(nodes)
+            made = {value for node in nodes if node.phase is Phase.FORWARD for value in node.outputs}
+            later = {value for node in nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT) for value in node.inputs}
+            for value in {behind.get(value, value) for value in made & later}:
+                found[without_turns(value.name)] += value.type.bytes
+    return dict(found)
 
 
 def room(state: Compilation, rank: RankProgram, limit: float) -> float:
@@ -68,25 +138,37 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     assert state.update is not None
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
-    beside = _always(state, rank, stages) + _inputs(state, rank) + peak_in_flight(rank.instructions)
+    beside = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     beside += max(peak for index in rank.stages for peak in state.program.stages[index].peaks.values())
     beside += sum(map(_made, reduce.values()))
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
     return limit - beside - _largest_buffer(groups)
 
 
-def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> int:
+def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> Footprint:
     assert state.program is not None
-    program, sizes = state.program, state.mesh.sizes
-    total = 0
-    for name in rank.parameters:
-        record = program.parameter(name)
-        total += local_type(record.type, record.layout, sizes).bytes
-        total += local_type(record.type, record.state_layout, sizes).bytes * len(record.states)
-    total += sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
-    total += sum(each.type.bytes for each in rank.receives)
-    total += _NUMBERS + tables(node for stage in stages for node in stage.nodes)
-    return total + sum(_constants(stage) for stage in stages)
+    program = state.program
+    masters, states = (sum(part.values()) for part in stored(state, rank))
+    sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
+    return Footprint(
+        "always",
+        masters + sum(_constants(stage) for stage in stages),
+        sums + sum(each.type.bytes for each in rank.receives),
+        states,
+        0,
+        _NUMBERS + tables(node for stage in stages for node in stage.nodes),
+    )
+
+
+def stored(state: Compilation, rank: RankProgram) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that a rank keeps of each parameter's master, and of its optimizer's tensors, by its name."""
+    assert state.program is not None
+    sizes, own = state.mesh.sizes, set(rank.parameters)
+    records = [record for record in state.program.parameters if record.name in own]
+    return (
+        {each.name: local_type(each.type, each.layout, sizes).bytes for each in records},
+        {each.name: local_type(each.type, each.state_layout, sizes).bytes * len(each.states) for each in records},
+    )
 
 
 def _constants(stage: StageGraph, remade: bool = False) -> int:
@@ -115,8 +197,8 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
     return sum(parts.values())
 
 
-def _microbatches(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> int:
-    """The greatest moment between the first and the last microbatch."""
+def _moments(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages."""
     assert state.program is not None
     sizes = _messages(state)
     arriving: Counter[tuple[int, str]] = Counter()
@@ -124,22 +206,23 @@ def _microbatches(state: Compilation, rank: RankProgram, reduced: dict[int, int]
     for message, size in sizes.items():
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
-    now = peak = 0
+    kept = reducing = messages = 0
+    yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
             stage, kind = state.program.stages[instruction.stage], instruction.action.kind
-            before = now
-            now += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
+            working = stage.peaks.get(kind, 0)
+            yield kept + working, reducing, messages
+            kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
             if kind in DIRECTION:
-                now += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
-            peak = max(peak, max(before, now) + stage.peaks.get(kind, 0))
+                messages += leaving[instruction.stage, DIRECTION[kind]] - arriving[instruction.stage, DIRECTION[kind]]
+            yield kept + working, reducing, messages
         elif isinstance(instruction, PostReceive):
-            now += sizes[instruction.transfer.message]
+            messages += sizes[instruction.transfer.message]
         elif isinstance(instruction, WaitSend):
-            now -= sizes[instruction.transfer.message]
-        now += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
-        peak = max(peak, now)
-    return peak
+            messages -= sizes[instruction.transfer.message]
+        reducing += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
+        yield kept, reducing, messages
 
 
 def _messages(state: Compilation) -> dict[Message, int]:

@@ -11,9 +11,9 @@ from partita.compiler.graph import Phase, without_turns
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
-from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import stage_seconds, timeline
-from partita.compiler.report.traffic import EACH_MICROBATCH, Traffic, cost, grouped, traffic
+from partita.compiler.report.footprint import PARTS, Footprint, footprint
+from partita.compiler.report.prediction import Prediction, predict, stage_seconds
+from partita.compiler.report.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.reasons import undivided
 from partita.compiler.timeline import Timeline
@@ -35,20 +35,20 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `peak_memory` is what the program's tensors need, in bytes, one per rank of the pipeline;
-    `undivided` the parameters, by mesh axis, that a rule says are stored split and none of whose axes divides.
+    """The whole program. `memory` is what the program's tensors need, one per rank of the pipeline; `undivided` the
+    parameters, by mesh axis, that a rule says are stored split and none of whose axes divides.
     """
 
     name: str
     mesh: Mesh
     stages: tuple[StageSummary, ...]
     parameters: int
-    peak_memory: tuple[int, ...]
+    memory: tuple[Footprint, ...]
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
-    timeline: Timeline
+    prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
     @property
@@ -57,13 +57,19 @@ class Summary:
         return self.mesh.ranks
 
     @property
-    def ends(self) -> float:
-        """Seconds of collectives at a step's ends, outside the timeline: those of the rank that has most."""
-        outside = [each for each in self.collectives if each.phase not in EACH_MICROBATCH]
-        return max((cost(own).total.seconds for own in grouped(outside, lambda each: each.rank).values()), default=0.0)
+    def peak_memory(self) -> tuple[int, ...]:
+        """The bound in bytes, one per rank of the pipeline."""
+        return tuple(each.total for each in self.memory)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The predicted timeline of the microbatches."""
+        return self.prediction.timeline
 
     def as_json(self) -> dict[str, Any]:
         """The stable object of `compile --json`."""
+        found = self.prediction
+        columns = [self.memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)]
         return {
             "name": self.name,
             "ranks": self.ranks,
@@ -81,13 +87,18 @@ class Summary:
                 for s in self.stages
             ],
             "parameters": self.parameters,
-            "peak_memory": [self.peak_memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)],
+            "peak_memory": [each.total for each in columns],
+            "memory": {part: [getattr(each, part) for each in columns] for part in PARTS},
             "collectives": collectives_json(self.collectives),
             "transfers": list(self.transfers),
             "tied": list(self.tied),
             "undivided": {axis: list(names) for axis, names in self.undivided},
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
+            "step_time": found.step_time,
+            "tokens_per_second": found.tokens_per_second,
+            "mfu": found.mfu,
+            "exposed_communication": found.exposed_communication,
             "seconds": dict(self.times),
         }
 
@@ -141,12 +152,12 @@ def summarize(state: Compilation) -> Summary:
         state.mesh,
         tuple(stages),
         sum(sizes.values()),
-        tuple(peak_memory(state, rank) for rank in program.ranks),
+        tuple(footprint(state, rank) for rank in program.ranks),
         traffic(state),
         transfers(state),
         tied_transfers(state),
         _undivided(state),
-        timeline(state),
+        predict(state),
         state.times,
     )
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
     from partita.compiler.pipeline import Compilation
 
 Key = TypeVar("Key", bound=Hashable)
+Record = TypeVar("Record")
 
 # What runs once for each microbatch; everything else runs once a step.
 EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
@@ -107,9 +108,9 @@ def _sums(records: Sequence[Traffic]) -> Sums:
     )
 
 
-def grouped(records: Iterable[Traffic], key: Callable[[Traffic], Key]) -> dict[Key, list[Traffic]]:
+def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
     """Records by a key, in the order in which keys first appear."""
-    found: dict[Key, list[Traffic]] = {}
+    found: dict[Key, list[Record]] = {}
     for each in records:
         found.setdefault(key(each), []).append(each)
     return found

@@ -1,8 +1,9 @@
 """`partita verify`: what is proved of one file, and what is tried.
 
 The program of the file as it stands is compiled, which holds its schedule and messages to the laws (E05xx) and bounds
-its memory. It is certified: every operation and every change of layout is checked against its rule, without running
-any (`partita.compiler.certificate`). And a shrunken copy is run (`partita.runtime.verification.execution`).
+its memory; the file's claims are held against it. It is certified: every operation and every change of layout is
+checked against its rule, without running any (`partita.compiler.certificate`). And a shrunken copy is run
+(`partita.runtime.verification.execution`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
+from partita.compiler.report.claims import Outcome, failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Spec
@@ -30,6 +32,7 @@ class Verification:
 
     `certificates` are those of the programs of training and, where the file evaluates, of evaluation. `execution` is
     None where the file has no small copy that runs; `refusals` say why (E0703), or that it is too large (E0704).
+    `claims` are those of its `expect` blocks.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Verification:
     memory: int | None
     certificates: tuple[Certificate, ...]
     execution: Execution | None
+    claims: tuple[Outcome, ...]
     refusals: tuple[Diagnostic, ...]
     warnings: tuple[Diagnostic, ...]
     seconds: float
@@ -52,7 +56,8 @@ class Verification:
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What is wrong."""
         problems = [problem for certificate in self.certificates for problem in certificate.problems]
-        return (*self.refusals, *problems, *(self.execution.diagnostics if self.execution else ()))
+        execution = self.execution.diagnostics if self.execution else ()
+        return (*self.refusals, *problems, *execution, *failures(self.claims))
 
     @property
     def passed(self) -> bool:
@@ -75,6 +80,7 @@ class Verification:
                 "moves": sum(each.moves for each in self.certificates),
             },
             "execution": self.execution.as_json() if self.execution else None,
+            "expectations": [each.as_json() for each in self.claims],
             "diagnostics": [diagnostic.as_json() for diagnostic in self.diagnostics],
             "seconds": self.seconds,
         }
@@ -102,6 +108,7 @@ def verify(given: Spec) -> Verification:
         memory,
         certificates,
         execution,
+        outcomes(state, summary),
         tuple(refusals),
         state.warnings,
         perf_counter() - start,

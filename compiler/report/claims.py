@@ -1,0 +1,294 @@
+"""The claims of a file's `expect` blocks, held against its compiled program.
+
+A claim is about a measure: a figure of the program's summary. `MEASURES` says of each how it is had, what contributes
+most to it where a claim fails, and what may be done about it. Collectives are counted as tensors, as everywhere: one
+that travels with others in a bucket counts as one. Where layers differ, the one with most counts, so that a claim of
+at most so many holds for every layer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from attrs import frozen
+
+from partita.compiler.lowering.placement import turn_of
+from partita.compiler.pipeline import Compilation
+from partita.compiler.report.causes import tensor_text
+from partita.compiler.report.footprint import PARTS, largest
+from partita.compiler.report.summary import Summary, summarize
+from partita.compiler.report.traffic import EACH_MICROBATCH, Traffic, grouped
+from partita.compiler.schedules.schedule import Action
+from partita.dsl import builtins
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.spec import Claim
+from partita.dsl.units import BYTES, PLAIN, RATIO, SECONDS, written
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+# How many of what contributes most are named.
+MOST = 3
+
+
+@frozen(eq=False)
+class Outcome:
+    """A claim and its measure's value in a program. Of one that fails `notes` say what contributes most to the value,
+    and `help` what changes it.
+    """
+
+    claim: Claim
+    value: float
+    holds: bool
+    notes: tuple[str, ...]
+    help: str
+
+    @property
+    def text(self) -> str:
+        """The claim as the file has it."""
+        return self.claim.span.text
+
+    @property
+    def shown(self) -> str:
+        """The value as the language writes it, in as many digits as tell it from the limit."""
+        dimension = builtins.MEASURES[self.claim.measure].limit.dimension
+        texts = (
+            (written(self.value, dimension, digits), written(self.claim.limit, dimension, digits))
+            for digits in range(3, 17)
+        )
+        return next((value for value, limit in texts if value != limit), written(self.value, dimension))
+
+    def diagnostic(self, code: str) -> Diagnostic:
+        """What is said of a claim that fails."""
+        message = f"`{self.text}` does not hold: it is {self.shown}"
+        return Diagnostic(code, message, self.claim.span, self.notes, self.help)
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable object of `compile --json`."""
+        return {
+            "measure": self.claim.measure,
+            "argument": list(self.claim.argument),
+            "comparison": self.claim.comparison,
+            "limit": self.claim.limit,
+            "value": self.value,
+            "holds": self.holds,
+        }
+
+
+def outcomes(state: Compilation, summary: Summary) -> tuple[Outcome, ...]:
+    """What becomes of each claim of a file, in order."""
+    found = []
+    for claim in state.spec.expect:
+        measure = MEASURES[claim.measure]
+        value = measure.value(state, summary, *claim.argument)
+        holds = COMPARISONS[claim.comparison](value, claim.limit)
+        notes = () if holds else tuple(measure.notes(state, summary, *claim.argument))
+        found.append(Outcome(claim, value, holds, notes, measure.help))
+    return tuple(found)
+
+
+def failures(found: Iterable[Outcome], code: str = "E0705") -> tuple[Diagnostic, ...]:
+    """A diagnostic for each claim that does not hold."""
+    return tuple(each.diagnostic(code) for each in found if not each.holds)
+
+
+def doubts(state: Compilation) -> tuple[Diagnostic, ...]:
+    """Warnings of claims that do not hold of a program that is run all the same."""
+    return failures(outcomes(state, summarize(state)), "W0701") if state.spec.expect else ()
+
+
+# ---------------------------------------------------------------- values
+
+
+def layers(state: Compilation, records: Iterable[Traffic]) -> dict[str, list[Traffic]]:
+    """The collectives of each layer's forward and backward pass, for one microbatch. A layer is a turn of an outermost
+    repeat; a model without any is one layer.
+    """
+    assert state.partitioned is not None
+    graph = state.partitioned.graph
+    repeats = {scope.path: scope.name for scope in graph.scopes if scope.repeat}
+    within = [each for each in records if each.phase in EACH_MICROBATCH]
+    if not repeats:
+        return {graph.name: within}
+    turns = grouped(within, lambda each: turn_of(each.parameter or each.scope, repeats))
+    return {turn: found for turn, found in turns.items() if turn is not None}
+
+
+def _busiest_layer(state: Compilation, summary: Summary, *argument: str) -> tuple[str, list[Traffic]]:
+    """The layer with most collectives along an axis, perhaps of one kind; the first of several."""
+    *kind, axis = argument
+    along = [each for each in summary.collectives if each.axis == axis and (not kind or each.kind == kind[0])]
+    found = layers(state, along)
+    return max(found.items(), key=lambda item: len(item[1]), default=("", []))
+
+
+def _collectives(state: Compilation, summary: Summary, *argument: str) -> float:
+    return len(_busiest_layer(state, summary, *argument)[1])
+
+
+@frozen
+class _Sent:
+    """What a rank of the pipeline sends in a step: a value, or because of a line of the file."""
+
+    rank: int
+    bytes: float
+    what: str
+
+
+def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
+    """All that the rank that sends most along a mesh axis sends: collectives; or messages, along the pipeline."""
+    if axis == state.mesh.pipe:
+        ranks = {stage.index: stage.rank for stage in summary.stages}
+        found = [
+            _Sent(ranks[each["from"]], each["bytes"] * each["count"], tensor_text(each["value"]))
+            for each in (*summary.transfers, *summary.tied)
+        ]
+    else:
+        found = [_Sent(each.rank, each.bytes, _place(each)) for each in summary.collectives if each.axis == axis]
+    by_rank = grouped(found, lambda each: each.rank)
+    return max(by_rank.values(), key=lambda own: sum(each.bytes for each in own), default=[])
+
+
+def _bytes(state: Compilation, summary: Summary, axis: str) -> float:
+    return sum(each.bytes for each in _sent(state, summary, axis))
+
+
+# ---------------------------------------------------------------- what contributes most
+
+
+def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
+    assert state.program is not None
+    rank = max(range(len(summary.memory)), key=lambda rank: summary.memory[rank].total)
+    found = summary.memory[rank]
+    parts = sorted(PARTS, key=lambda part: -getattr(found, part))
+    shown = ", ".join(f"{part} {written(getattr(found, part), BYTES)}" for part in parts if getattr(found, part))
+    yield f"{_rank(summary, rank)}, {found.moment}: {shown}"
+    tensors = largest(state, state.program.ranks[rank], parts[0])
+    if tensors:
+        yield f"most of its {parts[0]}: {_most(tensors.items(), BYTES)}"
+
+
+def _bubble_notes(state: Compilation, summary: Summary) -> Iterator[str]:
+    timeline = summary.timeline
+    most, least = (end(range(len(timeline.busy)), key=lambda rank: timeline.busy[rank]) for end in (max, min))
+    idle = 1 - timeline.busy[least] / timeline.cost if timeline.cost else 0.0
+    yield (
+        f"{_rank(summary, most)} computes longest, {written(timeline.busy[most], SECONDS)} of "
+        f"{written(timeline.cost, SECONDS)}; {_rank(summary, least)} waits longest, {written(idle, RATIO)}"
+    )
+    chain = [
+        (f"{each.work.kind} on rank {each.rank}" if isinstance(each.work, Action) else "transfers", each.duration)
+        for each in timeline.critical_path
+    ]
+    if chain:
+        yield f"the critical path: {_most(chain, SECONDS)}"
+
+
+def _step_notes(state: Compilation, summary: Summary) -> Iterator[str]:
+    found = summary.prediction
+    stage = max(summary.stages, key=lambda each: sum(each.seconds.values()))
+    figures = ", ".join(f"{kind} {written(value, SECONDS)}" for kind, value in stage.seconds.items())
+    yield (
+        f"of {written(found.step_time, SECONDS)}, microbatches take {written(found.timeline.makespan, SECONDS)}; "
+        f"bubble {written(found.timeline.bubble, RATIO)}, exposed communication "
+        f"{written(found.exposed_communication, RATIO)}"
+    )
+    yield f"stage {stage.index} takes longest: {figures}, for each of {state.microbatches} microbatches"
+
+
+def _exposed_notes(state: Compilation, summary: Summary) -> Iterator[str]:
+    by_rank = grouped(summary.collectives, lambda each: each.rank).values()
+    own = max(by_rank, key=lambda own: sum(each.seconds for each in own), default=[])
+    if own:
+        axes = _most(((f"along {each.axis}", each.seconds) for each in own), SECONDS)
+        yield f"collectives of {_rank(summary, own[0].rank)}, hidden or not: {axes}"
+    yield from _lines(((_place(each), each.seconds) for each in own), SECONDS)
+
+
+def _count_notes(state: Compilation, summary: Summary, *argument: str) -> Iterator[str]:
+    layer, found = _busiest_layer(state, summary, *argument)
+    kinds = Counter(f"{each.phase.name.lower()} {each.kind}" for each in found)
+    if found:
+        yield f"{layer}: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
+    yield from _lines((_place(each), 1) for each in found)
+
+
+def _bytes_notes(state: Compilation, summary: Summary, axis: str) -> Iterator[str]:
+    found = _sent(state, summary, axis)
+    if found:
+        yield f"{_rank(summary, found[0].rank)} sends most"
+    yield from _lines(((each.what, each.bytes) for each in found), BYTES)
+
+
+def _lines(weighed: Iterable[tuple[str, float]], dimension: str = PLAIN) -> Iterator[str]:
+    """Those that weigh most, one a line."""
+    for what, weight in _heaviest(weighed):
+        yield f"{written(weight, dimension)} by {what}"
+
+
+def _most(weighed: Iterable[tuple[str, float]], dimension: str) -> str:
+    """`gpt.wte 73.7MiB, gpt.wpe 3MiB`."""
+    return ", ".join(f"{what} {written(weight, dimension)}" for what, weight in _heaviest(weighed))
+
+
+def _heaviest(weighed: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    sums: dict[str, float] = {}
+    for what, weight in weighed:
+        sums[what] = sums.get(what, 0.0) + weight
+    return sorted(sums.items(), key=lambda each: -each[1])[:MOST]
+
+
+def _place(record: Traffic) -> str:
+    """The line that causes a collective: "gpt.par:16, `let v = dot(h, wv, over = embed)`"."""
+    if record.span is None:
+        return "no line of the file"
+    return f"{record.span.source.name}:{record.span.line}, `{record.span.source.line(record.span.line).strip()}`"
+
+
+def _rank(summary: Summary, rank: int) -> str:
+    return f"rank {rank} of the pipeline" if len(summary.memory) > 1 else "each rank"
+
+
+# ---------------------------------------------------------------- the table
+
+
+@frozen(eq=False)
+class Measure:
+    """How a measure's value is had (plain units), what contributes most to it, and what helps."""
+
+    value: Callable[..., float]
+    notes: Callable[..., Iterable[str]]
+    help: str
+
+
+_FASTER = "more microbatches, another schedule or layout; `partita compile` and `schedule` show where time goes"
+_LESS_SENT = "`partita explain` shows the tensors, and which rule of the layout moves them"
+MEASURES = {
+    "peak_memory": Measure(
+        lambda state, summary: max(summary.peak_memory),
+        _memory_notes,
+        "`shard param`, `shard state`, `recompute`, more ranks or fewer microbatches in flight need less",
+    ),
+    "bubble": Measure(
+        lambda state, summary: summary.timeline.bubble,
+        _bubble_notes,
+        "more microbatches, more `chunks`, or a schedule that splits the backward pass: `zb_h1`, `auto`",
+    ),
+    "step_time": Measure(lambda state, summary: summary.prediction.step_time, _step_notes, _FASTER),
+    "tokens_per_second": Measure(lambda state, summary: summary.prediction.tokens_per_second, _step_notes, _FASTER),
+    "mfu": Measure(lambda state, summary: summary.prediction.mfu, _step_notes, _FASTER),
+    "exposed_communication": Measure(
+        lambda state, summary: summary.prediction.exposed_communication, _exposed_notes, _LESS_SENT
+    ),
+    "bytes": Measure(_bytes, _bytes_notes, _LESS_SENT),
+    "collectives": Measure(_collectives, _count_notes, _LESS_SENT),
+    "count": Measure(_collectives, _count_notes, _LESS_SENT),
+}
