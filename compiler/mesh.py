@@ -81,4 +81,4 @@ def mesh_of(given: spec.Mesh | None, pipe: str | None) -> Mesh:
     """The mesh of a layout; one rank where there is none."""
     if given is None:
         return ONE_RANK
-    return Mesh(given.axes, pipe, tuple((name, link_of(given, name)) for name, _ in given.axes))
+    return Mesh(given.axes, pipe, tuple((name, link_of(given, name, name == pipe)) for name, _ in given.axes))

@@ -1,42 +1,63 @@
 """Devices: what they compute, hold and move, as a table of records.
 
-Presets are peaks as makers publish them and the shares of them that are reached; a profiled device has, beside these,
-what its operations took (`partita profile`).
+Presets are peaks as makers publish them and the shares of them that others have measured; the source stands beside each
+figure. A profiled device has, beside these, what its operations took (`partita profile`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 from attrs import evolve, field, frozen
 
 from partita.compiler.costs.record import Timings, recorded
 from partita.dsl.spec import Call, Mesh
 
+GIB = 2**30
+
+
+# Tiles of the result that cuBLAS makes at a time, with the share of its best that it reaches with them: the smaller, the
+# less often is an operand used once it is there.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.87), (64, 128, 0.7), (128, 64, 0.7), (64, 64, 0.55))
+
 
 @frozen
 class Products:
-    """The share of peak FLOP/s that a matrix product reaches: `best` with large matrices; halved where one of its three
-    sizes is `half`.
+    """The share of peak FLOP/s that a matrix product reaches.
+
+    Without `units`: `best` with large matrices, halved where one of the three sizes is `half`. With `units`, those of
+    the device that each make one tile of the result at a time: `best` where the largest tiles and the waves of them
+    come out even, halved where the depth is `half`; of the tiles, those that are done first (NVIDIA, Matrix
+    Multiplication Background User's Guide, DU-09799-001, §2.3 and §3). Either way a product takes no less time than
+    one that is smaller in any size.
     """
 
     best: float = 1.0
     half: float = 0.0
+    units: int = 0
 
-    def efficiency(self, *sizes: int) -> float:
-        """The share for a product of these sizes: rows, depth, columns."""
-        share = self.best
-        for size in sizes:
-            share *= size / (size + self.half)
-        return share
+    def efficiency(self, rows: int, depth: int, columns: int, count: int = 1) -> float:
+        """The share for `count` products of these sizes in one kernel."""
+        share = self.best * depth / (depth + self.half)
+        if not self.units:
+            return share * rows / (rows + self.half) * columns / (columns + self.half)
+        return share * count * rows * columns / min(self._area(rows, columns, count, *tile) for tile in TILES)
+
+    def _area(self, rows: int, columns: int, count: int, height: int, width: int, share: float) -> float:
+        """What all units could have made, with the largest tiles, in the time that these tiles take."""
+        waves = ceil(count * ceil(rows / height) * ceil(columns / width) / self.units)
+        return waves * self.units * height * width / share
 
 
 @frozen
 class Device:
-    """Peak FLOP/s by dtype, memory in bytes, bandwidth in bytes/s, of which `streaming` is the share that is reached.
+    """Peak FLOP/s of products by dtype, and of all other arithmetic (`vector`; 0: the same); memory in bytes; bandwidth
+    in bytes/s, of which `streaming` is the share that is reached.
 
     In seconds, `launch` is what a kernel takes beside its work, `action` what each action of a schedule takes beside
-    its kernels, and `step` what a step takes beside all of these. `timings` are measured, where the device is profiled.
+    its kernels, and `step` what a step takes beside all of these. `node` is how many stand in one machine, joined by
+    a faster link than machines are. `timings` are measured, where the device is profiled.
     """
 
     name: str
@@ -48,24 +69,91 @@ class Device:
     launch: float = 0.0
     action: float = 0.0
     step: float = 0.0
+    vector: float = 0.0
+    node: int = 1
     timings: Timings = field(factory=Timings, eq=False, repr=False)
+    sources: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> bool:
+        """Whether programs are compiled for it unless they say otherwise."""
+        return self.products.units > 0
 
 
-def _device(name: str, f32: float, bf16: float, f64: float, memory: int, bandwidth: float) -> Device:
+# Maximum achievable products in bf16: A100 271.2 TFLOP/s, H100 794.5, B200 1,745, each at its best shape.
+_MAMF = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
+
+
+def _gpu(
+    name: str, f32: float, bf16: float, f64: float, vector: float, memory: int, bandwidth: float, **rest: object
+) -> Device:
     flops = {"f32": f32, "bf16": bf16, "f64": f64}
-    return Device(name, flops, memory * 2**30, bandwidth)
+    return Device(name, flops, memory * GIB, bandwidth, vector=vector, node=8, **rest)  # type: ignore[arg-type]
 
 
-# Sources: NVIDIA's data sheets of the A100 80GB SXM, H100 SXM, H200 SXM and HGX B200 (dense figures; f32 is TF32's).
-# `cpu` is one core of a server processor, measured with this project's own products.
+# f32 is TF32's, figures are dense. Eight stand in a DGX or HGX machine.
 DEVICES = {
     device.name: device
     for device in (
-        _device("cpu", 5e10, 5e10, 2.5e10, 16, 1e10),
-        _device("a100", 156e12, 312e12, 19.5e12, 80, 2.039e12),
-        _device("h100", 494.7e12, 989.4e12, 67e12, 80, 3.35e12),
-        _device("h200", 494.7e12, 989.4e12, 67e12, 141, 4.8e12),
-        _device("b200", 1.1e15, 2.25e15, 37e12, 180, 7.7e12),
+        Device(
+            "cpu",
+            {"f32": 5e10, "bf16": 5e10, "f64": 2.5e10},
+            16 * GIB,
+            1e10,
+            sources=("one core of a server processor, measured with this project's own products",),
+        ),
+        _gpu(
+            "a100",
+            156e12,
+            312e12,
+            19.5e12,
+            19.5e12,
+            80,
+            2.039e12,
+            streaming=0.85,
+            products=Products(0.91, 192, 108),
+            launch=4e-6,
+            sources=("NVIDIA A100 80GB SXM, data sheet", _MAMF),
+        ),
+        _gpu(
+            "h100",
+            494.7e12,
+            989.4e12,
+            67e12,
+            67e12,
+            80,
+            3.35e12,
+            streaming=0.9,
+            products=Products(0.84, 128, 132),
+            launch=4e-6,
+            sources=("NVIDIA H100 SXM, data sheet", _MAMF),
+        ),
+        _gpu(
+            "h200",
+            494.7e12,
+            989.4e12,
+            67e12,
+            67e12,
+            141,
+            4.8e12,
+            streaming=0.9,
+            products=Products(0.84, 128, 132),
+            launch=4e-6,
+            sources=("NVIDIA H200 SXM, data sheet", _MAMF),
+        ),
+        _gpu(
+            "b200",
+            1.1e15,
+            2.25e15,
+            37e12,
+            75e12,
+            180,
+            7.7e12,
+            streaming=0.9,
+            products=Products(0.82, 128, 148),
+            launch=4e-6,
+            sources=("NVIDIA HGX B200, data sheet", _MAMF),
+        ),
     )
 }
 
@@ -82,5 +170,5 @@ def device_of(mesh: Mesh | None) -> Device:
         return Device(products=Products(**record.products), timings=record.timings, **record.device)
     given = call.arguments
     flops = float(given["flops"])
-    base = evolve(DEVICES["cpu"], name="device", flops=dict.fromkeys(("f32", "bf16", "f64"), flops))
+    base = evolve(DEVICES["cpu"], name="device", flops=dict.fromkeys(("f32", "bf16", "f64"), flops), sources=())
     return evolve(base, memory=int(given["memory"]), bandwidth=float(given["bandwidth"]))

@@ -1,55 +1,109 @@
-"""Links between ranks: bandwidth and latency, as tables of records."""
+"""Links between ranks: bandwidth and latency, as tables of records.
+
+Presets are what makers publish and the shares of it that NCCL has been measured to reach. A network is reached through
+the ports of a machine: the ranks of one group that stand in one machine use their ports together, groups share what
+there is.
+"""
 
 from __future__ import annotations
 
-from attrs import frozen
+from math import prod
 
+from attrs import evolve, frozen
+
+from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.record import recorded
 from partita.dsl.spec import Call, Mesh
 
 
 @frozen
 class Link:
-    """Bandwidth in bytes/s in one direction and latency in seconds of a message; and `post`, seconds for which a rank
-    is busy with posting a message or waiting for it (nothing where a device does that by itself).
+    """Bandwidth in bytes/s in one direction, as a rank's messages reach it, and latency in seconds of a message; and
+    `post`, seconds for which a rank is busy with posting a message or waiting for it (nothing where a device does that
+    by itself). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it.
     """
 
     name: str
     bandwidth: float
     latency: float
     post: float = 0.0
+    peak: float = 0.0
+    ports: int = 0
+    sources: tuple[str, ...] = ()
+
+    def gather(self, parts: int, bytes: float) -> tuple[float, float]:
+        """To gather `bytes` from as many ranks, or to add and scatter them: its latency, and the time that bytes take.
+
+        They go round a ring, a message for each other rank (Thakur, Rabenseifner and Gropp 2005).
+        """
+        return (parts - 1) * self.latency, bytes * (parts - 1) / parts / self.bandwidth
+
+    def add(self, parts: int, bytes: float) -> tuple[float, float]:
+        """To sum `bytes` for every rank: twice round a ring or, where that is quicker, up and down a tree: fewer
+        messages after one another, a little more to move (NCCL's double trees).
+        """
+        latency, moving = self.gather(parts, bytes)
+        ring = 2 * latency, 2 * moving
+        tree = 2 * (parts - 1).bit_length() * self.latency, 2 * bytes / self.bandwidth
+        return min(ring, tree, key=sum)
+
+    def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
+        """To send parts of the `bytes` that a rank holds to every other: all messages are under way at once."""
+        return self.latency, bytes * (parts - 1) / parts / self.bandwidth
 
 
-# NVLink: total bandwidth of a GPU in one direction. PCIe: x16, one direction. InfiniBand: one port per GPU.
+def _link(name: str, peak: float, reached: float, latency: float, *sources: str, ports: int = 0) -> Link:
+    return Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
+
+
+# Shares that NCCL reaches, by bus bandwidth of large messages.
+_NVLINK3 = "an all-reduce of 8 A100: 232.5 of 300 GB/s (github.com/NVIDIA/nccl-tests/issues/175)"
+_NVLINK4 = "370 of 450 GB/s (github.com/NVIDIA/nccl-tests/issues/212)"
+_HDR = "192 of 200 GB/s over 8 ports of a DGX A100 (github.com/NVIDIA/nccl/issues/812)"
+_NDR = "46 to 48 of 50 GB/s a port (github.com/NVIDIA/nccl-tests/issues/290)"
+
+# NVLink: all of a GPU's in one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one of
+# 100 Gb/s for each machine.
 LINKS = {
     link.name: link
     for link in (
-        Link("memory", 5e9, 1e-5),
-        Link("nvlink3", 300e9, 3e-6),
-        Link("nvlink4", 450e9, 3e-6),
-        Link("nvlink5", 900e9, 3e-6),
-        Link("pcie4", 32e9, 5e-6),
-        Link("pcie5", 64e9, 5e-6),
-        Link("ib200", 25e9, 5e-6),
-        Link("ib400", 50e9, 5e-6),
-        Link("ib800", 100e9, 5e-6),
-        Link("ethernet", 12.5e9, 2e-5),
+        Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
+        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3),
+        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4),
+        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}"),
+        _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0"),
+        _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0"),
+        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, ports=8),
+        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, ports=8),
+        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", ports=8),
+        _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", ports=1),
     )
 }
 
 
-def rounds(parts: int) -> int:
-    """Messages one after the other in a collective of `parts` ranks, for its latency: doubling the distance."""
-    return (parts - 1).bit_length()
-
-
-def link_of(mesh: Mesh | None, axis: str | None) -> Link:
-    """The link along a mesh axis; through this machine's memory where none is declared."""
+def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
+    """The link along a mesh axis, for groups of ranks or (`pairs`) for messages from one to another; through this
+    machine's memory where none is declared.
+    """
     call: Call | None = mesh.links.get(axis) if mesh and axis else None
     if call is None:
         return LINKS["memory"]
-    if call.name in LINKS:
-        return LINKS[call.name]
+    assert mesh is not None
+    assert axis is not None
     if call.name == "profile":
         return Link("profiled", **recorded(call).link)
-    return Link("link", float(call.arguments["bandwidth"]), float(call.arguments["latency"]))
+    if call.name not in LINKS:
+        return Link("link", float(call.arguments["bandwidth"]), float(call.arguments["latency"]))
+    link, node = LINKS[call.name], device_of(mesh).node
+    if not link.ports or node == 1:
+        return link
+    together = 1 if pairs else _together(mesh, axis, node)
+    return evolve(link, bandwidth=link.bandwidth * min(together * link.ports / node, link.ports))
+
+
+def _together(mesh: Mesh, axis: str, node: int) -> int:
+    """How many ranks of a group along an axis stand in one machine, and have others in other machines."""
+    names = [name for name, _ in mesh.axes]
+    size, stride = dict(mesh.axes)[axis], prod(size for _, size in mesh.axes[names.index(axis) + 1 :])
+    inside = max(1, node // stride)
+    return inside if inside < size else 1

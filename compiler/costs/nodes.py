@@ -1,27 +1,38 @@
 """What operations take on a device, in seconds.
 
 On a profiled device, what was measured of operations like it. On others a roofline: the greater of arithmetic over the
-FLOP/s that are reached and of bytes moved over the bandwidth that is reached.
+FLOP/s that are reached and of bytes moved over the bandwidth that is reached. Where torch compiles the program, what
+stands between two products is one kernel: only what enters it and what leaves it moves through memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from partita.compiler.costs.devices import Device
-from partita.compiler.emission.memory import VIEWS
+from partita.compiler.emission.memory import VIEWS, roots
 from partita.compiler.emission.segments import fused
-from partita.compiler.graph import Graph, Node
+from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.collective import Collective, Part
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.lookup import Gather, ScatterAdd
+from partita.compiler.ops.normalize import Normalize, NormalizeGradient
+from partita.compiler.ops.optimizer import Accumulate, Store, Update
+from partita.compiler.ops.position import Random
+from partita.compiler.ops.reduce import ArgMax, Reduce
 
 _FREE = (*VIEWS, Receive, Send)
+# Kernels of their own, with those that look at the moment and so end what torch compiles.
+_ALONE = (Dot, Attend, AttendGradient, Gather, ScatterAdd, Random, Accumulate, Store, Update, Collective)
+# One kernel reduces along one set of axes.
+_REDUCING = (Reduce, ArgMax, Normalize, NormalizeGradient)
 
 
 def seconds(node: Node, device: Device) -> float:
-    """The time of one node on a device."""
+    """The time of one node on a device, by itself."""
     if isinstance(node.op, _FREE):
         return 0.0
     operands = [value.type for value in node.inputs]
@@ -33,8 +44,13 @@ def seconds(node: Node, device: Device) -> float:
         return measured
     flops = device.flops[dtype]
     if isinstance(node.op, Dot):
-        flops *= device.products.efficiency(*map(int, kernel.features[-3:]))
+        *count, rows, depth, columns = map(int, kernel.features)
+        flops *= device.products.efficiency(rows, depth, columns, *count)
+    elif not isinstance(node.op, (Attend, AttendGradient)):
+        flops = device.vector or flops
     moved = sum(type.bytes for type in (*operands, *results))
+    if isinstance(node.op, Accumulate):
+        moved += 2 * node.op.type.bytes
     return device.launch + max(node.op.flops(operands, results) / flops, moved / (device.bandwidth * device.streaming))
 
 
@@ -52,10 +68,78 @@ def product_flops(graph: Graph) -> float:
     return total
 
 
-def timed(nodes: Sequence[Node], device: Device) -> Iterator[tuple[Node, float]]:
-    """Nodes that run one after the other, with their times. What is added where it is made takes no time of its own;
-    of collectives that is up to the caller.
+def timed(
+    nodes: Sequence[Node], device: Device, compiled: bool = False, keep: Collection[Value] = ()
+) -> Iterator[tuple[Node, float]]:
+    """Nodes that run one after the other, with their times: what is `compiled` into one kernel has it at its first.
+    `keep` outlives them. What is added where it is made takes no time of its own; of collectives that is up to the
+    caller.
     """
     added = set(fused(nodes, ()).values())
+    kernels = _kernels(nodes, device, keep) if compiled else {}
     for node in nodes:
-        yield node, 0.0 if node in added or isinstance(node.op, Collective) else seconds(node, device)
+        if node in added or isinstance(node.op, Collective):
+            yield node, 0.0
+        else:
+            yield node, kernels[node] if node in kernels else seconds(node, device)
+
+
+def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
+    """The times of kernels, at their first nodes, and nothing at the others that they hold."""
+    behind = roots(nodes)
+    uses = Counter(behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs)
+    uses.update(behind.get(value, value) for value in keep)
+    found: dict[Node, float] = {}
+    run: list[Node] = []
+    over: tuple[str, ...] | None = None
+    sent: set[Value] = set()
+
+    def end() -> None:
+        if run:
+            found.update(dict.fromkeys(run, 0.0))
+            found[run[0]] = _together(run, device, behind, uses)
+            run.clear()
+
+    for node in nodes:
+        if isinstance(node.op, Collective):
+            sent.update(node.outputs)
+        if isinstance(node.op, _FREE):
+            continue
+        if isinstance(node.op, _ALONE):
+            end()
+            over = None
+            continue
+        axes = _reduced(node)
+        if (axes and over and axes != over) or not sent.isdisjoint(node.inputs):
+            end()
+            over = None
+            sent.difference_update(node.inputs)
+        over = over or axes
+        run.append(node)
+    end()
+    return found
+
+
+def _reduced(node: Node) -> tuple[str, ...] | None:
+    if not isinstance(node.op, _REDUCING):
+        return None
+    return (node.op.over,) if isinstance(node.op.over, str) else tuple(sorted(node.op.over))
+
+
+def _together(run: Sequence[Node], device: Device, behind: Mapping[Value, Value], uses: Counter[Value]) -> float:
+    """One kernel: it reads once what it has not made, and writes what is read elsewhere."""
+    made = {value for node in run for value in node.outputs}
+    own: Counter[Value] = Counter()
+    read: dict[Value, int] = {}
+    flops = 0
+    for node in run:
+        flops += node.op.flops([value.type for value in node.inputs], [value.type for value in node.outputs])
+        for value in node.inputs:
+            tensor = behind.get(value, value)
+            own[tensor] += 1
+            if tensor not in made:
+                read[tensor] = max(read.get(tensor, 0), min(value.type.bytes, tensor.type.bytes))
+    written = sum(value.type.bytes for value in made if uses[value] > own[value])
+    moved = sum(read.values()) + written
+    rate = device.vector or device.flops["f32"]
+    return device.launch + max(flops / rate, moved / (device.bandwidth * device.streaming))

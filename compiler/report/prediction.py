@@ -7,7 +7,7 @@ is *exposed* as far as the step would be shorter if it took no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -18,6 +18,7 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.communication import Send
 from partita.compiler.program import RankProgram
 from partita.compiler.report.traffic import launch_seconds, update_nodes
 from partita.compiler.sharding.moves import Moves
@@ -68,12 +69,12 @@ class Prediction:
         return self.exposed / self.step_time
 
 
-def predict(state: Compilation) -> Prediction:
-    """The prediction of a compiled program."""
+def predict(state: Compilation, overlap: bool = True) -> Prediction:
+    """The prediction of a compiled program; without `overlap`, of one that waits for whatever it sends."""
     assert state.program is not None
     assert state.train is not None
-    found = timeline(state)
-    ends = tuple(end_seconds(state, rank) for rank in state.program.ranks)
+    found = timeline(state, overlap)
+    ends = tuple(end_seconds(state, rank, overlap) for rank in state.program.ranks)
     silent = evolve(state, mesh=_silent(state.mesh))
     without = simulate(_instructions(state), costs_of(silent)).makespan
     without += max(end_seconds(silent, rank) for rank in state.program.ranks)
@@ -89,7 +90,13 @@ def predict(state: Compilation) -> Prediction:
     )
 
 
-def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
+def compiles(state: Compilation) -> bool:
+    """Whether torch compiles the program where it runs."""
+    wished = state.train.compile if state.train else None
+    return state.compiled or (state.device.gpu if wished is None else wished)
+
+
+def stage_seconds(state: Compilation, overlap: bool = True) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
     assert state.partitioned is not None
     moves = Moves(state.mesh)
@@ -97,56 +104,71 @@ def stage_seconds(state: Compilation) -> dict[tuple[int, str], float]:
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
-            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, moves)
+            keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
+            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, moves, overlap, keep)
     return found
 
 
-def end_seconds(state: Compilation, rank: RankProgram) -> float:
+def end_seconds(state: Compilation, rank: RankProgram, overlap: bool = True) -> float:
     """What a rank does once a step beside its microbatches: its stages' constants, its sums, its update."""
     assert state.partitioned is not None
     assert state.update is not None
     moves = Moves(state.mesh)
     reduce = dict(state.update.reduce)
-    total = _elapsed(update_nodes(state, rank), state, moves)
+    total = _elapsed(update_nodes(state, rank), state, moves, overlap)
     for index in rank.stages:
         prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
-        total += _elapsed(prologue, state, moves) + _elapsed(reduce.get(index, ()), state, moves)
+        total += _elapsed(prologue, state, moves, overlap)
+        total += _elapsed(reduce.get(index, ()), state, moves, overlap)
     return total
 
 
-def _elapsed(nodes: Iterable[Node], state: Compilation, moves: Moves) -> float:
-    """The time of nodes in order. A collective is under way from where it stands to where its result is read first;
-    those along one mesh axis follow each other."""
+def _elapsed(
+    nodes: Iterable[Node], state: Compilation, moves: Moves, overlap: bool, keep: Collection[Value] = ()
+) -> float:
+    """The time of nodes in order; `keep` outlives them. A collective is under way from where it stands to where its
+    result is read first (without `overlap`, nothing else is done meanwhile); those that share a link follow each
+    other."""
+    wire = _wire(state)
     now = 0.0
     free: dict[str, float] = {}
     arrival: dict[Value, float] = {}
-    for node, own in timed(tuple(nodes), state.device):
+    for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
         now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
         if isinstance(node.op, Collective):
-            now += 2 * moves.mesh.link(node.op.over).post
-            end = max(now, free.get(node.op.over, 0.0)) + sum(launch_seconds(moves, node))
-            free[node.op.over] = end
+            link = moves.mesh.link(node.op.over)
+            now += 2 * link.post
+            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(moves, node))
+            free[link.name] = end
             arrival.update(dict.fromkeys(node.outputs, end))
+            now = now if overlap else end
+        elif isinstance(node.op, Send) and not overlap:
+            now += wire.latency + sum(value.type.bytes for value in node.inputs) / wire.bandwidth
         else:
             now += own
     return max([now, *free.values()])
 
 
-def costs_of(state: Compilation) -> Costs:
-    """The costs of a partitioned program."""
-    pipe = state.pipeline.axis
-    link = dict(state.mesh.links).get(pipe or "", link_of(state.spec.mesh, pipe))
-    actions = stage_seconds(state)
+def costs_of(state: Compilation, overlap: bool = True) -> Costs:
+    """The costs of a partitioned program; without `overlap`, actions last until what they send has arrived."""
+    link = _wire(state)
+    actions = stage_seconds(state, overlap)
     return Costs(
         lambda stage, kind: actions[stage, kind],
-        lambda message: link.latency + message.bytes / link.bandwidth,
+        lambda message: link.latency + message.bytes / link.bandwidth if overlap else 0.0,
         post=link.post,
     )
 
 
-def timeline(state: Compilation) -> Timeline:
+def _wire(state: Compilation) -> Link:
+    """The link from one rank of the pipeline to another."""
+    pipe = state.pipeline.axis
+    return dict(state.mesh.links).get(pipe or "", link_of(state.spec.mesh, pipe))
+
+
+def timeline(state: Compilation, overlap: bool = True) -> Timeline:
     """The simulated timeline of a compiled program."""
-    return simulate(_instructions(state), costs_of(state))
+    return simulate(_instructions(state), costs_of(state, overlap))
 
 
 def _instructions(state: Compilation) -> tuple[tuple[Instruction, ...], ...]:

@@ -23,7 +23,7 @@ from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceS
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.program import RankProgram
-from partita.compiler.sharding.moves import Moves
+from partita.compiler.sharding.moves import Moves, collective_seconds
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -152,10 +152,7 @@ def launch_seconds(moves: Moves, node: Node) -> tuple[float, float]:
     """Of a collective: its latency, and the time that its bytes take."""
     op = node.op
     assert isinstance(op, Collective)
-    types = [value.type for value in node.inputs]
-    bandwidth = moves.mesh.link(op.over).bandwidth
-    latency = moves.seconds(op, types[0]) - op.moved(types[:1]) / bandwidth
-    return latency, op.moved(types) / bandwidth
+    return collective_seconds(op, [value.type for value in node.inputs], moves.mesh.link(op.over))
 
 
 @define(eq=False)
@@ -191,8 +188,8 @@ class _Reader:
 
     def _of(self, node: Node, op: Collective) -> Iterator[Traffic]:
         times = self.microbatches if node.phase in EACH_MICROBATCH else 1
-        latency, _ = launch_seconds(self.moves, node)
-        bandwidth = self.moves.mesh.link(op.over).bandwidth
+        latency, wire = launch_seconds(self.moves, node)
+        whole = op.moved([value.type for value in node.inputs])
         for before, after in zip(node.inputs, node.outputs, strict=True):
             root = self.roots.get(before, before)
             parameter = self._parameter(root, after)
@@ -212,7 +209,7 @@ class _Reader:
                 times,
                 times / op.count,
                 times * moved,
-                times * (latency / op.count + moved / bandwidth),
+                times * (latency / op.count + wire * moved / whole),
             )
 
     def _parameter(self, root: Value, after: Value) -> str | None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from partita.compiler.costs.links import rounds
 from partita.compiler.graph import Node
 from partita.compiler.layout import Layout, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
@@ -164,18 +163,18 @@ class Chooser:
         for name, other in layout.states:
             if name != over and is_split(other):
                 bytes /= sizes[name]
-        latency = rounds(parts) * link.latency
-        share = bytes * (parts - 1) / parts / link.bandwidth
-        one, exchange = share + latency, share / parts + latency
+        one, both, exchange = (
+            sum(time) for time in (link.gather(parts, bytes), link.add(parts, bytes), link.exchange(parts, bytes / parts))
+        )
         if is_split(state):
             return one if wanted is None else exchange + LOCAL_SECONDS
         # A partial value is first reduced to its home.
         own = home.state(over)
         if state == MAX or own is None:
-            return 2 * one
+            return both
         if wanted == own:
             return one
-        return 2 * one if wanted is None else one + exchange
+        return both if wanted is None else one + exchange
 
 
 def _divides(

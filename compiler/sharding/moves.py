@@ -1,19 +1,19 @@
 """Changes of layout: what each step leads from and to, what it costs, and the cheapest path of steps.
 
 One cost function serves both the choice of layouts and the paths between them: seconds over the link of the mesh
-axis, the bytes of ring algorithms and the latency of recursive doubling (Thakur, Rabenseifner and Gropp 2005). Where
+axis, by rings or trees, whichever are quicker (Thakur, Rabenseifner and Gropp 2005; NCCL's double trees). Where
 several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
 contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from partita.compiler.costs.links import rounds
+from partita.compiler.costs.links import Link
 from partita.compiler.layout import Layout, is_split, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, Once, Part, ReduceScatter
@@ -34,6 +34,16 @@ class Step:
     seconds: float
 
 
+def collective_seconds(op: Collective, types: Sequence[Type], link: Link) -> tuple[float, float]:
+    """Of a collective of tensors of these local types: its latency, and the time that its bytes take."""
+    held = sum(type.bytes for type in types)
+    if isinstance(op, AllReduce):
+        return link.add(op.parts, held)
+    if isinstance(op, AllToAll):
+        return link.exchange(op.parts, held)
+    return link.gather(op.parts, held * op.parts if isinstance(op, AllGather) else held)
+
+
 @define(eq=False)
 class Moves:
     """Paths on one mesh, each found once."""
@@ -45,9 +55,7 @@ class Moves:
         """The time of one step for one tensor of a local type."""
         if not isinstance(op, Collective):
             return LOCAL_SECONDS
-        link = self.mesh.link(op.over)
-        times = 2 if isinstance(op, AllReduce) else 1
-        return times * rounds(op.parts) * link.latency + op.moved((type,)) / link.bandwidth
+        return sum(collective_seconds(op, (type,), self.mesh.link(op.over)))
 
     def cost(self, type: Type, source: Layout, target: Layout) -> float:
         """The time of the cheapest path."""
