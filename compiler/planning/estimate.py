@@ -107,9 +107,7 @@ def memory(
     return tuple(found)
 
 
-def parts(
-    stages: Stages, own: Sequence[Figures], candidate: Candidate, microbatches: int, fixed: float
-) -> Parts:
+def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbatches: int, fixed: float) -> Parts:
     """The seconds of a step; `fixed` is what a device takes beside them."""
     placement = placement_of(candidate)
     split = candidate.schedule not in WHOLE

@@ -81,32 +81,40 @@ class Stages:
         return Stages(*(one + (two - one) * share for one, two in pairs))
 
 
-def stages_of(space: Space, candidate: Candidate) -> Stages:
-    """The figures of a candidate's stages. Its schedule, and its number of stages beyond one, do not matter.
+Links = tuple[tuple[str, Link], ...]
+
+
+def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
+    """The figures of a candidate's stages. Its schedule, and its number of stages beyond one, do not matter, but for the
+    `links` of its mesh.
 
     Raises Refused where the candidate does not compile.
     """
     microbatches = min(MICROBATCHES, space.microbatches(candidate))
     if candidate.pipe == 1:
-        (one,) = _measured(space, candidate, microbatches, 1, ())
+        (one,) = _measured(space, candidate, links, microbatches, 1, ())
         if space.turns < 2:
             return Stages(one, one, one, Figures())
-        (two,) = _measured(space, candidate, microbatches, 2, ())
+        (two,) = _measured(space, candidate, links, microbatches, 2, ())
         return Stages(one, one, one, (two - one) * (1 / len(space.steps)))
     if len(space.steps) == 1:
         small = evolve(candidate, pipe=len(COUNTS))
-        first, middle, two, last = _measured(space, small, microbatches, sum(COUNTS), COUNTS)
+        first, middle, two, last = _measured(space, small, links, microbatches, sum(COUNTS), COUNTS)
         return Stages(first, middle, last, two - middle)
     # Several repeats: a turn is the mean of theirs, and what stands outside of them counts for the last stage.
-    alone = stages_of(space, evolve(candidate, pipe=1))
+    alone = stages_of(space, evolve(candidate, pipe=1), links)
     rest = alone.last - alone.turn * len(space.steps)
     return Stages(alone.turn, alone.turn, alone.turn + rest, alone.turn)
 
 
 def _measured(
-    space: Space, candidate: Candidate, microbatches: int, turns: int, counts: tuple[int, ...]
+    space: Space, candidate: Candidate, links: Links, microbatches: int, turns: int, counts: tuple[int, ...]
 ) -> list[Figures]:
     state = compile_spec(space.resized(candidate, microbatches, turns, counts))
+    # What a link of machines with common ports gives depends on the whole mesh.
+    known = dict(links)
+    there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
+    state = evolve(state, mesh=evolve(state.mesh, links=there))
     assert state.program is not None
     assert state.partitioned is not None
     assert state.update is not None

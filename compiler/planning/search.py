@@ -23,9 +23,10 @@ from attrs import define, evolve, field, frozen
 
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
-from partita.compiler.planning.miniature import Stages, silenced, stages_of
+from partita.compiler.planning.miniature import Links, Stages, silenced, stages_of
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
 from partita.compiler.report.prediction import Prediction, predict, stage_seconds
@@ -41,7 +42,7 @@ MARGIN = 1.03
 # Sizes of a microbatch of which bounds are made.
 SIZES = (1, 4)
 # The shares of the time in which bounds and outlooks are had.
-BOUNDS, OUTLOOKS = 0.4, 0.6
+BOUNDS, OUTLOOKS = 0.25, 0.4
 
 
 @frozen(eq=False)
@@ -87,7 +88,7 @@ class Search:
     device: Device = field(init=False)
     _start: float = field(factory=process_time, init=False)
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
-    _exact: dict[Candidate, Stages | None] = field(factory=dict, init=False)
+    _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, Outlook] = field(factory=dict, init=False)
     _parameters: float = field(init=False)
     _states: int = field(init=False)
@@ -105,7 +106,7 @@ class Search:
         """Search. Raises Refused (E0902) where nothing fits, or nothing compiles."""
         bounds = sorted(self._bounds(), key=lambda pair: pair[0])
         fitting = self._outlook(bounds)
-        fitting = sorted({*fitting, *self._variants(fitting[: ALIKE])}, key=self._seconds)
+        fitting = sorted({*fitting, *self._variants(fitting[:ALIKE])}, key=self._seconds)
         plans = self._plans(fitting)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.device.memory]
         first = min(larger, key=self._seconds, default=None)
@@ -143,7 +144,9 @@ class Search:
                         each = stages.middle.quiet / size
                         wasted = wasted + 1 if each > best * (1 - GAIN) else 0
                         best = min(best, each)
-                    found = [self._bound(base, stages, *order) for order in space.schedules(pipe, space.microbatches(base))]
+                    found = [
+                        self._bound(base, stages, *order) for order in space.schedules(pipe, space.microbatches(base))
+                    ]
                     yield from (each for each in found if each is not None)
                     fits = fits or any(each is not None for each in found)
                     # Recomputing costs time: it is asked for where something does not fit without.
@@ -152,9 +155,7 @@ class Search:
                 if wasted > DOUBLINGS or not fits:
                     break
 
-    def _bound(
-        self, base: Candidate, stages: Stages, schedule: str, chunks: int
-    ) -> tuple[float, Candidate] | None:
+    def _bound(self, base: Candidate, stages: Stages, schedule: str, chunks: int) -> tuple[float, Candidate] | None:
         """A candidate with a schedule, with its bound and the least stage of ZeRO with which it may fit."""
         candidate = evolve(base, schedule=schedule, chunks=chunks)
         microbatches = self.space.microbatches(candidate)
@@ -193,7 +194,7 @@ class Search:
         """About the least that gradients take to be summed over data once."""
         data = candidate.data
         local = self._parameters / (candidate.pipe * candidate.tensor)
-        return 4 * local * (data - 1) / data / link_of(self.space.mesh, self.space.data).bandwidth
+        return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
 
     def _stored(self, candidate: Candidate) -> float:
         """The least that a rank stores of parameters, gradients and the optimizer's state: all as split as can be."""
@@ -246,9 +247,10 @@ class Search:
         if candidate in self._outlooks:
             return self._outlooks[candidate]
         shape = evolve(candidate, schedule="one_f_one_b", chunks=1, pipe=min(candidate.pipe, 2))
-        if shape not in self._exact:
-            self._exact[shape] = _stages(self.space, shape)
-        stages = self._exact[shape]
+        links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
+        if (shape, links) not in self._exact:
+            self._exact[shape, links] = _stages(self.space, shape, links)
+        stages = self._exact[shape, links]
         if stages is None:
             return None
         microbatches = self.space.microbatches(candidate)
@@ -303,7 +305,9 @@ class Search:
         looked = [(outlook.peak, candidate) for candidate, outlook in self._outlooks.items()]
         if looked:
             peak, candidate = min(looked, key=lambda pair: pair[0])
-            notes = [f"the least that was found is {peak / 2**30:,.1f} GiB on a rank: {described(self.space, candidate)}"]
+            notes = [
+                f"the least that was found is {peak / 2**30:,.1f} GiB on a rank: {described(self.space, candidate)}"
+            ]
         elif any(each is not None for each in self._references.values()) or not self._references:
             factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
             needed = min(map(self._stored, factors)) / 2**30
@@ -318,9 +322,9 @@ class Search:
         )
 
 
-def _stages(space: Space, candidate: Candidate) -> Stages | None:
+def _stages(space: Space, candidate: Candidate, links: Links = ()) -> Stages | None:
     try:
-        return stages_of(space, candidate)
+        return stages_of(space, candidate, links)
     except Refused:
         return None
 

@@ -18,6 +18,8 @@ from math import prod
 
 from attrs import evolve, frozen
 
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
 from partita.compiler.shrinking.resize import Resized
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
@@ -25,8 +27,15 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.types import Axis
 
-# Tensor parallelism stays within a machine.
+# Tensor parallelism stays within a machine, of so many devices where it is not known better.
 NODE = 8
+# The links of usual machines: between devices of one, and to those of others.
+FABRICS = {
+    "a100": ("nvlink3", "ib200"),
+    "h100": ("nvlink4", "ib400"),
+    "h200": ("nvlink4", "ib400"),
+    "b200": ("nvlink5", "ib800"),
+}
 # What ZeRO's stages are called in a layout.
 CLASSES = ("", "state", "grad", "param")
 
@@ -86,7 +95,7 @@ class Space:
         others = prod(size for _, size in self.others)
         count = self.devices // others
         for tensor in _divisors(count):
-            if tensor > 1 and (tensor > NODE or not self.split_by(tensor)):
+            if tensor > 1 and (tensor > self.node or not self.split_by(tensor)):
                 continue
             for pipe in _divisors(count // tensor):
                 data = count // tensor // pipe
@@ -154,7 +163,7 @@ class Space:
 
     def file(self, candidate: Candidate) -> spec.Spec:
         """The file with a candidate's mesh, layout and schedule."""
-        mesh = self._mesh(candidate)
+        mesh = self.mesh_of(candidate)
         arguments = {"microbatches": self.microbatches(candidate), "over": self.batch}
         if candidate.schedule == "interleaved_1f1b":
             arguments |= {"chunks": candidate.chunks, "group": None}
@@ -166,7 +175,8 @@ class Space:
             expect=(),
         )
 
-    def _mesh(self, candidate: Candidate) -> spec.Mesh:
+    def mesh_of(self, candidate: Candidate) -> spec.Mesh:
+        """A candidate's mesh. Axes that the file gives no link have that of the device's machines."""
         sizes = {self.data: candidate.data, self.pipe: candidate.pipe, self.tensor: candidate.tensor}
         axes = [(name, sizes.pop(name, size)) for name, size in self.mesh.axes]
         # The last axis varies fastest: the ranks of a tensor group are neighbours.
@@ -174,12 +184,28 @@ class Space:
         axes += [(self.tensor, candidate.tensor)] if self.tensor in sizes else []
         shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1)
         shown = shown or tuple(axes[:1])
-        names = {name for name, _ in shown}
-        return evolve(
-            self.mesh,
-            axes=shown,
-            links={name: link for name, link in self.mesh.links.items() if name in names},
-        )
+        links = {}
+        reach = 1
+        for name, size in reversed(shown):
+            reach *= size
+            link = self.mesh.links.get(name) or self._link(reach)
+            if link is not None:
+                links[name] = link
+        return evolve(self.mesh, axes=shown, links={name: links[name] for name, _ in shown if name in links})
+
+    def _link(self, reach: int) -> spec.Call | None:
+        """The link of groups that lie among so many neighbours; nothing where it is this machine's memory."""
+        device = self.mesh.device.name if self.mesh.device else ""
+        if device in FABRICS:
+            inside, outside = FABRICS[device]
+            return spec.Call(inside if reach <= self.node else outside, {})
+        speeds = {name: link_of(self.mesh, name).bandwidth for name in self.mesh.links}
+        return self.mesh.links[min(speeds, key=lambda name: speeds[name])] if speeds else None
+
+    @property
+    def node(self) -> int:
+        """The devices of a machine."""
+        return max(NODE, device_of(self.mesh).node)
 
     def rules(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> tuple[spec.Rule, ...]:
         """The rules of a candidate's layout; `counts` are turns of stages."""
@@ -274,7 +300,9 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
     parameters = axes_of(given.model).parameters
     pipe = stage.mesh_axis if stage is not None else _name("pipe", known, {*along})
     data = along[0] if along else _name("data", known, {pipe})
-    splitting = [name for rule in rules for t in rule.targets if _axis(t) in parameters - inputs for name in rule.mesh_axes]
+    splitting = [
+        name for rule in rules for t in rule.targets if _axis(t) in parameters - inputs for name in rule.mesh_axes
+    ]
     free = [name for name in splitting if name not in (data, pipe, *along)]
     tensor = free[0] if free else _name("tensor", known, {pipe, data, *along})
     own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
@@ -317,7 +345,7 @@ def _unusable(space: Space) -> Exception:
     if space.turns:
         notes.append(f"`{', '.join(space.staged)}` has {space.turns} turns to cut a pipeline between")
     for name in space.split:
-        notes.append(f"axis `{name}` of {space.given.axes[name].size:,} can be split, over at most {NODE} ranks")
+        notes.append(f"axis `{name}` of {space.given.axes[name].size:,} can be split, over at most {space.node} ranks")
     count = f"{space.devices:,} device{'s' * (space.devices > 1)}"
     help = "another number of devices, or a batch that divides by more of its factors"
     return refuse("E0901", f"{count} cannot all be used", notes=notes, help=help)
