@@ -30,6 +30,7 @@ from partita.compiler.planning.miniature import Links, Stages, silenced, stages_
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
 from partita.compiler.report.prediction import Prediction, predict, stage_seconds
+from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
 
@@ -171,8 +172,8 @@ class Search:
         return None
 
     def _reference(self, candidate: Candidate) -> Stages | None:
-        """The stages of a candidate without data parallelism, in a pipeline where it has turns to cut. Between two sizes
-        of a microbatch and beyond, they are about on a line.
+        """The stages of a candidate without data parallelism, in a pipeline where it has turns to cut. As a microbatch
+        grows, they move about on a line.
         """
         shape = evolve(candidate, data=1, pipe=2 if len(self.space.steps) == 1 else 1, zero=0)
         if not self.space.free:
@@ -350,8 +351,8 @@ def _parts(state: Compilation, prediction: Prediction) -> Parts:
     rank = timeline.busy.index(most)
     quiet = stage_seconds(silenced(state))
     stages = state.program.ranks[rank].stages
-    compute = sum(quiet[stages[i.work.chunk], i.work.kind] for i in timeline.actions[rank])  # type: ignore[union-attr]
-    compute = min(most, compute)
+    actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
+    compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
     return Parts(compute, most - compute, timeline.makespan - most, max(prediction.ends) + prediction.fixed)
 
 
