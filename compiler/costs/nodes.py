@@ -87,7 +87,9 @@ def timed(
 def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
     """The times of kernels, at their first nodes, and nothing at the others that they hold."""
     behind = roots(nodes)
-    uses = Counter(behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs)
+    uses = Counter(
+        behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs
+    )
     uses.update(behind.get(value, value) for value in keep)
     found: dict[Node, float] = {}
     run: list[Node] = []

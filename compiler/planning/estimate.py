@@ -145,7 +145,10 @@ def _prices(own: Sequence[Figures], placement: Placement) -> Prices:
     home = {stage: rank for rank, stages in enumerate(placement) for stage in stages}
     pairs = [(own[i], own[i + 1], home[i] != home[i + 1]) for i in range(len(own) - 1)]
     return Prices(
-        *(tuple(getattr(each, name) for each in own) for name in ("forward", "backward", "weight", "whole")),
+        tuple(each.forward for each in own),
+        tuple(each.backward for each in own),
+        tuple(each.weight for each in own),
+        tuple(each.whole for each in own),
         tuple(here.onward * apart for here, _, apart in pairs),
         tuple(there.back * apart for _, there, apart in pairs),
     )
@@ -161,8 +164,8 @@ def even(stages: Stages, candidate: Candidate, turns: int) -> Figures:
 
 
 def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int) -> float:
-    """About the least that the microbatches take, with `own` on each stage: the busiest rank's work, and the bubble that
-    the schedule has at equal costs (the papers' closed forms; see the schedules).
+    """About the least that the microbatches take, with `own` on each stage: the busiest rank's work, and the bubble of
+    the schedule at equal costs (the papers' closed forms; see the schedules).
     """
     if candidate.stages == 1:
         return own.quiet * microbatches

@@ -85,8 +85,8 @@ Links = tuple[tuple[str, Link], ...]
 
 
 def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
-    """The figures of a candidate's stages. Its schedule, and its number of stages beyond one, do not matter but for what
-    its mesh's `links` are.
+    """The figures of a candidate's stages. Its schedule does not matter, nor its number of stages beyond one, but for
+    the `links` of its mesh.
 
     Raises Refused where the candidate does not compile.
     """

@@ -107,7 +107,7 @@ class Search:
         """Search. Raises Refused (E0902) where nothing fits, or nothing compiles."""
         bounds = sorted(self._bounds(), key=lambda pair: pair[0])
         fitting = self._outlook(bounds)
-        fitting = sorted({*fitting, *self._variants(fitting[:ALIKE])}, key=self._seconds)
+        fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
         plans = self._plans(fitting)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.device.memory]
         first = min(larger, key=self._seconds, default=None)

@@ -164,7 +164,8 @@ class Chooser:
             if name != over and is_split(other):
                 bytes /= sizes[name]
         one, both, exchange = (
-            sum(time) for time in (link.gather(parts, bytes), link.add(parts, bytes), link.exchange(parts, bytes / parts))
+            sum(time)
+            for time in (link.gather(parts, bytes), link.add(parts, bytes), link.exchange(parts, bytes / parts))
         )
         if is_split(state):
             return one if wanted is None else exchange + LOCAL_SECONDS
