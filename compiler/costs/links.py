@@ -62,21 +62,24 @@ _NVLINK4 = "370 of 450 GB/s (github.com/NVIDIA/nccl-tests/issues/212)"
 _HDR = "192 of 200 GB/s over 8 ports of a DGX A100 (github.com/NVIDIA/nccl/issues/812)"
 _NDR = "46 to 48 of 50 GB/s a port (github.com/NVIDIA/nccl-tests/issues/290)"
 
+# Latencies: of a message round a ring (Ring/LL128 of `hwLat`, a little more with what NCCL does beside).
+_NCCL = "latency: github.com/NVIDIA/nccl, src/graph/tuning.cc"
+
 # NVLink: all of a GPU's in one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one of
 # 100 Gb/s for each machine.
 LINKS = {
     link.name: link
     for link in (
         Link("memory", 5e9, 1e-5, peak=5e9, sources=("Gloo between processes of one machine, as measured here",)),
-        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3),
-        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4),
-        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}"),
-        _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0"),
-        _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0"),
-        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, ports=8),
-        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, ports=8),
-        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", ports=8),
-        _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", ports=1),
+        _link("nvlink3", 300e9, 0.775, 3e-6, "NVIDIA A100, data sheet", _NVLINK3, _NCCL),
+        _link("nvlink4", 450e9, 0.82, 3e-6, "NVIDIA H100, data sheet", _NVLINK4, _NCCL),
+        _link("nvlink5", 900e9, 0.82, 3e-6, "NVIDIA HGX B200, data sheet", f"as NVLink 4: {_NVLINK4}", _NCCL),
+        _link("pcie4", 32e9, 0.8, 5e-6, "PCI Express 4.0", "share: assumed", _NCCL),
+        _link("pcie5", 64e9, 0.8, 5e-6, "PCI Express 5.0", "share: assumed", _NCCL),
+        _link("ib200", 25e9, 0.96, 5e-6, "InfiniBand HDR", _HDR, _NCCL, ports=8),
+        _link("ib400", 50e9, 0.94, 5e-6, "InfiniBand NDR", _NDR, _NCCL, ports=8),
+        _link("ib800", 100e9, 0.94, 5e-6, "InfiniBand XDR", f"as NDR: {_NDR}", _NCCL, ports=8),
+        _link("ethernet", 12.5e9, 0.9, 2e-5, "100 Gb/s Ethernet", "share and latency: assumed, TCP", ports=1),
     )
 }
 
@@ -91,7 +94,8 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
     assert mesh is not None
     assert axis is not None
     if call.name == "profile":
-        return Link("profiled", **recorded(call).link)
+        found = recorded(call).link
+        return Link("profiled", found["bandwidth"], found["latency"], found["post"])
     if call.name not in LINKS:
         return Link("link", float(call.arguments["bandwidth"]), float(call.arguments["latency"]))
     link, node = LINKS[call.name], device_of(mesh).node

@@ -15,7 +15,7 @@ from partita.compiler.emission.memory import VIEWS, roots
 from partita.compiler.emission.segments import fused
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective, Part
+from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather, ScatterAdd

@@ -219,10 +219,12 @@ def _moments(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> 
             yield kept + working, reducing, messages
         elif isinstance(instruction, PostReceive):
             messages += sizes[instruction.transfer.message]
+            yield kept, reducing, messages
         elif isinstance(instruction, WaitSend):
             messages -= sizes[instruction.transfer.message]
-        reducing += sum(reduced.get(index, 0) for index in rank.reductions.get(i, ()))
-        yield kept, reducing, messages
+        if i in rank.reductions:
+            reducing += sum(reduced.get(index, 0) for index in rank.reductions[i])
+            yield kept, reducing, messages
 
 
 def _messages(state: Compilation) -> dict[Message, int]:

@@ -131,7 +131,13 @@ def test_the_command_writes_what_the_name_of_the_file_says(tmp_path, capsys):
         assert main(["schedule", str(TINY), "-o", str(out)]) == 0
         assert out.read_bytes().startswith(start)
     assert main(["schedule", str(TINY), "--json", "-o", str(tmp_path / "plain.json")]) == 0
-    assert set(json.loads((tmp_path / "plain.json").read_text())) == {"bubble", "makespan", "peak_live", "actions"}
+    assert set(json.loads((tmp_path / "plain.json").read_text())) == {
+        "bubble",
+        "makespan",
+        "peak_live",
+        "actions",
+        "step_time",
+    }
     assert capsys.readouterr().out == ""
     assert ONWARD in (tmp_path / "out.json").read_text()
 
