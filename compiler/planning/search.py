@@ -332,12 +332,16 @@ def _stages(space: Space, candidate: Candidate, links: Links = ()) -> Stages | N
 
 def planned(space: Space, candidate: Candidate) -> Plan | None:
     """A candidate compiled and predicted; None where it does not compile."""
-    file = space.file(candidate)
     try:
-        state = compile_spec(file)
+        return predicted(space.file(candidate), candidate)
     except Refused:
         return None
-    prediction = predict(state)
+
+
+def predicted(file: spec.Spec, candidate: Candidate) -> Plan:
+    """A file that is a candidate's, compiled and predicted. Raises Refused."""
+    state = compile_spec(file)
+    prediction = predict(state, exposed=False)
     assert state.program is not None
     peaks = tuple(peak_memory(state, rank) for rank in state.program.ranks)
     return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.schedules.registry import size_of
 from partita.compiler.shrinking.resize import Resized
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
@@ -229,6 +230,28 @@ class Space:
         if candidate.recompute:
             rules.append(spec.RecomputeRule(((candidate.recompute,),), place, (place,)))
         return tuple(rules)
+
+    def own(self) -> Candidate | None:
+        """What the file itself is, if it has so many devices."""
+        mesh, layout, schedule = self.given.mesh, self.given.layout, self.given.schedule
+        if mesh is None or layout is None or mesh.ranks != self.devices:
+            return None
+        chunks, microbatches = size_of(schedule.call if schedule else None)
+        data, pipe, tensor = (mesh.size(name) for name in (self.data, self.pipe, self.tensor))
+        rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
+        targets = {target.name for rule in rules for target in rule.targets if target.path is None}
+        recomputed = [path for rule in layout.rules if isinstance(rule, spec.RecomputeRule) for path in rule.paths]
+        return Candidate(
+            data,
+            pipe,
+            tensor,
+            self.rows // (data * self.beside * microbatches),
+            tensor > 1 and bool(targets & set(self.sequence)),
+            max(i for i, name in enumerate(CLASSES) if name in targets or not i),
+            ", ".join(".".join(path) for path in recomputed),
+            schedule.call.name if schedule else "one_f_one_b",
+            chunks,
+        )
 
     def resized(self, candidate: Candidate, microbatches: int, turns: int, counts: tuple[int, ...]) -> spec.Spec:
         """A candidate's file with other turns of the staged repeats, `counts` of them in each stage, and with so much
