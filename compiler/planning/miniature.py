@@ -74,11 +74,16 @@ class Stages:
         base = self.first if index == 0 else self.last if index == stages - 1 else self.middle
         return base + self.turn * (turns - 1)
 
-    def toward(self, other: Stages, share: float) -> Stages:
-        """So far on the line from these stages to others."""
-        names = ("first", "middle", "last", "turn")
-        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
-        return Stages(*(one + (two - one) * share for one, two in pairs))
+    def __add__(self, other: Stages) -> Stages:
+        return Stages(
+            self.first + other.first, self.middle + other.middle, self.last + other.last, self.turn + other.turn
+        )
+
+    def __sub__(self, other: Stages) -> Stages:
+        return self + other * -1
+
+    def __mul__(self, times: float) -> Stages:
+        return Stages(self.first * times, self.middle * times, self.last * times, self.turn * times)
 
 
 Links = tuple[tuple[str, Link], ...]

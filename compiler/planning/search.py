@@ -34,6 +34,8 @@ from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
 
+# What of a device's memory a program may take: kernels have workspaces, and allocators gaps.
+USABLE = 0.95
 # Plans that are alike but for the schedule, say, leave room for others.
 ALIKE = 3
 # Doublings of a microbatch that make it no faster by this share end a series.
@@ -42,8 +44,12 @@ DOUBLINGS, GAIN = 1, 0.005
 MARGIN = 1.03
 # Sizes of a microbatch of which bounds are made.
 SIZES = (1, 4)
-# The shares of the time in which bounds and outlooks are had.
-BOUNDS, OUTLOOKS = 0.25, 0.4
+# The memory that bounds say is not quite the least: what is this share of it may fit.
+NEAR = 0.95
+# The shares of the time in which bounds and outlooks are had, at most.
+BOUNDS, OUTLOOKS = 0.4, 0.6
+# What compiling a candidate takes: in miniatures for each turn, and for each microbatch of each stage.
+TURN, ACTION = 0.15, 6e-4
 
 
 @frozen(eq=False)
@@ -87,15 +93,19 @@ class Search:
     top: int = 10
     within: float = 20.0
     device: Device = field(init=False)
+    room: float = field(init=False)
     _start: float = field(factory=process_time, init=False)
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
     _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, Outlook] = field(factory=dict, init=False)
+    _took: float = field(default=0.0, init=False)
+    _made: int = field(default=0, init=False)
     _parameters: float = field(init=False)
     _states: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
+        self.room = USABLE * self.device.memory
         model, train = self.space.given.model, self.space.given.train
         assert model is not None
         assert train is not None
@@ -109,7 +119,7 @@ class Search:
         fitting = self._outlook(bounds)
         fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
         plans = self._plans(fitting)
-        larger = [c for c, each in self._outlooks.items() if each.peak > self.device.memory]
+        larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
         first = min(larger, key=self._seconds, default=None)
         if not plans:
             raise self._nothing(bool(bounds))
@@ -130,7 +140,7 @@ class Search:
     def _bounds(self) -> Iterator[tuple[float, Candidate]]:
         """Candidates that may fit, with about the least that their step takes."""
         space = self.space
-        factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.device.memory]
+        factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.room]
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
@@ -162,9 +172,12 @@ class Search:
         microbatches = self.space.microbatches(candidate)
         own = even(stages, candidate, self.space.turns)
         activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
+        # What else a rank holds, from the miniature, where nothing was stored in parts.
+        constant = stages.middle.beside - stages.turn.beside if candidate.stages > 1 else 0.0
+        beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
         for zero in (1, 2, 3) if candidate.data > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
-            if self._stored(candidate) + activations <= self.device.memory:
+            if NEAR * (max(0.0, beside) + self._stored(candidate) + activations) <= self.room:
                 seconds, sums = least(stages, own, candidate, microbatches), self._reduction(candidate)
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
@@ -173,23 +186,39 @@ class Search:
 
     def _reference(self, candidate: Candidate) -> Stages | None:
         """The stages of a candidate without data parallelism, in a pipeline where it has turns to cut. As a microbatch
-        grows, they move about on a line.
+        grows, they move about on a line; and what recomputation adds grows with it.
         """
         shape = evolve(candidate, data=1, pipe=2 if len(self.space.steps) == 1 else 1, zero=0)
         if not self.space.free:
             return self._known(shape)
-        one = self._known(evolve(shape, size=SIZES[0]))
-        if one is None or candidate.size == SIZES[0]:
+        first, second = SIZES
+        one = self._known(evolve(shape, size=first))
+        if one is None or candidate.size == first:
             return one
-        other = self._known(evolve(shape, size=SIZES[1]))
-        return other and one.toward(other, (candidate.size - SIZES[0]) / (SIZES[1] - SIZES[0]))
+        if candidate.recompute:
+            without = self._reference(evolve(candidate, recompute="", size=first))
+            large = self._reference(evolve(candidate, recompute=""))
+            return large and without and large + (one - without) * (candidate.size / first)
+        other = self._known(evolve(shape, size=second))
+        return other and one + (other - one) * ((candidate.size - first) / (second - first))
 
     def _known(self, shape: Candidate) -> Stages | None:
         if shape not in self._references:
             if self._late(BOUNDS) and self._references:
                 return None
-            self._references[shape] = _stages(self.space, shape)
+            self._references[shape] = self._miniature(shape)
         return self._references[shape]
+
+    def _miniature(self, shape: Candidate, links: Links = ()) -> Stages | None:
+        """The stages of a candidate, None where it does not compile. What that takes says what other things take."""
+        start = process_time()
+        try:
+            return stages_of(self.space, shape, links)
+        except Refused:
+            return None
+        finally:
+            self._took += process_time() - start
+            self._made += 1
 
     def _reduction(self, candidate: Candidate) -> float:
         """About the least that gradients take to be summed over data once."""
@@ -219,12 +248,12 @@ class Search:
         known = {candidate for _, candidate in bounds}
         while queue:
             seconds, _, candidate = heappop(queue)
-            if best and (self._late(OUTLOOKS) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
+            if best and (self._pressed(found) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
                 break
             outlook = self._look(candidate)
             if outlook is None:
                 continue
-            if outlook.peak <= self.device.memory:
+            if outlook.peak <= self.room:
                 found.append(candidate)
                 best = nsmallest(self.top, [*best, outlook.parts.step])
                 continue
@@ -233,6 +262,14 @@ class Search:
                     known.add(smaller)
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
         return sorted(found, key=self._seconds)
+
+    def _pressed(self, found: list[Candidate]) -> bool:
+        """Whether the time that is left is wanted for compiling the best."""
+        best = min(found, key=self._seconds)
+        each = self._took / self._made
+        actions = best.stages * self.space.microbatches(best)
+        wanted = each * (TURN * self.space.turns + ACTION * actions)
+        return self._late(OUTLOOKS) or process_time() - self._start + wanted > self.within
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Candidates that need less memory."""
@@ -250,7 +287,7 @@ class Search:
         shape = evolve(candidate, schedule="one_f_one_b", chunks=1, pipe=min(candidate.pipe, 2))
         links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
         if (shape, links) not in self._exact:
-            self._exact[shape, links] = _stages(self.space, shape, links)
+            self._exact[shape, links] = self._miniature(shape, links)
         stages = self._exact[shape, links]
         if stages is None:
             return None
@@ -274,8 +311,8 @@ class Search:
         """The best once more without sequence parallelism, and without ZeRO."""
         for each in best:
             for variant in (evolve(each, sequence=False), evolve(each, zero=0)):
-                outlook = self._look(variant) if variant != each and not self._late(OUTLOOKS) else None
-                if outlook is not None and outlook.peak <= self.device.memory:
+                outlook = self._look(variant) if variant != each and not self._pressed(best) else None
+                if outlook is not None and outlook.peak <= self.room:
                     yield variant
 
     # ------------------------------------------------------------ plans
@@ -295,7 +332,7 @@ class Search:
             start = process_time()
             plan = planned(self.space, candidate)
             took = process_time() - start
-            if plan is not None and plan.peak <= self.device.memory:
+            if plan is not None and plan.peak <= self.room:
                 plans.append(plan)
                 meshes[mesh] += 1
         return tuple(sorted(plans, key=lambda plan: plan.prediction.step_time))
@@ -317,17 +354,10 @@ class Search:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
         return refuse(
             "E0902",
-            f"nothing fits into the {device.memory / 2**30:,.0f} GiB of {device.name}",
+            f"nothing fits into {USABLE:.0%} of the {device.memory / 2**30:,.1f} GiB of {device.name}",
             notes=notes,
             help="more devices, devices with more memory, a smaller batch or a shorter sequence",
         )
-
-
-def _stages(space: Space, candidate: Candidate, links: Links = ()) -> Stages | None:
-    try:
-        return stages_of(space, candidate, links)
-    except Refused:
-        return None
 
 
 def planned(space: Space, candidate: Candidate) -> Plan | None:

@@ -96,7 +96,9 @@ class Space:
         others = prod(size for _, size in self.others)
         count = self.devices // others
         for tensor in _divisors(count):
-            if tensor > 1 and (tensor > self.node or not self.split_by(tensor)):
+            # Machines and the sizes of models are powers of two, mostly.
+            usual = tensor.bit_count() == 1 or count <= self.node
+            if tensor > 1 and (tensor > self.node or not usual or not self.split_by(tensor)):
                 continue
             for pipe in _divisors(count // tensor):
                 data = count // tensor // pipe
