@@ -89,6 +89,7 @@ def as_json(found: Found) -> dict[str, Any]:
         "memory": found.device.memory,
         "seconds": found.seconds,
         "looked": list(found.looked),
+        "own": None if found.own is None else _plan_json(found.own, found),
         "plans": [_plan_json(plan, found) for plan in found.plans],
     }
 
@@ -163,6 +164,10 @@ def show(found: Found, console: Console) -> None:
     print_table(console, Table(columns, rows, console.width))
     sizes = f"{space.data} × {space.pipe} × {space.tensor}"
     print_text(console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank; seq: sequence parallel")
+    if found.own is not None:
+        step, peak = found.own.prediction.step_time, bytes_text(found.own.peak)
+        more = f"{step / best.prediction.step_time - 1:+.1%}: {reason(found.own, best)}"
+        print_text(console, f"the file as it stands: {seconds_text(step)}, {peak}; {more}")
     if found.larger is not None:
         candidate, outlook = found.larger
         print_text(

@@ -72,13 +72,15 @@ class Plan:
 @frozen(eq=False)
 class Found:
     """What a search has found: plans, the fastest first; the fastest candidate that does not fit, with what is expected
-    of it; and how many candidates were looked at by each of the three looks.
+    of it; the file as it stands, where it has so many devices and time was left; and how many candidates were looked at
+    by each of the three looks.
     """
 
     space: Space
     device: Device
     plans: tuple[Plan, ...]
     larger: tuple[Candidate, Outlook] | None
+    own: Plan | None
     looked: tuple[int, int, int]
     seconds: float
 
@@ -127,7 +129,19 @@ class Search:
         if first is not None and self._seconds(first) < plans[0].prediction.step_time:
             beyond = first, self._outlooks[first]
         looked = len(bounds), len(self._outlooks), len(plans)
-        return Found(self.space, self.device, plans, beyond, looked, process_time() - self._start)
+        own = self._own(plans[0])
+        return Found(self.space, self.device, plans, beyond, own, looked, process_time() - self._start)
+
+    def _own(self, best: Plan) -> Plan | None:
+        """The file as it stands, where there is time."""
+        candidate = self.space.own()
+        late = process_time() - self._start + self._wanted(best.candidate) > self.within
+        if candidate is None or late:
+            return None
+        try:
+            return predicted(self.space.given, candidate)
+        except Refused:
+            return None
 
     def _late(self, share: float) -> bool:
         return process_time() - self._start > share * self.within
@@ -266,10 +280,12 @@ class Search:
     def _pressed(self, found: list[Candidate]) -> bool:
         """Whether the time that is left is wanted for compiling the best."""
         best = min(found, key=self._seconds)
-        each = self._took / self._made
-        actions = best.stages * self.space.microbatches(best)
-        wanted = each * (TURN * self.space.turns + ACTION * actions)
-        return self._late(OUTLOOKS) or process_time() - self._start + wanted > self.within
+        return self._late(OUTLOOKS) or process_time() - self._start + self._wanted(best) > self.within
+
+    def _wanted(self, candidate: Candidate) -> float:
+        """About the seconds in which a candidate is compiled."""
+        actions = candidate.stages * self.space.microbatches(candidate)
+        return self._took / self._made * (TURN * self.space.turns + ACTION * actions)
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Candidates that need less memory."""
@@ -321,18 +337,20 @@ class Search:
         """The best, compiled: the fastest first."""
         plans: list[Plan] = []
         meshes: Counter[tuple[int, int, int]] = Counter()
-        took = 0.0
+        alike = self.top if self.space.sizes is not None else ALIKE
+        known: set[tuple[object, ...]] = set()
         for candidate in fitting:
-            elapsed = process_time() - self._start
-            if len(plans) >= self.top or (plans and elapsed + took > self.within):
+            late = process_time() - self._start + self._wanted(candidate) > self.within
+            if len(plans) >= self.top or (plans and late):
                 break
             mesh = candidate.data, candidate.pipe, candidate.tensor
-            if meshes[mesh] >= ALIKE:
+            plan = planned(self.space, candidate) if meshes[mesh] < alike else None
+            if plan is None or plan.peak > self.room:
                 continue
-            start = process_time()
-            plan = planned(self.space, candidate)
-            took = process_time() - start
-            if plan is not None and plan.peak <= self.room:
+            # With few microbatches some schedules are one.
+            same = *mesh, plan.prediction.step_time, plan.peak
+            if same not in known:
+                known.add(same)
                 plans.append(plan)
                 meshes[mesh] += 1
         return tuple(sorted(plans, key=lambda plan: plan.prediction.step_time))
