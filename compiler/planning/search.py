@@ -139,7 +139,7 @@ class Search:
         if candidate is None or late:
             return None
         try:
-            return predicted(self.space.given, candidate)
+            return predicted(self.space.as_it_stands(candidate), candidate)
         except Refused:
             return None
 

@@ -255,6 +255,14 @@ class Space:
             chunks,
         )
 
+    def as_it_stands(self, own: Candidate) -> spec.Spec:
+        """The file itself, on the devices and links that candidates have."""
+        mesh = self.given.mesh
+        assert mesh is not None
+        links = self.mesh_of(own).links
+        there = evolve(mesh, device=self.mesh.device, links={n: links[n] for n, _ in mesh.axes if n in links})
+        return evolve(self.given, meshes={**self.given.meshes, mesh.name: there}, expect=())
+
     def resized(self, candidate: Candidate, microbatches: int, turns: int, counts: tuple[int, ...]) -> spec.Spec:
         """A candidate's file with other turns of the staged repeats, `counts` of them in each stage, and with so much
         of the batch as these microbatches need (where it can have another size). Its schedule is 1F1B.
