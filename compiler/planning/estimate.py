@@ -14,7 +14,7 @@ from attrs import frozen
 from partita.compiler.lowering.placement import balance
 from partita.compiler.planning.miniature import Figures, Stages
 from partita.compiler.planning.space import Candidate
-from partita.compiler.schedules.conditions import Memory, Placement, Prices
+from partita.compiler.schedules.conditions import Placement, Prices
 from partita.compiler.schedules.estimate import Estimate, codes
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule, loop_placement, v_placement
@@ -94,16 +94,30 @@ def memory(
     placement = placement_of(candidate)
     more = inputs * max(0, microbatches - 4)
     if candidate.stages == 1:
-        return (own[0].beside + max(own[0].saved, own[0].reduced) + more,)
+        (one,) = own
+        return (one.beside + max(one.saved + max(one.in_forward, one.in_whole), one.reduced) + more,)
     schedule, _ = _order(candidate.schedule, candidate.pipe, candidate.chunks, _shortened(candidate, microbatches))
-    live = Memory((), tuple(each.saved for each in own), tuple(each.kept for each in own))
+    changes = [
+        {
+            "F": (each.saved, each.in_forward),
+            "B": (each.kept - each.saved, each.in_backward),
+            "W": (-each.kept, each.in_weight),
+            "BW": (-each.saved, each.in_whole),
+        }
+        for each in own
+    ]
     constant = stages.middle.beside - stages.turn.beside
     found = []
     for actions, home in zip(schedule.actions, placement, strict=True):
         beside = constant + sum(own[stage].beside - constant for stage in home)
         at_ends = any(stage in (0, candidate.stages - 1) for stage in home)
         reduced = sum(own[stage].reduced for stage in home)
-        found.append(beside + max(live.peak(actions, home), reduced) + more * at_ends)
+        held = peak = 0.0
+        for action in actions:
+            change, works = changes[home[action.chunk]][action.kind]
+            peak = max(peak, held + max(0.0, change) + works)
+            held += change
+        found.append(beside + max(peak, reduced) + more * at_ends)
     return tuple(found)
 
 
@@ -136,8 +150,10 @@ def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbat
 
 
 def _shortened(candidate: Candidate, microbatches: int) -> int:
-    """As many microbatches as fill the pipeline twice, with the same remainder."""
+    """As many microbatches as fill the pipeline twice, with the same remainder; all of GPipe's, which it holds."""
     ranks = candidate.pipe
+    if candidate.schedule == "gpipe":
+        return microbatches
     return min(microbatches, 3 * ranks + (microbatches % ranks if candidate.chunks > 1 else 0))
 
 

@@ -29,7 +29,8 @@ _NOTHING = Link("nothing", float("inf"), 0.0)
 class Figures:
     """What a stage takes: seconds of its actions and what of them is not communication along the mesh (`quiet`, of F
     and BW); the end of a step; seconds of its messages to the next stage and to the one before; bytes that a
-    microbatch keeps from F and from B, those of reduced gradients at the end, and all others.
+    microbatch keeps from F and from B, those of reduced gradients at the end, what each kind of
+    action works with (`in_…`), and all others (`beside`).
     """
 
     forward: float = 0.0
@@ -44,6 +45,10 @@ class Figures:
     kept: float = 0.0
     beside: float = 0.0
     reduced: float = 0.0
+    in_forward: float = 0.0
+    in_backward: float = 0.0
+    in_weight: float = 0.0
+    in_whole: float = 0.0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
@@ -149,8 +154,9 @@ def _measured(
                 sent[BACK],
                 stage.saved,
                 stage.kept,
-                -room(state, rank, 0) - reduced,
+                -room(state, rank, 0) - reduced - max(stage.peaks.values()),
                 reduced,
+                *(stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW")),
             )
         )
     return found

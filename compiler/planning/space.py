@@ -13,6 +13,7 @@ their sizes and rules, and so do rules for single tensors. Without a layout:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 
@@ -333,13 +334,21 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
     parameters = axes_of(given.model).parameters
     pipe = stage.mesh_axis if stage is not None else _name("pipe", known, {*along})
     data = along[0] if along else _name("data", known, {pipe})
-    splitting = [
-        name for rule in rules for t in rule.targets if _axis(t) in parameters - inputs for name in rule.mesh_axes
-    ]
-    free = [name for name in splitting if name not in (data, pipe, *along)]
-    tensor = free[0] if free else _name("tensor", known, {pipe, data, *along})
-    own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
     found_split, found_sequence = _tensor_axes(given.model, stage.repeats if stage else None, batch)
+    # Of several mesh axes that split parameters, that which splits most of what tensor parallelism would.
+    splitting = Counter(
+        name
+        for rule in rules
+        for target in rule.targets
+        for name in rule.mesh_axes
+        if _axis(target) in parameters - inputs and name not in (data, pipe, *along)
+    )
+    for rule in rules:
+        for target in rule.targets:
+            splitting.update(name for name in rule.mesh_axes if name in splitting and _axis(target) in found_split)
+    tensor = max(splitting, key=lambda name: splitting[name], default="")
+    tensor = tensor or _name("tensor", known, {pipe, data, *along})
+    own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
     split = tuple(dict.fromkeys(name for name in own if name not in inputs and name != batch)) or found_split
     sequence = tuple(dict.fromkeys(name for name in own if name in inputs and name != batch)) or found_sequence
     staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(given.model.body)))
