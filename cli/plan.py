@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-mesh", action="store_true", help="keep the sizes of the mesh")
     parser.add_argument("--top", type=_positive, default=10, metavar="K", help="so many plans (default: 10)")
     parser.add_argument(
-        "--within", type=_positive, default=20, metavar="SECONDS", help="search for about so long (default: 20)"
+        "--within", type=_positive, default=15, metavar="SECONDS", help="search for about so long (default: 15)"
     )
     parser.add_argument("--json", action="store_true", help="the plans as JSON")
     parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")

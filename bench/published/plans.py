@@ -25,7 +25,7 @@ def main() -> None:
     published = _published()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="only these rows, from 1")
-    parser.add_argument("--within", type=float, default=20, metavar="SECONDS", help="for each (default: 20)")
+    parser.add_argument("--within", type=float, default=15, metavar="SECONDS", help="for each (default: 15)")
     arguments = parser.parse_args()
     for i, row in enumerate(published.tables()[0]["rows"], 1):
         if arguments.rows is not None and i not in arguments.rows:

@@ -93,7 +93,7 @@ class Search:
 
     space: Space
     top: int = 10
-    within: float = 20.0
+    within: float = 15.0
     device: Device = field(init=False)
     room: float = field(init=False)
     _start: float = field(factory=process_time, init=False)

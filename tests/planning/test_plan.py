@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -14,7 +16,7 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.planning.estimate import cut, memory, parts
 from partita.compiler.planning.miniature import stages_of
-from partita.compiler.planning.search import Search, planned
+from partita.compiler.planning.search import Search, planned, predicted
 from partita.compiler.planning.space import Candidate, space_of
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
@@ -248,3 +250,26 @@ def test_a_trillion_parameters_in_twenty_seconds():
     found = Search(space_of(given)).run()
     assert process_time() - start < 25
     assert found.plans[0].prediction.mfu > 0.5
+
+
+def published() -> Any:
+    """The module with the published rows."""
+    path = SPECS.parent / "bench" / "published" / "megatron.py"
+    found = importlib.util.spec_from_file_location("megatron", path)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    assert found.loader is not None
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", range(10))
+def test_no_published_configuration_is_predicted_faster(row):
+    module = published()
+    given = spec_of(module.HERE / "megatron_sc21.par", *module.overrides(module.tables()[0]["rows"][row]))
+    space = space_of(given)
+    best = Search(space).run().plans[0]
+    own = space.own()
+    assert own is not None
+    assert best.prediction.step_time <= predicted(given, own).prediction.step_time
