@@ -2,7 +2,7 @@
 
     python bench/plans.py FILE [key=value ...] [--top K] [--steps N] [--repeats R]
 
-The plans take turns, so that what else the machine does falls on all of them; of each, the median step of its fastest run
+The plans take turns, so that what else the machine does falls on all; of each, the median step of its fastest run
 counts. What is said at the end is how much slower than the fastest of all the proposed one is.
 """
 
