@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
     "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
     "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
+    "plan": "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best",
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
     "profile": "measure this machine's device and links; the cost model reads the record",
     "checkpoint": "list, show and verify checkpoints; export and import whole tensors",

@@ -1,7 +1,7 @@
 """The error index: what each diagnostic code means and how to fix it. The documentation's index is made from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification, E08 checkpoints; W is a warning. A test holds that every code that is reported stands here.
+E07 verification, E08 checkpoints, E09 planning; W is a warning. A test holds that every code that is reported stands here.
 """
 
 from __future__ import annotations
@@ -139,6 +139,10 @@ CODES: dict[str, Code] = {
     "E0808": Code("checkpoint is damaged", "A file of the checkpoint is missing, is a link, or its size or content is not what was saved. The message names it.", "`partita checkpoint ls DIR` lists others; a run passes damaged ones over by itself."),
     "E0809": Code("tensors do not fit", "A file of tensors lacks some that the model has, or has them in other shapes.", "Map the names, and the order of axes, with `--names`."),
     "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`.", '`{"gpt.wte": "transformer.wte.weight"}`'),
+    # ------------------------------------------------------------ planning
+    "E0901": Code("devices cannot be used", "No mesh of so many devices divides the batch, the axes that can be split and the turns of repeats. The notes show them.", "Another number of devices, or a batch with more factors."),
+    "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came nearest.", "More devices, a smaller `batch`, or a shorter sequence."),
+    "E0903": Code("plan in another folder", "A plan names what its file names: imports, data, profiles. They are relative to its folder.", "`partita plan specs/gpt.par -o specs/planned.par`"),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),

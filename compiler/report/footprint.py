@@ -139,7 +139,8 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
     beside = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
-    beside += max(peak for index in rank.stages for peak in state.program.stages[index].peaks.values())
+    peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
+    beside += max(peaks, default=0)
     beside += sum(map(_made, reduce.values()))
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
     return limit - beside - _largest_buffer(groups)

@@ -17,6 +17,7 @@ KINDS = {
     "E06": "Data and runs",
     "E07": "Verification",
     "E08": "Checkpoints",
+    "E09": "Planning",
     "W": "Warnings",
 }
 

@@ -1,0 +1,189 @@
+"""`partita plan FILE`: the mesh, layout and schedule with which a model is predicted to train fastest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from partita.cli.output import deliver, text_of
+from partita.cli.source import add_source_arguments, load_or_report, report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partita.compiler.planning.search import Found, Plan
+
+SUMMARY = "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_source_arguments(parser)
+    parser.add_argument("--devices", type=_positive, metavar="N", help="so many, instead of the mesh's")
+    parser.add_argument("--device", metavar="NAME", help="a100, h100, h200 or b200 in usual machines, for the mesh's")
+    parser.add_argument("--keep-mesh", action="store_true", help="keep the sizes of the mesh")
+    parser.add_argument("--top", type=_positive, default=10, metavar="K", help="so many plans (default: 10)")
+    parser.add_argument(
+        "--within", type=_positive, default=15, metavar="SECONDS", help="search for about so long (default: 15)"
+    )
+    parser.add_argument("--json", action="store_true", help="the plans as JSON")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search and print. 0, or 1 with diagnostics, 2 where OUT cannot be written."""
+    given = load_or_report(arguments)
+    if given is None:
+        return 1
+    from partita.compiler.planning.search import Search
+    from partita.compiler.planning.space import FABRICS, space_of
+    from partita.compiler.planning.writing import written_plan
+    from partita.dsl import spec
+    from partita.dsl.diagnostic import Refused
+
+    mesh = None
+    if arguments.device is not None:
+        if arguments.device not in FABRICS:
+            print(f"partita: --device is one of {', '.join(FABRICS)}", file=sys.stderr)
+            return 2
+        there = given.mesh
+        mesh = spec.Mesh(
+            there.name if there else "cluster", there.axes if there else (), spec.Call(arguments.device, {}), {}
+        )
+    try:
+        space = space_of(given, arguments.devices, arguments.keep_mesh, mesh)
+        found = Search(space, arguments.top, arguments.within).run()
+        text = None
+        if arguments.output is not None:
+            named = arguments.file, arguments.overrides, arguments.root, arguments.output
+            text = written_plan(found.plans[0], *named)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+    if text is not None:
+        status = deliver(text, arguments.output)
+        if status:
+            return status
+    if arguments.json:
+        return deliver(json.dumps(as_json(found), indent=2) + "\n", None)
+    status = deliver(text_of(lambda console: show(found, console), None), None)
+    if text is not None:
+        print(f"the best is in {arguments.output}")
+    return status
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """The stable object of `plan --json`."""
+    return {
+        "devices": found.space.devices,
+        "device": found.device.name,
+        "memory": found.device.memory,
+        "seconds": found.seconds,
+        "looked": list(found.looked),
+        "own": None if found.own is None else _plan_json(found.own, found),
+        "plans": [_plan_json(plan, found) for plan in found.plans],
+    }
+
+
+def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
+    from partita.compiler.planning.reasons import reason
+
+    candidate, prediction = plan.candidate, plan.prediction
+    return {
+        "mesh": dict(next(iter(plan.file.meshes.values())).axes),
+        "zero": candidate.zero,
+        "sequence": candidate.sequence,
+        "schedule": candidate.schedule,
+        "chunks": candidate.chunks,
+        "microbatches": plan.microbatches,
+        "microbatch": candidate.size,
+        "recompute": candidate.recompute or None,
+        "step_time": prediction.step_time,
+        "tokens_per_second": prediction.tokens_per_second,
+        "mfu": prediction.mfu,
+        "bubble": prediction.timeline.bubble,
+        "peak_memory": plan.peak,
+        "why": None if plan is found.plans[0] else reason(plan, found.plans[0]),
+    }
+
+
+def show(found: Found, console: Console) -> None:
+    """A row for each plan, the fastest first; then what is faster and does not fit, and how much was looked at."""
+    from partita.cli.figures import bytes_text, count_text, seconds_text
+    from partita.cli.table import Column, Table, print_table, print_text
+    from partita.compiler.planning.reasons import reason
+    from partita.compiler.planning.search import described
+
+    space, best = found.space, found.plans[0]
+    devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
+    print_text(console, f": {devices}; {space.rows:,} rows of `{space.batch}` a step", title=space.given.name)
+    rows = []
+    for plan in found.plans:
+        each, prediction = plan.candidate, plan.prediction
+        rows.append(
+            (
+                f"{each.data}×{each.pipe}×{each.tensor}",
+                _layout(plan),
+                each.schedule if each.pipe > 1 else "–",
+                f"{each.chunks}" if each.chunks > 1 else "",
+                f"{plan.microbatches}×{each.size}",
+                each.recompute or "–",
+                seconds_text(prediction.step_time),
+                count_text(prediction.tokens_per_second),
+                f"{prediction.mfu:.1%}",
+                f"{prediction.timeline.bubble:.1%}",
+                bytes_text(plan.peak),
+                ""
+                if plan is best
+                else f"+{prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}",
+            )
+        )
+    columns = (
+        Column("mesh"),
+        Column("layout"),
+        Column("schedule"),
+        Column("chunks", right=True),
+        Column("batches", right=True),
+        Column("recompute", spare=1),
+        Column("step", right=True),
+        Column("tokens/s", right=True, spare=3),
+        Column("MFU", right=True, spare=2),
+        Column("bubble", right=True, spare=4),
+        Column("memory", right=True),
+        Column("why worse"),
+    )
+    print_table(console, Table(columns, rows, console.width))
+    sizes = f"{space.data} × {space.pipe} × {space.tensor}"
+    print_text(console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank; seq: sequence parallel")
+    if found.own is not None:
+        step, peak = found.own.prediction.step_time, bytes_text(found.own.peak)
+        more = f"{step / best.prediction.step_time - 1:+.1%}: {reason(found.own, best)}"
+        print_text(console, f"the file as it stands: {seconds_text(step)}, {peak}; {more}")
+    if found.larger is not None:
+        candidate, outlook = found.larger
+        print_text(
+            console,
+            f"faster, if it fitted: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
+            f"and {bytes_text(outlook.peak)} on a rank",
+        )
+    bounds, outlooks, plans = found.looked
+    print_text(
+        console,
+        f"{bounds:,} candidates bounded, {outlooks:,} estimated, {plans:,} compiled, in {found.seconds:.1f} s",
+    )
+
+
+def _layout(plan: Plan) -> str:
+    """`seq, ZeRO-1`."""
+    each = plan.candidate
+    words = ["seq"] * each.sequence + [f"ZeRO-{each.zero}"] * (each.zero > 0 and each.data > 1)
+    return ", ".join(words) or "–"

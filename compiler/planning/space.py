@@ -1,0 +1,480 @@
+"""What `plan` searches: the file's model, and the meshes, layouts and schedules that it could have.
+
+What is found in the file is a wish. Mesh axes keep their names and links, and of what the layout says of them follows
+what each is for: that of the batch, the pipeline's, that of other axes of tensors. Mesh axes with another purpose keep
+their sizes and rules, and so do rules for single tensors. Without a layout:
+
+    data      shards the batch
+    pipe      cuts the outermost repeats
+    tensor    shards axes of parameters that neither the inputs nor the values carried from turn to turn have, one for
+              each parameter: heads, ffn, vocab; and, as an alternative, the axes of the inputs beside the batch (seq)
+              wherever it is free then
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from attrs import evolve, frozen
+
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
+from partita.compiler.schedules.registry import size_of
+from partita.compiler.shrinking.resize import Resized
+from partita.compiler.shrinking.sizes import axes_of, bodies
+from partita.dsl import spec
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.dsl.types import Axis
+
+# Tensor parallelism stays within a machine, of so many devices where it is not known better.
+NODE = 8
+# The links of usual machines: between devices of one, and to those of others.
+FABRICS = {
+    "a100": ("nvlink3", "ib200"),
+    "h100": ("nvlink4", "ib400"),
+    "h200": ("nvlink4", "ib400"),
+    "b200": ("nvlink5", "ib800"),
+}
+# What ZeRO's stages are called in a layout.
+CLASSES = ("", "state", "grad", "param")
+
+
+@frozen
+class Candidate:
+    """A mesh, a layout and a schedule. `size` is how much of the batch a microbatch has on each rank; `zero` the stage
+    of ZeRO, `recompute` the path of a `recompute` rule or nothing, `sequence` whether the inputs' axes are split too.
+    """
+
+    data: int
+    pipe: int
+    tensor: int
+    size: int
+    sequence: bool = False
+    zero: int = 0
+    recompute: str = ""
+    schedule: str = "one_f_one_b"
+    chunks: int = 1
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.pipe * self.chunks
+
+
+@frozen(eq=False)
+class Space:
+    """All candidates of a file for a number of devices. `split` and `sequence` are axes of tensors, `staged` the names
+    of the repeats that are cut, `turns` how many they have, `steps` the repeats themselves; `blocks` can be recomputed;
+    `kept` are rules of the file. `over` are the mesh axes that the batch is split over beside `data`. `sizes` fixes
+    what is not searched.
+    """
+
+    given: spec.Spec
+    devices: int
+    mesh: spec.Mesh
+    data: str
+    pipe: str
+    tensor: str
+    batch: str
+    rows: int
+    over: tuple[str, ...]
+    split: tuple[str, ...]
+    sequence: tuple[str, ...]
+    staged: tuple[str, ...]
+    steps: tuple[spec.Repeat, ...]
+    turns: int
+    blocks: tuple[str, ...]
+    kept: tuple[spec.Rule, ...]
+    sizes: Mapping[str, int] | None = None
+
+    # ------------------------------------------------------------ what there is
+
+    def factors(self) -> Iterator[tuple[int, int, int]]:
+        """The sizes (data, pipe, tensor) that multiply to the devices and divide what they split."""
+        others = prod(size for _, size in self.others)
+        count = self.devices // others
+        for tensor in _divisors(count):
+            # Machines and the sizes of models are powers of two, mostly.
+            usual = tensor.bit_count() == 1 or count <= self.node
+            if tensor > 1 and (tensor > self.node or not usual or not self.split_by(tensor)):
+                continue
+            for pipe in _divisors(count // tensor):
+                data = count // tensor // pipe
+                if pipe > max(1, self.turns) or self.rows % (data * self.beside):
+                    continue
+                if self.sizes is None or all(
+                    self.sizes.get(name, 1) == size
+                    for name, size in ((self.data, data), (self.pipe, pipe), (self.tensor, tensor))
+                ):
+                    yield data, pipe, tensor
+
+    @property
+    def others(self) -> tuple[tuple[str, int], ...]:
+        """Mesh axes that are not searched."""
+        searched = (self.data, self.pipe, self.tensor)
+        return tuple((name, size) for name, size in self.mesh.axes if name not in searched)
+
+    @property
+    def beside(self) -> int:
+        """The parts of the batch along mesh axes that are not searched."""
+        return prod(self.mesh.size(name) for name in self.over)
+
+    def split_by(self, tensor: int) -> tuple[str, ...]:
+        """The axes that so many ranks can split."""
+        return tuple(name for name in self.split if self.given.axes[name].size % tensor == 0)
+
+    def sequence_by(self, tensor: int) -> tuple[str, ...]:
+        """The inputs' axes that so many ranks can split."""
+        return tuple(name for name in self.sequence if self.given.axes[name].size % tensor == 0)
+
+    def microbatches(self, candidate: Candidate) -> int:
+        """The microbatches of a step."""
+        return self.rows // (candidate.data * self.beside * candidate.size)
+
+    def sizes_of(self, data: int) -> Iterator[int]:
+        """How much of the batch a microbatch can have on a rank: powers of two, and all of it."""
+        rows, size = self.rows // (data * self.beside), 1
+        while size < rows:
+            if rows % size == 0:
+                yield size
+            size *= 2
+        yield rows
+
+    def schedules(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
+        """Schedules by name, with their chunks.
+
+        GPipe holds all microbatches, so that it is asked about few; looped BFS and DualPipeV keep more than what is
+        here and end no sooner, and `auto` searches for too long to be one of many.
+        """
+        if pipe == 1:
+            yield "one_f_one_b", 1
+            return
+        yield from (("one_f_one_b", 1), ("zb_h1", 1), ("zb_h2", 1))
+        if microbatches <= 2 * pipe:
+            yield "gpipe", 1
+        if 2 * pipe <= self.turns:
+            yield "zb_v", 2
+        yield from (
+            ("interleaved_1f1b", chunks)
+            for chunks in range(2, self.turns // pipe + 1)
+            if self.turns % (pipe * chunks) == 0 or chunks == 2
+        )
+
+    # ------------------------------------------------------------ files
+
+    def file(self, candidate: Candidate) -> spec.Spec:
+        """The file with a candidate's mesh, layout and schedule."""
+        mesh = self.mesh_of(candidate)
+        arguments = {"microbatches": self.microbatches(candidate), "over": self.batch}
+        if candidate.schedule == "interleaved_1f1b":
+            arguments |= {"chunks": candidate.chunks, "group": None}
+        return evolve(
+            self.given,
+            meshes={mesh.name: mesh},
+            layout=spec.Layout("planned", mesh.name, self.rules(candidate)),
+            schedule=spec.Schedule("planned", spec.Call(candidate.schedule, arguments)),
+            expect=(),
+        )
+
+    def mesh_of(self, candidate: Candidate) -> spec.Mesh:
+        """A candidate's mesh. Axes that the file gives no link have that of the device's machines."""
+        sizes = {self.data: candidate.data, self.pipe: candidate.pipe, self.tensor: candidate.tensor}
+        axes = [(name, sizes.pop(name, size)) for name, size in self.mesh.axes]
+        # The last axis varies fastest: the ranks of a tensor group are neighbours.
+        axes = [*((name, sizes[name]) for name in (self.data, self.pipe) if name in sizes), *axes]
+        axes += [(self.tensor, candidate.tensor)] if self.tensor in sizes else []
+        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1)
+        shown = shown or tuple(axes[:1])
+        links = {}
+        reach = 1
+        for name, size in reversed(shown):
+            reach *= size
+            link = self.mesh.links.get(name) or self._link(reach)
+            if link is not None:
+                links[name] = link
+        return evolve(self.mesh, axes=shown, links={name: links[name] for name, _ in shown if name in links})
+
+    def _link(self, reach: int) -> spec.Call | None:
+        """The link of groups that lie among so many neighbours; nothing where it is this machine's memory."""
+        device = self.mesh.device.name if self.mesh.device else ""
+        if device in FABRICS:
+            inside, outside = FABRICS[device]
+            return spec.Call(inside if reach <= self.node else outside, {})
+        speeds = {name: link_of(self.mesh, name).bandwidth for name in self.mesh.links}
+        return self.mesh.links[min(speeds, key=lambda name: speeds[name])] if speeds else None
+
+    @property
+    def node(self) -> int:
+        """The devices of a machine."""
+        return max(NODE, device_of(self.mesh).node)
+
+    def rules(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> tuple[spec.Rule, ...]:
+        """The rules of a candidate's layout; `counts` are turns of stages."""
+        place = self.given.layout.span if self.given.layout else None
+        place = place or Span(self.given.source, 0, 0)
+
+        def shard(names: tuple[str, ...], *mesh_axes: str) -> spec.ShardRule:
+            targets = (spec.Target(None, name, name in CLASSES, place) for name in names)
+            return spec.ShardRule(tuple(targets), mesh_axes, place)
+
+        rules = list(self.kept)
+        along = (*((self.data,) if candidate.data > 1 else ()), *self.over)
+        rules += [shard((self.batch,), *along)] if along else []
+        if candidate.tensor > 1:
+            rules.append(shard(self.split_by(candidate.tensor), self.tensor))
+            rules += [shard(self.sequence_by(candidate.tensor), self.tensor)] if candidate.sequence else []
+        if candidate.zero and candidate.data > 1:
+            rules.append(shard((CLASSES[candidate.zero],), self.data))
+        if candidate.pipe > 1:
+            rules.append(spec.StageRule(self.staged, self.pipe, counts, place))
+        if candidate.recompute:
+            rules.append(spec.RecomputeRule(((candidate.recompute,),), place, (place,)))
+        return tuple(rules)
+
+    def own(self) -> Candidate | None:
+        """What the file itself is, if it has so many devices."""
+        mesh, layout, schedule = self.given.mesh, self.given.layout, self.given.schedule
+        if mesh is None or layout is None or mesh.ranks != self.devices:
+            return None
+        chunks, microbatches = size_of(schedule.call if schedule else None)
+        data, pipe, tensor = (mesh.size(name) for name in (self.data, self.pipe, self.tensor))
+        rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
+        targets = {target.name for rule in rules for target in rule.targets if target.path is None}
+        recomputed = [path for rule in layout.rules if isinstance(rule, spec.RecomputeRule) for path in rule.paths]
+        return Candidate(
+            data,
+            pipe,
+            tensor,
+            self.rows // (data * self.beside * microbatches),
+            tensor > 1 and bool(targets & set(self.sequence)),
+            max(i for i, name in enumerate(CLASSES) if name in targets or not i),
+            ", ".join(".".join(path) for path in recomputed),
+            schedule.call.name if schedule else "one_f_one_b",
+            chunks,
+        )
+
+    def as_it_stands(self, own: Candidate) -> spec.Spec:
+        """The file itself, on the devices and links that candidates have."""
+        mesh = self.given.mesh
+        assert mesh is not None
+        links = self.mesh_of(own).links
+        there = evolve(mesh, device=self.mesh.device, links={n: links[n] for n, _ in mesh.axes if n in links})
+        return evolve(self.given, meshes={**self.given.meshes, mesh.name: there}, expect=())
+
+    def resized(self, candidate: Candidate, microbatches: int, turns: int, counts: tuple[int, ...]) -> spec.Spec:
+        """A candidate's file with other turns of the staged repeats, `counts` of them in each stage, and with so much
+        of the batch as these microbatches need (where it can have another size). Its schedule is 1F1B.
+        """
+        model = self.given.model
+        assert model is not None
+        sizes = {name: axis.size for name, axis in self.given.axes.items()}
+        if self.free:
+            sizes[self.batch] = candidate.data * self.beside * candidate.size * microbatches
+        staged = {id(step) for step in self.steps}
+        every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
+        repeats = {id(step): turns if id(step) in staged else step.count for step in every}
+        body = Resized(sizes, repeats, lambda call: call).body(model.body)
+        small = evolve(
+            self,
+            given=evolve(
+                self.given,
+                axes={name: Axis(name, sizes[name]) for name in self.given.axes},
+                model=evolve(model, body=body),
+            ),
+            rows=sizes.get(self.batch, self.rows),
+        )
+        plain = evolve(candidate, schedule="one_f_one_b", chunks=1)
+        found = small.file(plain)
+        assert found.layout is not None
+        rules = small.rules(plain, counts if len(counts) > 1 else None)
+        return evolve(found, layout=evolve(found.layout, rules=rules))
+
+    @property
+    def free(self) -> bool:
+        """Whether no other axis depends on the size of the batch."""
+        assert self.given.model is not None
+        relations = axes_of(self.given.model).relations
+        return all(self.batch not in (each.whole, *each.parts) for each in relations)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+# ---------------------------------------------------------------- the space of a file
+
+
+def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, mesh: spec.Mesh | None = None) -> Space:
+    """The space of a file, for its mesh's number of devices unless another is given; with `keep`, for its mesh's sizes
+    too. `mesh` stands instead of the file's.
+
+    Raises Refused: E0410 without a model or a train block, E0901 where the devices cannot be used.
+    """
+    if given.model is None or given.train is None:
+        missing = "train block" if given.train is None else "model"
+        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
+    layout = given.layout
+    mesh = mesh or given.mesh or next(iter(given.meshes.values()), None)
+    wanted = devices or (mesh.ranks if mesh else None)
+    if wanted is None:
+        help = "`--devices 8`, or a `mesh` in the file"
+        raise refuse("E0901", f"`{given.source.name}` declares no mesh to count devices by", help=help)
+    mesh = mesh or spec.Mesh("cluster", (), None, {})
+    call = given.schedule.call if given.schedule else None
+    batch = str(call.arguments.get("over", "batch")) if call else "batch"
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)] if layout else []
+    known = dict(mesh.axes)
+    rules = [rule for rule in rules if all(name in known for name in rule.mesh_axes)]
+    stage = next((rule for rule in layout.rules if isinstance(rule, spec.StageRule)), None) if layout else None
+    along = next((rule.mesh_axes for rule in rules for t in rule.targets if _axis(t) == batch), ())
+    inputs = {axis for input in _inputs(given.model) for axis in input}
+    parameters = axes_of(given.model).parameters
+    pipe = stage.mesh_axis if stage is not None else _name("pipe", known, {*along})
+    data = along[0] if along else _name("data", known, {pipe})
+    found_split, found_sequence = _tensor_axes(given.model, stage.repeats if stage else None, batch)
+    # Of several mesh axes that split parameters, that which splits most of what tensor parallelism would.
+    splitting = Counter(
+        name
+        for rule in rules
+        for target in rule.targets
+        for name in rule.mesh_axes
+        if _axis(target) in parameters - inputs and name not in (data, pipe, *along)
+    )
+    for rule in rules:
+        for target in rule.targets:
+            splitting.update(name for name in rule.mesh_axes if name in splitting and _axis(target) in found_split)
+    tensor = max(splitting, key=lambda name: splitting[name], default="")
+    tensor = tensor or _name("tensor", known, {pipe, data, *along})
+    own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
+    split = tuple(dict.fromkeys(name for name in own if name not in inputs and name != batch)) or found_split
+    sequence = tuple(dict.fromkeys(name for name in own if name in inputs and name != batch)) or found_sequence
+    staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(given.model.body)))
+    steps = tuple(outermost(given.model.body, staged))
+    searched = {data, pipe, tensor}
+    kept = tuple(rule for rule in rules if _kept(rule, searched, batch))
+    sizes = dict(mesh.axes) if keep else None
+    found = Space(
+        given,
+        wanted,
+        mesh,
+        data,
+        pipe,
+        tensor,
+        batch,
+        _rows(given, batch),
+        tuple(name for name in along if name != data),
+        split,
+        sequence,
+        staged,
+        steps,
+        turns_of(given.model.body, staged),
+        _blocks(given.model.body, steps),
+        kept,
+        sizes,
+    )
+    if not any(True for _ in found.factors()):
+        raise _unusable(found)
+    return found
+
+
+def _unusable(space: Space) -> Exception:
+    """Why no mesh has so many devices."""
+    notes = [f"`{name}` of {size} is kept as it is" for name, size in space.others if size > 1]
+    notes.append(f"axis `{space.batch}` has {space.rows:,} rows to split")
+    if space.turns:
+        notes.append(f"`{', '.join(space.staged)}` has {space.turns} turns to cut a pipeline between")
+    for name in space.split:
+        notes.append(f"axis `{name}` of {space.given.axes[name].size:,} can be split, over at most {space.node} ranks")
+    count = f"{space.devices:,} device{'s' * (space.devices > 1)}"
+    help = "another number of devices, or a batch that divides by more of its factors"
+    return refuse("E0901", f"{count} cannot all be used", notes=notes, help=help)
+
+
+def _axis(target: spec.Target) -> str:
+    """The axis that a target names for all tensors; nothing for a class or a single tensor."""
+    return "" if target.is_class or target.path is not None else target.name
+
+
+def _name(wished: str, known: Mapping[str, int], taken: set[str]) -> str:
+    name = wished
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _kept(rule: spec.ShardRule, searched: set[str], batch: str) -> bool:
+    """Whether a rule is none of those that the search makes."""
+    if any(target.path is not None for target in rule.targets):
+        return not searched & set(rule.mesh_axes)
+    return not searched & set(rule.mesh_axes) and all(_axis(target) != batch for target in rule.targets)
+
+
+def _inputs(model: spec.Model) -> Iterator[tuple[str, ...]]:
+    """The axes of a model's inputs."""
+    for type in model.body.types[: len(model.body.inputs)]:
+        yield type.names
+
+
+def _rows(given: spec.Spec, batch: str) -> int:
+    """The size of the batch; one where the model has none."""
+    return given.axes[batch].size if batch in given.axes else 1
+
+
+def outermost(body: spec.Body, names: tuple[str, ...] | None = None) -> Iterator[spec.Repeat]:
+    """The repeats of some names (or of any) that stand in no other such repeat, in program order, each once."""
+    seen: set[int] = set()
+    stack = [iter(body.steps)]
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+        elif isinstance(step, spec.CallBlock):
+            stack.append(iter(step.body.steps))
+        elif isinstance(step, spec.Repeat):
+            if names is not None and step.name not in names:
+                stack.append(iter(step.body.steps))
+            elif id(step) not in seen:
+                seen.add(id(step))
+                yield step
+
+
+def turns_of(body: spec.Body, names: tuple[str, ...]) -> int:
+    """The turns of the repeats of some names, of nested ones those of the outermost, in all calls and turns."""
+    found = 0
+    for step in body.steps:
+        if isinstance(step, spec.CallBlock):
+            found += turns_of(step.body, names)
+        elif isinstance(step, spec.Repeat):
+            found += step.count if step.name in names else step.count * turns_of(step.body, names)
+    return found
+
+
+def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...]) -> tuple[str, ...]:
+    """What can be recomputed: blocks that turns call themselves, and all that turns compute."""
+    found = [step.block for repeat in steps for step in repeat.body.steps if isinstance(step, spec.CallBlock)]
+    if not steps:
+        return tuple(dict.fromkeys(step.block for step in body.steps if isinstance(step, spec.CallBlock)))
+    names = tuple(dict.fromkeys(found))
+    return (*names, "all") if len(names) != 1 else ("all",)
+
+
+def _tensor_axes(
+    model: spec.Model, staged: tuple[str, ...] | None, batch: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes of parameters that tensor parallelism can split, and those of the inputs that follow."""
+    carried = {name for input in _inputs(model) for name in input}
+    for step in outermost(model.body, staged):
+        for name in (name for type in step.body.types[: len(step.carried)] for name in type.names):
+            carried.add(name)
+    found: dict[str, None] = {}
+    for body in bodies(model.body):
+        for each in body.steps:
+            if isinstance(each, spec.Parameter) and len(each.type.axes) > 1:
+                free = [name for name in each.type.names if name not in carried]
+                if free and not any(name in found for name in free):
+                    found[free[0]] = None
+    sequence = [name for input in _inputs(model) for name in input if name != batch]
+    return tuple(found), tuple(dict.fromkeys(sequence))

@@ -1,0 +1,275 @@
+"""`plan`: what is searched, how near estimates are, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from partita.cli.main import main
+from partita.compiler.mesh import mesh_of
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.planning.estimate import cut, memory, parts
+from partita.compiler.planning.miniature import stages_of
+from partita.compiler.planning.search import Search, planned, predicted
+from partita.compiler.planning.space import Candidate, space_of
+from partita.compiler.report.claims import failures, outcomes
+from partita.compiler.report.summary import summarize
+from partita.dsl import spec
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load, load_text
+
+SPECS = Path(__file__).parents[2] / "specs"
+GPT = SPECS / "gpt.par"
+
+
+def spec_of(path: Path, *overrides: str):
+    found, diagnostics = load(path, overrides)
+    assert found is not None, diagnostics
+    return found
+
+
+# ---------------------------------------------------------------- the space
+
+
+def test_the_layout_says_what_is_split():
+    space = space_of(spec_of(GPT))
+    assert (space.data, space.pipe, space.tensor) == ("data", "pipe", "tensor")
+    assert (space.split, space.sequence) == (("heads", "ffn", "vocab"), ("seq",))
+    assert (space.staged, space.turns, space.devices) == (("layer",), 12, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "sequence"),
+    [
+        ("gpt", ("heads", "ffn", "vocab"), ("seq",)),
+        ("llama", ("groups", "ffn", "vocab"), ("seq",)),
+        ("tiny", ("heads", "ffn", "vocab"), ("seq",)),
+    ],
+)
+def test_without_a_layout_axes_are_found(name, split, sequence):
+    given = evolve(spec_of(SPECS / f"{name}.par"), layout=None, meshes={})
+    space = space_of(given, 8)
+    assert set(space.split) - {"key"} == set(split)
+    assert space.sequence == sequence
+    assert space.staged == ("layer",)
+
+
+def test_factors_multiply_to_the_devices_and_divide():
+    space = space_of(spec_of(GPT), 48)
+    found = set(space.factors())
+    assert found
+    for data, pipe, tensor in found:
+        assert data * pipe * tensor == 48
+        assert space.rows % data == 0
+        assert pipe <= 12
+        assert tensor in (1, 2, 4, 8)
+    assert set(space_of(spec_of(GPT), keep=True).factors()) == {(2, 4, 2)}
+
+
+def test_a_mesh_axis_of_another_purpose_stays():
+    text = (
+        GPT.read_text()
+        .replace("data = 2, pipe", "other = 3, data = 2, pipe")
+        .replace("[tensor", "[other -> ib400, tensor")
+    )
+    text = text.replace("layout megatron on cluster {", "layout megatron on cluster {\n shard embed -> other")
+    given, diagnostics = load_text(text)
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert space.others == (("other", 3),)
+    best = Search(space, 1).run().plans[0]
+    assert best.file.mesh.size("other") == 3
+    assert compile_spec(best.file).mesh.ranks == 48
+
+
+# ---------------------------------------------------------------- estimates
+
+NEAR = [
+    Candidate(2, 4, 2, 2, True, 1),
+    Candidate(2, 4, 2, 4, True, 1, "", "interleaved_1f1b", 3),
+    Candidate(4, 4, 1, 1, False, 1, "", "zb_h1"),
+    Candidate(1, 4, 4, 2, True, 0, "attention", "zb_v", 2),
+    Candidate(2, 2, 4, 2, False, 2, "all", "zb_h2"),
+    Candidate(8, 2, 1, 1, False, 3, "mlp", "gpipe"),
+    Candidate(16, 1, 1, 2, False, 3),
+    Candidate(2, 1, 8, 4, True, 0, "all"),
+]
+
+
+@pytest.mark.parametrize("candidate", NEAR, ids=str)
+def test_estimates_are_near_what_is_compiled(candidate):
+    space = space_of(spec_of(GPT, "heads=16", "key=48", "batch=128"))
+    stages = stages_of(space, candidate, mesh_of(space.mesh_of(candidate), space.pipe).links)
+    microbatches = space.microbatches(candidate)
+    own = cut(stages, candidate, space.turns)
+    plan = planned(space, candidate)
+    seconds = parts(stages, own, candidate, microbatches, 0.0)
+    # How much of what is summed for each microbatch hides depends on how many turns there are.
+    assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.15 if candidate.zero > 1 else 0.03)
+    # What is tied stands twice on a rank that has the first and the last stage.
+    most = 0.4 if candidate.schedule == "zb_v" else 0.15
+    assert max(memory(stages, own, candidate, microbatches, 0.0)) == pytest.approx(plan.peak, rel=most)
+    assert plan.parts.step == pytest.approx(plan.prediction.step_time)
+
+
+def test_the_best_is_no_worse_than_any_candidate():
+    """Of a file with few candidates, all are compiled."""
+    space = space_of(spec_of(SPECS / "tiny.par"))
+    found = Search(space, 10).run()
+    best = found.plans[0].prediction.step_time
+    for data, pipe, tensor in space.factors():
+        for size in space.sizes_of(data):
+            base = Candidate(data, pipe, tensor, size)
+            for schedule, chunks in space.schedules(pipe, space.microbatches(base)):
+                for zero in (0, 1) if data > 1 else (0,):
+                    for sequence in (False, True) if tensor > 1 else (False,):
+                        each = evolve(base, schedule=schedule, chunks=chunks, zero=zero, sequence=sequence)
+                        plan = planned(space, each)
+                        assert plan is None or plan.prediction.step_time >= best * 0.999, each
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_what_is_written_holds(tmp_path, capsys):
+    text = GPT.read_text()
+    (tmp_path / "gpt.par").write_text(text)
+    output = tmp_path / "planned.par"
+    overrides = ["batch=128", "train.optimizer.lr=1e-3", "seq=512"]
+    assert main(["plan", str(tmp_path / "gpt.par"), *overrides, "--devices", "8", "--top", "2", "-o", str(output)]) == 0
+    out = capsys.readouterr().out
+    assert "why worse" in out
+    written = output.read_text()
+    assert main(["fmt", "--check", str(output)]) == 0
+    given, diagnostics = load(output)
+    assert not diagnostics
+    assert given.axes["batch"].size == 128
+    assert given.axes["seq"].size == 512
+    assert given.train.optimizer.arguments["lr"].arguments == {"value": 1e-3}
+    assert given.mesh.ranks == 8
+    assert "# wte again: tied" in written
+    for block in ("block attention", "block mlp", "model gpt"):
+        start = text.index(block)
+        assert text[start : text.index("\n}\n", start)] in written
+    state = compile_spec(given)
+    assert {claim.measure for claim in given.expect} >= {"peak_memory", "step_time"}
+    assert not failures(outcomes(state, summarize(state)))
+
+
+def test_imports_stay(tmp_path):
+    (tmp_path / "model.par").write_text(GPT.read_text())
+    (tmp_path / "main.par").write_text(
+        '# Planned.\nimport "model.par"\naxis batch = 32\n'
+        "train { model = gpt data = random() optimizer = sgd(lr = 0.1) steps = 1 layout = megatron schedule = fast }\n"
+    )
+    output = tmp_path / "planned.par"
+    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "-o", str(output)]) == 0
+    given, diagnostics = load(output)
+    assert given is not None, diagnostics
+    assert (given.axes["batch"].size, given.axes["seq"].size) == (32, 256)
+    assert compile_spec(given).mesh.ranks == 16
+
+
+def test_json(capsys):
+    assert main(["plan", str(SPECS / "tiny.par"), "--json", "--top", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == 2
+    assert 1 <= len(found["plans"]) <= 3
+    first = found["plans"][0]
+    assert first["why"] is None
+    assert first["step_time"] <= found["own"]["step_time"]
+    keys = {"mesh", "zero", "sequence", "schedule", "chunks", "microbatches", "microbatch", "recompute"}
+    assert keys | {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "why"} == set(first)
+
+
+def test_a_device_brings_its_links():
+    given = evolve(spec_of(SPECS / "tiny.par"), layout=None, meshes={})
+    space = space_of(given, 32, mesh=spec.Mesh("cluster", (), spec.Call("h100", {}), {}))
+    links = space.mesh_of(Candidate(8, 2, 2, 1)).links
+    assert {name: link.name for name, link in links.items()} == {
+        "data": "ib400",
+        "pipe": "nvlink4",
+        "tensor": "nvlink4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["mlp.par", "--devices", "7"], "E0901", "7 devices cannot all be used"),
+        (["gpt.par", "embed=98304", "key=8192"], "E0902", "GiB on a rank"),
+    ],
+)
+def test_what_cannot_be_planned(arguments, code, said, capsys):
+    assert main(["plan", str(SPECS / arguments[0]), *arguments[1:]]) == 1
+    captured = capsys.readouterr()
+    assert code in captured.err
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_nothing_fits_says_what_came_nearest():
+    text = GPT.read_text().replace(
+        "device = h100", "device = device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"
+    )
+    given, _ = load_text(text, overrides=["batch=16", "seq=16384"])
+    with pytest.raises(Refused) as refused:
+        Search(space_of(given)).run()
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0902"
+    assert "GiB" in diagnostic.notes[0]
+
+
+def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    assert main(["plan", str(GPT), "--top", "1", "-o", str(folder / "planned.par")]) == 1
+    assert "E0903" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
+def test_an_unknown_device_is_status_2(capsys):
+    assert main(["plan", str(GPT), "--device", "abacus"]) == 2
+    assert "a100" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_a_trillion_parameters_in_twenty_seconds():
+    overrides = ["batch=3072", "seq=2048", "embed=25600", "heads=160", "key=160", "vocab=51200"]
+    overrides += ["cluster.data=6", "cluster.pipe=64", "cluster.tensor=8"]
+    text = GPT.read_text().replace("repeat 12", "repeat 128").replace("h100", "a100").replace("ib400", "ib200")
+    given, diagnostics = load_text(text.replace("nvlink4", "nvlink3"), overrides=overrides)
+    assert given is not None, diagnostics
+    start = process_time()
+    found = Search(space_of(given)).run()
+    assert process_time() - start < 25
+    assert found.plans[0].prediction.mfu > 0.5
+
+
+def published() -> Any:
+    """The module with the published rows."""
+    path = SPECS.parent / "bench" / "published" / "megatron.py"
+    found = importlib.util.spec_from_file_location("megatron", path)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    assert found.loader is not None
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", range(10))
+def test_no_published_configuration_is_predicted_faster(row):
+    module = published()
+    given = spec_of(module.HERE / "megatron_sc21.par", *module.overrides(module.tables()[0]["rows"][row]))
+    space = space_of(given)
+    best = Search(space).run().plans[0]
+    own = space.own()
+    assert own is not None
+    assert best.prediction.step_time <= predicted(given, own).prediction.step_time

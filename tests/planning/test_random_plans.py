@@ -1,0 +1,112 @@
+"""Whatever the model and the number of devices: what is planned compiles, is verified, and meets its own claims."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import strategies as st
+
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.planning.search import Search
+from partita.compiler.planning.space import space_of
+from partita.compiler.planning.writing import written_plan
+from partita.compiler.report.claims import failures, outcomes
+from partita.compiler.report.footprint import peak_memory
+from partita.compiler.report.prediction import predict
+from partita.compiler.report.summary import summarize
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+from partita.runtime.verification.verify import verify
+from tests.programs import axes, endings, models, recomputations, sizes_for
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[str, int, int]:
+    """A random model, perhaps with a mesh and a layout of its own; so many devices; and how many plans to ask for."""
+    devices = draw(st.sampled_from((1, 2, 3, 4, 6, 8, 12, 16)))
+    model = draw(models(draw(st.integers(1, 4))))
+    split = draw(st.sampled_from((1, 2, 4)))
+    sizes = sizes_for({"heads": split, "ffn": split, "vocab": split, "seq": split}, 1)
+    sizes["batch"] = draw(st.sampled_from((4, 6, 8, 12, 24)))
+    device = draw(
+        st.sampled_from(("", "device = h100", "device = device(flops = 1TFLOP/s, memory = 1MiB, bandwidth = 1GB/s)"))
+    )
+    text = axes(sizes) + model + f"mesh cluster(data = 2, pipe = 1, tensor = 1) {{ {device} }}\n"
+    rules = draw(
+        st.lists(
+            st.sampled_from(
+                (
+                    "shard batch -> data",
+                    "shard heads, ffn -> tensor",
+                    "shard state -> data",
+                    "stage layer -> pipe",
+                    "shard wte: vocab -> tensor",
+                )
+            ),
+            unique=True,
+        )
+    )
+    rules.append(draw(recomputations(model)))
+    text += "layout cut on cluster {\n" + "\n".join(rules) + "\n}\n"
+    text += f"schedule s = one_f_one_b(microbatches = {draw(st.sampled_from((1, 2)))})\n" + draw(endings())
+    return text, devices, draw(st.integers(1, 3))
+
+
+def check(problem: tuple[str, int, int]) -> None:
+    """Plan, write the best, and hold the file to what is promised."""
+    text, devices, top = problem
+    note(text)
+    note(f"{devices} devices")
+    with TemporaryDirectory() as folder:
+        path = os.path.join(folder, "random.par")
+        Path(path).write_text(text)
+        given, diagnostics = load(path)
+        assert given is not None, "\n".join(each.render() for each in diagnostics)
+        try:
+            found = Search(space_of(given, devices), top, 5).run()
+        except Refused as refused:
+            event(refused.diagnostics[0].code)
+            if refused.diagnostics[0].code not in ("E0901", "E0902"):
+                raise
+            return
+        event("planned")
+        assert 1 <= len(found.plans) <= top
+        steps = [plan.prediction.step_time for plan in found.plans]
+        assert steps == sorted(steps)
+        for plan in found.plans:
+            state = compile_spec(plan.file)
+            assert state.mesh.ranks == devices
+            assert max(peak_memory(state, rank) for rank in state.program.ranks) == plan.peak <= found.device.memory
+            assert predict(state).step_time == plan.prediction.step_time
+        output = os.path.join(folder, "planned.par")
+        Path(output).write_text(written_plan(found.plans[0], path, output=output))
+        note(Path(output).read_text())
+        planned, diagnostics = load(output)
+        assert planned is not None, "\n".join(each.render() for each in diagnostics)
+        state = compile_spec(planned)
+        assert predict(state).step_time == pytest.approx(steps[0])
+        assert planned.expect
+        assert not failures(outcomes(state, summarize(state)))
+        verified = verify(planned)
+        # Of some models no small copy can be run and compared, whatever their layout is.
+        codes = {each.code for each in verified.diagnostics} - {"E0703"}
+        assert not codes, "\n".join(each.render() for each in verified.diagnostics)
+
+
+@given(problem=problems())
+@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+def test_plans_hold(problem):
+    check(problem)
+
+
+@pytest.mark.soak
+@given(problem=problems())
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
+def test_plans_hold_at_length(problem):
+    check(problem)
