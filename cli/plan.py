@@ -175,6 +175,8 @@ def show(found: Found, console: Console) -> None:
             f"faster, if it fitted: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
             f"and {bytes_text(outlook.peak)} on a rank",
         )
+    if space.unplaced:
+        print_text(console, f"left out, as they name stages: {', '.join(space.unplaced)}")
     bounds, outlooks, plans = found.looked
     print_text(
         console,

@@ -122,6 +122,12 @@ class Space:
         """The parts of the batch along mesh axes that are not searched."""
         return prod(self.mesh.size(name) for name in self.over)
 
+    @property
+    def unplaced(self) -> tuple[str, ...]:
+        """The file's `place` rules, which no candidate has."""
+        rules = self.given.layout.rules if self.given.layout else ()
+        return tuple(rule.span.text for rule in rules if isinstance(rule, spec.PlaceRule))
+
     def split_by(self, tensor: int) -> tuple[str, ...]:
         """The axes that so many ranks can split."""
         return tuple(name for name in self.split if self.given.axes[name].size % tensor == 0)

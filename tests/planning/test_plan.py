@@ -273,3 +273,11 @@ def test_no_published_configuration_is_predicted_faster(row):
     own = space.own()
     assert own is not None
     assert best.prediction.step_time <= predicted(given, own).prediction.step_time
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    path = tmp_path / "tiny.par"
+    text = (SPECS / "tiny.par").read_text()
+    path.write_text(text.replace("stage layer -> pipe", "stage layer -> pipe\n  place wpe -> pipe[0]"))
+    assert main(["plan", str(path), "--top", "1"]) == 0
+    assert "left out, as they name stages: place wpe -> pipe[0]" in capsys.readouterr().out

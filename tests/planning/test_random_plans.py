@@ -35,7 +35,7 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
     sizes = sizes_for({"heads": split, "ffn": split, "vocab": split, "seq": split}, 1)
     sizes["batch"] = draw(st.sampled_from((4, 6, 8, 12, 24)))
     device = draw(
-        st.sampled_from(("", "device = h100", "device = device(flops = 1TFLOP/s, memory = 1MiB, bandwidth = 1GB/s)"))
+        st.sampled_from(("", "device = h100", "device = device(flops = 1TFLOP/s, memory = 24KiB, bandwidth = 1GB/s)"))
     )
     text = axes(sizes) + model + f"mesh cluster(data = 2, pipe = 1, tensor = 1) {{ {device} }}\n"
     rules = draw(
