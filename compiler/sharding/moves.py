@@ -2,7 +2,9 @@
 
 One cost function serves both the choice of layouts and the paths between them: the seconds that bytes take over the
 link of the mesh axis, by rings (Thakur, Rabenseifner and Gropp 2005). Latencies are left out: buckets share them, and a
-layout must not depend on how large tensors are, or a small copy would prove nothing of the whole. Where several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
+layout must not depend on how large tensors are, or a small copy would prove nothing of the whole.
+
+Where several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
 contiguous.
 """
 
