@@ -31,11 +31,6 @@ class Link:
     ports: int = 0
     sources: tuple[str, ...] = ()
 
-    @property
-    def steady(self) -> Link:
-        """The link without its latency: what large messages see."""
-        return evolve(self, latency=0.0)
-
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
         """To gather `bytes` from as many ranks, or to add and scatter them: its latency, and the time that bytes take.
 

@@ -158,7 +158,7 @@ class Chooser:
         if state is None:
             return LOCAL_SECONDS
         sizes = self.mesh.sizes
-        parts, link = sizes[over], self.mesh.link(over).steady
+        parts, link = sizes[over], self.mesh.link(over)
         bytes = float(type.bytes)
         for name, other in layout.states:
             if name != over and is_split(other):

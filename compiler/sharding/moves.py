@@ -1,10 +1,8 @@
 """Changes of layout: what each step leads from and to, what it costs, and the cheapest path of steps.
 
-One cost function serves both the choice of layouts and the paths between them: the seconds that bytes take over the
-link of the mesh axis, by rings (Thakur, Rabenseifner and Gropp 2005). Latencies are left out: buckets share them, and a
-layout must not depend on how large tensors are, or a small copy would prove nothing of the whole.
-
-Where several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
+One cost function serves both the choice of layouts and the paths between them: seconds over the link of the mesh
+axis, by rings or trees, whichever are quicker (Thakur, Rabenseifner and Gropp 2005; NCCL's double trees). Where
+several mesh axes split one tensor axis, only the innermost can be gathered, added or exchanged, since parts are
 contiguous.
 """
 
@@ -54,10 +52,10 @@ class Moves:
     _paths: dict[tuple[Type, Layout, Layout], tuple[Step, ...]] = field(factory=dict)
 
     def seconds(self, op: Move, type: Type) -> float:
-        """What a step weighs for one tensor of a local type: the time that its bytes take, and a little beside."""
+        """The time of one step for one tensor of a local type."""
         if not isinstance(op, Collective):
             return LOCAL_SECONDS
-        return LOCAL_SECONDS + sum(collective_seconds(op, (type,), self.mesh.link(op.over).steady))
+        return sum(collective_seconds(op, (type,), self.mesh.link(op.over)))
 
     def cost(self, type: Type, source: Layout, target: Layout) -> float:
         """The time of the cheapest path."""
