@@ -105,19 +105,19 @@ def read(text: str) -> tuple[Record, ...]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
-    records = [_record(each) for each in _object(found, {"records": list}, "the file")["records"]]
+    records = [_record(each) for each in _checked(found, {"records": list}, "the file")["records"]]
     if not records:
         raise ValueError("it holds no record")
     return tuple(sorted(records, key=lambda each: each.ranks))
 
 
 def _record(found: object) -> Record:
-    parts = _object(found, {"ranks": int, "device": dict, "link": dict, "timings": list}, "a record")
-    device = _object(parts["device"], DEVICE, "`device`")
-    flops = _object(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
+    parts = _checked(found, {"ranks": int, "device": dict, "link": dict, "timings": list}, "a record")
+    device = _checked(parts["device"], DEVICE, "`device`")
+    flops = _checked(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
     timings = []
     for each in parts["timings"]:
-        timing = _object(each, _TIMING, "a timing")
+        timing = _checked(each, _TIMING, "a timing")
         features = tuple(_number(value, "a feature") for value in timing["features"])
         timings.append(Timing(timing["kernel"], timing["dtype"], features, timing["work"], timing["seconds"]))
     lengths: dict[str, int] = {}
@@ -126,7 +126,7 @@ def _record(found: object) -> Record:
     return Record(
         parts["ranks"],
         {**device, "flops": flops},
-        _object(parts["link"], LINK, "`link`"),
+        _checked(parts["link"], LINK, "`link`"),
         Timings(tuple(timings)),
     )
 
@@ -145,7 +145,7 @@ def recorded(call: Call, ranks: int) -> Record:
         raise refuse("E0413", message, call.span, help=help) from None
 
 
-def _object(found: object, wanted: Mapping[str, type], what: str) -> dict[str, Any]:
+def _checked(found: object, wanted: Mapping[str, type], what: str) -> dict[str, Any]:
     if not isinstance(found, dict) or found.keys() != wanted.keys():
         raise ValueError(f"{what} has the keys {', '.join(wanted)}")
     for key, kind in wanted.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from math import exp, log
-from statistics import mean
 from time import perf_counter
 from typing import Any
 
@@ -34,31 +33,30 @@ def profile(
     """The record, the same on every rank. `transport` makes a new one over the process group. `quick`: of few sizes."""
     ranks = dist.get_world_size()
     progress("links")
-    between = link(transport, ranks, device) if ranks > 1 else None
+    between = link(transport, ranks, device) if ranks > 1 else LINKS["memory"]
     found = samples([*programs(device.type == "cuda", precisions, quick), pipeline(ranks, FEW).training])
     timings = []
     for i, sample in enumerate(found):
         if i % 50 == 0:
             progress(f"operation {i} of {len(found)}")
         timings.append(measure(sample, device))
-    timings = _agreed(timings)
+    logs = _everywhere([log(each.seconds) for each in timings], device).mean(0).tolist()
+    timings = [evolve(each, seconds=exp(value)) for each, value in zip(timings, logs, strict=True)]
     own = Device(
         "profiled",
         _peaks(timings),
         _memory(device) // ranks if device.type == "cpu" else _memory(device),
-        _bandwidth(device),
+        float(_everywhere([_bandwidth(device)], device).mean()),
         launch=min(each.seconds for each in timings),
         timings=Timings(tuple(timings)),
     )
     progress("actions and steps")
-    parts = _everywhere((between, own.bandwidth))
-    between = parts[0][0]
-    own = evolve(own, bandwidth=mean(each for _, each in parts))
-    measured = host(own, between or LINKS["memory"], transport, device, ranks)
-    overheads = _everywhere((measured.action, measured.step))
-    action, step = (mean(values) for values in zip(*overheads, strict=True))
+    bandwidth, latency, post = _everywhere([between.bandwidth, between.latency, between.post], device)[0].tolist()
+    between = Link(between.name, bandwidth, latency, post)
+    measured = host(own, between, transport, device, ranks)
+    action, step = _everywhere([measured.action, measured.step], device).mean(0).tolist()
     own = evolve(own, action=action, step=step)
-    return Record(ranks, _measured(own, DEVICE), _measured(between or LINKS["memory"], LINK), own.timings)
+    return Record(ranks, _measured(own, DEVICE), _measured(between, LINK), own.timings)
 
 
 def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:
@@ -66,18 +64,12 @@ def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def _everywhere(value: Any) -> list[Any]:
-    """What every rank has."""
-    found = [value] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
-def _agreed(timings: Sequence[Timing]) -> list[Timing]:
-    """The geometric mean over ranks."""
-    logs = torch.tensor([log(each.seconds) for each in timings], dtype=torch.float64)
-    total = sum(_everywhere(logs)) / dist.get_world_size()
-    return [evolve(each, seconds=exp(value)) for each, value in zip(timings, total.tolist(), strict=True)]
+def _everywhere(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """What every rank has, a row for each: [ranks, values]."""
+    own = torch.tensor(values, dtype=torch.float64, device=device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return torch.stack(found).cpu()
 
 
 def _peaks(timings: Sequence[Timing]) -> dict[str, float]:

@@ -24,9 +24,13 @@ FOLDERS = ("api", "cli", "compiler", "dsl", "runtime", "testing")
 # What executes data, by its last name; where it may stand all the same, and why.
 EXECUTING = {
     "eval": {},
-    "exec": {"runtime/stages.py": "the functions that the compiler has emitted"},
+    "exec": {
+        "runtime/stages.py": "the functions that the compiler has emitted",
+        "runtime/profiling/kernels.py": "one operation that the compiler has emitted",
+    },
     "compile": {
         "runtime/stages.py": "the same",
+        "runtime/profiling/kernels.py": "the same",
         "runtime/kernels/compiling.py": "torch compiles the same",
     },
     "__import__": {},
