@@ -26,7 +26,7 @@ def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path
     one, two = read(machine.read_text())
     assert (one.ranks, two.ranks) == (1, 2)
     assert two.link["post"] > 0
-    assert two.device["step"] > 0
+    assert two.device["step"] >= 0
     shutil.copy(SPECS / "tiny.par", tmp_path)
     overrides = ['laptop.device=profile("machine.json")', 'laptop.link=profile("machine.json")']
     spec, diagnostics = load(tmp_path / "tiny.par", overrides)
