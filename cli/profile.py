@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(sorted({int(each) for each in text.split(",")}))
-    if not counts or counts[0] < 1 or counts[-1] > 256:
+    words = text.split(",")
+    counts = tuple(sorted({int(each) for each in words if each.isdecimal()}))
+    if not all(each.isdecimal() for each in words) or counts[0] < 1 or counts[-1] > 256:
         raise argparse.ArgumentTypeError("numbers of ranks, from 1 to 256: `1,2`")
     return counts
 
