@@ -54,6 +54,17 @@ def report(result: Mapping[str, Any]) -> None:
         Path(os.environ[RESULT]).write_text(json.dumps(result))
 
 
+def trained(arguments: Sequence[str], steps: int, **environment: str) -> list[float]:
+    """Tokens a second of each step of `partita run` with these arguments."""
+    with TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "partita", "run", *arguments, f"train.steps={steps}", "--run-dir", directory]
+        variables = {**os.environ, **environment}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        records = map(json.loads, Path(directory, "metrics.jsonl").read_text().splitlines())
+        return [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
+
+
 def alternately(systems: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Figures of every system, one from each in turn: what else the machine does hits all alike."""
     figures: dict[str, list[float]] = {name: [] for name in systems}

@@ -9,25 +9,14 @@ counts. What is said at the end is how much slower than the fastest of all the p
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from measure import trained
+
 # Steps in which a run warms up.
 WARM = 3
-
-
-def timed(path: Path, folder: Path, steps: int) -> float:
-    """The median seconds of a run's steps."""
-    command = [sys.executable, "-m", "partita", "run", str(path), f"train.steps={steps}", "--run-dir", str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    speeds = [record["tokens_per_second"] for record in map(json.loads, lines) if "tokens_per_second" in record]
-    return 1 / median(speeds[WARM:])
 
 
 def main() -> None:
@@ -52,16 +41,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / Path(arguments.file).name
         source.write_text(Path(arguments.file).read_text())
-        for turn in range(arguments.repeats):
+        for _ in range(arguments.repeats):
             for i, plan in enumerate(found.plans):
                 path = Path(folder) / f"plan{i}.par"
                 path.write_text(written_plan(plan, str(source), arguments.overrides, output=str(path)))
-                best[i] = min(best[i], timed(path, Path(folder) / f"{turn}.{i}", arguments.steps))
-    tokens = found.plans[0].prediction.tokens_per_second * found.plans[0].prediction.step_time
+                speeds = trained([str(path)], arguments.steps, OMP_NUM_THREADS="1")
+                best[i] = min(best[i], plan.prediction.tokens / median(speeds[WARM:]))
     for plan, seconds in zip(found.plans, best, strict=True):
-        print(
-            f"{plan.prediction.step_time * 1e3:8.1f} ms predicted, {seconds * tokens * 1e3:8.1f} ms measured", end="  "
-        )
+        print(f"{plan.prediction.step_time * 1e3:8.1f} ms predicted, {seconds * 1e3:8.1f} ms measured", end="  ")
         print(described(space, plan.candidate))
     print(f"the proposed one takes {best[0] / min(best) - 1:+.1%} of the fastest")
 

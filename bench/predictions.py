@@ -11,7 +11,6 @@ by more than 10%.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -20,11 +19,12 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from measure import trained
 from rich.console import Console
 from rich.table import Table
 
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.report.prediction import predict
+from partita.compiler.report.prediction import Prediction, predict
 from partita.dsl.load import load
 
 HERE = Path(__file__).parent
@@ -67,8 +67,10 @@ def main() -> None:
             command = [sys.executable, "-m", "partita", "profile", "--ranks", "1,2", "-o", str(here / "machine.json")]
             subprocess.run(command, check=True, capture_output=True)
             for key in keys:
-                predicted[key].append(_predicted(here, *key))
-                measured[key].append(_run(here, *key, arguments.steps))
+                said = _predicted(here, *key)
+                speeds = trained([str(CASES[key[0]][0]), *_overrides(*key)], arguments.steps)
+                predicted[key].append(said.step_time)
+                measured[key].append(median(said.tokens / speed for speed in speeds[WARM_UP:]))
                 ratio = predicted[key][-1] / measured[key][-1]
                 print(f"round {number + 1}/{arguments.rounds}", *key, f"{ratio:.2f}", flush=True)
     show(measured, predicted)
@@ -105,33 +107,15 @@ def _overrides(case: str, schedule: str) -> list[str]:
     return [*CASES[case][2], *SCHEDULES[schedule]]
 
 
-def _predicted(folder: Path, case: str, schedule: str) -> float:
-    """Seconds of a step."""
+def _predicted(folder: Path, case: str, schedule: str) -> Prediction:
+    """What this machine is predicted to take."""
     path, mesh, _ = CASES[case]
     machine = 'profile("machine.json")'
     shutil.copy(path, folder)
     overrides = [*_overrides(case, schedule), f"{mesh}.device={machine}", f"{mesh}.link={machine}"]
     found, diagnostics = load(folder / path.name, overrides)
     assert found is not None, [each.render() for each in diagnostics]
-    return predict(compile_spec(found)).step_time
-
-
-def _run(folder: Path, case: str, schedule: str, steps: int) -> float:
-    """Seconds of the median step of a run."""
-    path = CASES[case][0]
-    command = [sys.executable, "-m", "partita", "run", str(path), *_overrides(case, schedule)]
-    into = folder / "run"
-    shutil.rmtree(into, ignore_errors=True)
-    done = subprocess.run(
-        [*command, f"train.steps={steps}", "--run-dir", str(into)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (into / "metrics.jsonl").read_text().splitlines()]
-    found, _ = load(path, _overrides(case, schedule))
-    assert found is not None
-    program = compile_spec(found).program
-    assert program is not None
-    return median(program.tokens / line["tokens_per_second"] for line in lines[WARM_UP:] if "loss" in line)
+    return predict(compile_spec(found), exposed=False)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.cli.numbers import count, number
 from partita.dsl.builtins import SCHEDULES
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ MEMORY: Numbers = {"F": 1.0, "W": 1.0}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that make a schedule without a file."""
     group = parser.add_argument_group("a schedule by itself", "FILE is then the schedule's name, or a call of it")
-    group.add_argument("--stages", "--ranks", type=_count, metavar="P", help="ranks of the pipeline")
-    group.add_argument("--microbatches", type=_count, metavar="M", help="microbatches of a step")
-    group.add_argument("--chunks", type=_count, metavar="V", help="stages on each rank, where that can be chosen")
+    group.add_argument("--stages", "--ranks", type=count, metavar="P", help="ranks of the pipeline")
+    group.add_argument("--microbatches", type=count, metavar="M", help="microbatches of a step")
+    group.add_argument("--chunks", type=count, metavar="V", help="stages on each rank, where that can be chosen")
     group.add_argument(
         "--times",
         type=_numbers(TIMES),
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F=1,B=1,W=1,comm=0",
         help="of one microbatch on one rank, and of a transfer; FB=: of a forward and a whole backward that overlap",
     )
-    group.add_argument("--memory-limit", type=_number, metavar="X", help="what microbatches may take up on a rank")
+    group.add_argument("--memory-limit", type=number, metavar="X", help="what microbatches may take up on a rank")
     group.add_argument(
         "--memory",
         type=_numbers(MEMORY),
@@ -141,22 +141,6 @@ def _hold(schedule: Schedule, memory: Memory) -> None:
             raise refuse("E0504", message, help="`auto` searches within a limit")
 
 
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"`{text}` is no count from 1 up")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 up")
-    return value
-
-
 def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
     """Reads `F=18.5,B=18.1`: numbers by name, the others as they were."""
 
@@ -166,7 +150,7 @@ def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
             key, _, value = part.partition("=")
             if key.strip() not in found:
                 raise argparse.ArgumentTypeError(f"`{part}` is none of {', '.join(f'{each}=…' for each in found)}")
-            found[key.strip()] = _number(value)
+            found[key.strip()] = number(value)
         return found
 
     return read

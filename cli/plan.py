@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.numbers import count
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
 
@@ -21,22 +22,15 @@ SUMMARY = "search meshes, layouts and schedules for so many devices: a ranked ta
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--devices", type=_positive, metavar="N", help="so many, instead of the mesh's")
+    parser.add_argument("--devices", type=count, metavar="N", help="so many, instead of the mesh's")
     parser.add_argument("--device", metavar="NAME", help="a100, h100, h200 or b200 in usual machines, for the mesh's")
     parser.add_argument("--keep-mesh", action="store_true", help="keep the sizes of the mesh")
-    parser.add_argument("--top", type=_positive, default=10, metavar="K", help="so many plans (default: 10)")
+    parser.add_argument("--top", type=count, default=10, metavar="K", help="so many plans (default: 10)")
     parser.add_argument(
-        "--within", type=_positive, default=15, metavar="SECONDS", help="search for about so long (default: 15)"
+        "--within", type=count, default=15, metavar="SECONDS", help="search for about so long (default: 15)"
     )
     parser.add_argument("--json", action="store_true", help="the plans as JSON")
     parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from partita.cli.output import deliver
+
 SUMMARY = "measure this machine's device and links; the cost model reads the record"
 RANK_FILE = "--record"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("-o", "--output", type=Path, default=Path("machine.json"), metavar="FILE", help="the record")
+    parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the record")
     parser.add_argument(
         "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 … on a CPU)"
     )
@@ -64,11 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
             records += json.loads(path.read_text())["records"]
     text = json.dumps({"records": records}, indent=1) + "\n"
     read(text)
-    try:
-        arguments.output.write_text(text)
-    except OSError as error:
-        print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
-        return 2
+    status = deliver(text, arguments.output)
+    if status:
+        return status
     print(f'wrote {arguments.output}: `mesh m(…) {{ device = profile("{arguments.output}")  link = profile("…") }}`')
     return 0
 

@@ -231,7 +231,6 @@ def _writable(directory: Path) -> bool:
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     import torch
 
-    from partita.compiler.report.claims import doubts
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import prepare
 
@@ -240,6 +239,8 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     if plan.training.compiled and device.type == "cpu":
         _check_compiler(plan)
     if not quiet:
+        from partita.compiler.report.claims import doubts
+
         report((*plan.training.warnings, *doubts(plan.training)))
     directory = _directory(arguments, spec)
     if identity is None and not _writable(directory):

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.compiler.report.prediction import predict
 
     assert state.schedule is not None
-    found = predict(state)
+    found = predict(state, exposed=False)
     return present(arguments, state.schedule, found.timeline, step=found.step_time)
 
 

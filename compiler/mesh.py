@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
@@ -42,6 +42,10 @@ class Mesh:
     def link(self, axis: str) -> Link:
         """The link along a mesh axis."""
         return dict(self.links)[axis]
+
+    def joined_by(self, link: Link) -> Mesh:
+        """The mesh with one link along all its axes."""
+        return evolve(self, links=tuple((name, link) for name, _ in self.axes))
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """A rank's coordinate along every mesh axis."""

@@ -96,15 +96,13 @@ Pass = Callable[[Compilation], Compilation]
 def _settle(state: Compilation) -> Compilation:
     """Find what is to be compiled, and refuse what has no meaning yet."""
     given = state.spec
-    if given.model is None or given.train is None:
-        missing = "train block" if given.train is None else "model"
-        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
+    model, train = trained(given)
     schedule = given.schedule or DEFAULT_SCHEDULE
-    if given.model.nodes > MOST_NODES:
+    if model.nodes > MOST_NODES:
         raise refuse(
             "E0008",
-            f"model `{given.model.name}` expands to {given.model.nodes:,} steps; at most {MOST_NODES:,} are compiled",
-            given.model.span,
+            f"model `{model.name}` expands to {model.nodes:,} steps; at most {MOST_NODES:,} are compiled",
+            model.span,
             help="lower the count of a `repeat`",
         )
     chunks, _ = size_of(schedule.call)
@@ -112,13 +110,21 @@ def _settle(state: Compilation) -> Compilation:
     _check_mesh(given, pipeline)
     return evolve(
         state,
-        model=given.model,
-        train=given.train,
+        model=model,
+        train=train,
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks),
         mesh=mesh_of(given.mesh, pipeline.axis),
         device=device_of(given.mesh),
     )
+
+
+def trained(given: language.Spec) -> tuple[language.Model, language.Train]:
+    """What is trained, and how. Refused: E0410 where the file does not say both."""
+    if given.model is None or given.train is None:
+        missing = "train block" if given.train is None else "model"
+        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
+    return given.model, given.train
 
 
 def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:

@@ -9,10 +9,9 @@ configuration as the same model predicts it, communication overlapped in both.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-from pathlib import Path
 from time import process_time
-from typing import Any
+
+from megatron import HERE, overrides, tables
 
 
 def main() -> None:
@@ -22,15 +21,14 @@ def main() -> None:
     from partita.compiler.planning.space import space_of
     from partita.dsl.load import load
 
-    published = _published()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, nargs="+", metavar="N", help="only these rows, from 1")
     parser.add_argument("--within", type=float, default=15, metavar="SECONDS", help="for each (default: 15)")
     arguments = parser.parse_args()
-    for i, row in enumerate(published.tables()[0]["rows"], 1):
+    for i, row in enumerate(tables()[0]["rows"], 1):
         if arguments.rows is not None and i not in arguments.rows:
             continue
-        given, diagnostics = load(published.HERE / "megatron_sc21.par", published.overrides(row))
+        given, diagnostics = load(HERE / "megatron_sc21.par", overrides(row))
         assert given is not None, [diagnostic.render() for diagnostic in diagnostics]
         start = process_time()
         space = space_of(given)
@@ -49,16 +47,6 @@ def main() -> None:
             print(described(space, plan.candidate))
         faster = theirs.prediction.step_time / best.prediction.step_time - 1
         print(f"  the published one takes {faster:+.1%}: {reason(theirs, best)}", flush=True)
-
-
-def _published() -> Any:
-    """The module beside this one."""
-    found = importlib.util.spec_from_file_location("megatron", Path(__file__).parent / "megatron.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -107,6 +107,6 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
 def _together(mesh: Mesh, axis: str, node: int) -> int:
     """How many ranks of a group along an axis stand in one machine, and have others in other machines."""
     names = [name for name, _ in mesh.axes]
-    size, stride = dict(mesh.axes)[axis], prod(size for _, size in mesh.axes[names.index(axis) + 1 :])
+    size, stride = mesh.size(axis), prod(size for _, size in mesh.axes[names.index(axis) + 1 :])
     inside = max(1, node // stride)
     return inside if inside < size else 1

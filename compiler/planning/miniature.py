@@ -7,22 +7,18 @@ none, the model in one piece with 1 turn and with 2. Both compile in a tenth of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from attrs import evolve, fields, frozen
 
 from partita.compiler.costs.links import Link
-from partita.compiler.graph import Node
 from partita.compiler.instructions import BACK, ONWARD
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.planning.space import Candidate, Space
-from partita.compiler.report.footprint import room
-from partita.compiler.report.prediction import costs_of, end_seconds, stage_seconds
+from partita.compiler.report.footprint import left_over, room
+from partita.compiler.report.prediction import costs_of, end_seconds, silenced, stage_seconds
 
 # Microbatches of a copy, if there are so many.
 MICROBATCHES = 4
 COUNTS = (1, 1, 2, 1)
-_NOTHING = Link("nothing", float("inf"), 0.0)
 
 
 @frozen
@@ -140,7 +136,7 @@ def _measured(
                 sent[message.direction] += costs.transfer(message)
             if i in (message.source, message.destination) and message.direction in posts:
                 posts[message.direction] += 1
-        reduced = _left(dict(state.update.reduce).get(i, ()))
+        reduced = left_over(dict(state.update.reduce).get(i, ()))
         onward, back = (posts[each] * costs.post for each in (ONWARD, BACK))
         found.append(
             Figures(
@@ -160,14 +156,3 @@ def _measured(
             )
         )
     return found
-
-
-def _left(nodes: Sequence[Node]) -> int:
-    """Bytes of what nodes make and none of them reads."""
-    read = {value for node in nodes for value in node.inputs}
-    return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)
-
-
-def silenced(state: Compilation) -> Compilation:
-    """A compilation whose communication takes no time."""
-    return evolve(state, mesh=evolve(state.mesh, links=tuple((name, _NOTHING) for name, _ in state.mesh.links)))

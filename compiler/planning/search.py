@@ -26,10 +26,10 @@ from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
-from partita.compiler.planning.miniature import Links, Stages, silenced, stages_of
+from partita.compiler.planning.miniature import Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import Prediction, predict, stage_seconds
+from partita.compiler.report.prediction import Prediction, predict, silenced, stage_seconds
 from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
@@ -135,8 +135,7 @@ class Search:
     def _own(self, best: Plan) -> Plan | None:
         """The file as it stands, where there is time."""
         candidate = self.space.own()
-        late = process_time() - self._start + self._wanted(best.candidate) > self.within
-        if candidate is None or late:
+        if candidate is None or self._too_late_for(best.candidate):
             return None
         try:
             return predicted(self.space.as_it_stands(candidate), candidate)
@@ -280,12 +279,13 @@ class Search:
     def _pressed(self, found: list[Candidate]) -> bool:
         """Whether the time that is left is wanted for compiling the best."""
         best = min(found, key=self._seconds)
-        return self._late(OUTLOOKS) or process_time() - self._start + self._wanted(best) > self.within
+        return self._late(OUTLOOKS) or self._too_late_for(best)
 
-    def _wanted(self, candidate: Candidate) -> float:
-        """About the seconds in which a candidate is compiled."""
+    def _too_late_for(self, candidate: Candidate) -> bool:
+        """Whether a candidate that is compiled now would be so too late."""
         actions = candidate.stages * self.space.microbatches(candidate)
-        return self._took / self._made * (TURN * self.space.turns + ACTION * actions)
+        wanted = self._took / self._made * (TURN * self.space.turns + ACTION * actions)
+        return process_time() - self._start + wanted > self.within
 
     def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
         """Candidates that need less memory."""
@@ -340,8 +340,7 @@ class Search:
         alike = self.top if self.space.sizes is not None else ALIKE
         known: set[tuple[object, ...]] = set()
         for candidate in fitting:
-            late = process_time() - self._start + self._wanted(candidate) > self.within
-            if len(plans) >= self.top or (plans and late):
+            if len(plans) >= self.top or (plans and self._too_late_for(candidate)):
                 break
             mesh = candidate.data, candidate.pipe, candidate.tensor
             plan = planned(self.space, candidate) if meshes[mesh] < alike else None

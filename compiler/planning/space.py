@@ -21,6 +21,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.pipeline import trained
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.shrinking.resize import Resized
 from partita.compiler.shrinking.sizes import axes_of, bodies
@@ -319,9 +320,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
 
     Raises Refused: E0410 without a model or a train block, E0901 where the devices cannot be used.
     """
-    if given.model is None or given.train is None:
-        missing = "train block" if given.train is None else "model"
-        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
+    model, _ = trained(given)
     layout = given.layout
     mesh = mesh or given.mesh or next(iter(given.meshes.values()), None)
     wanted = devices or (mesh.ranks if mesh else None)
@@ -336,11 +335,11 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
     rules = [rule for rule in rules if all(name in known for name in rule.mesh_axes)]
     stage = next((rule for rule in layout.rules if isinstance(rule, spec.StageRule)), None) if layout else None
     along = next((rule.mesh_axes for rule in rules for t in rule.targets if _axis(t) == batch), ())
-    inputs = {axis for input in _inputs(given.model) for axis in input}
-    parameters = axes_of(given.model).parameters
+    inputs = {axis for input in _inputs(model) for axis in input}
+    parameters = axes_of(model).parameters
     pipe = stage.mesh_axis if stage is not None else _name("pipe", known, {*along})
     data = along[0] if along else _name("data", known, {pipe})
-    found_split, found_sequence = _tensor_axes(given.model, stage.repeats if stage else None, batch)
+    found_split, found_sequence = _tensor_axes(model, stage.repeats if stage else None, batch)
     # Of several mesh axes that split parameters, that which splits most of what tensor parallelism would.
     splitting = Counter(
         name
@@ -357,8 +356,8 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
     own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
     split = tuple(dict.fromkeys(name for name in own if name not in inputs and name != batch)) or found_split
     sequence = tuple(dict.fromkeys(name for name in own if name in inputs and name != batch)) or found_sequence
-    staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(given.model.body)))
-    steps = tuple(outermost(given.model.body, staged))
+    staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(model.body)))
+    steps = tuple(outermost(model.body, staged))
     searched = {data, pipe, tensor}
     kept = tuple(rule for rule in rules if _kept(rule, searched, batch))
     sizes = dict(mesh.axes) if keep else None
@@ -376,8 +375,8 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
         sequence,
         staged,
         steps,
-        turns_of(given.model.body, staged),
-        _blocks(given.model.body, steps),
+        turns_of(model.body, staged),
+        _blocks(model.body, steps),
         kept,
         sizes,
     )

@@ -80,7 +80,7 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
     assert state.update is not None
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
-    reduced = {index: _made(nodes) for index, nodes in reduce.items()}
+    reduced = {index: left_over(nodes) for index, nodes in reduce.items()}
     update = update_nodes(state, rank)
     # Updates work in place: their results are parameter and state.
     in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
@@ -141,7 +141,7 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     beside = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
     beside += max(peaks, default=0)
-    beside += sum(map(_made, reduce.values()))
+    beside += sum(map(left_over, reduce.values()))
     groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
     return limit - beside - _largest_buffer(groups)
 
@@ -252,7 +252,7 @@ def _largest_buffer(groups: Iterable[Sequence[Node]]) -> int:
     return max(sizes, default=0)
 
 
-def _made(nodes: Sequence[Node]) -> int:
+def left_over(nodes: Sequence[Node]) -> int:
     """Bytes that are left of the results of nodes: those that no other of them reads."""
     read: set[Value] = {value for node in nodes for value in node.inputs}
     return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)

@@ -17,7 +17,6 @@ from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
-from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Send
 from partita.compiler.program import RankProgram
@@ -38,9 +37,10 @@ _NOTHING = Link("nothing", float("inf"), 0.0)
 class Prediction:
     """A step as it is predicted. Times are in seconds: of the microbatches (`timeline`), then what each rank of the
     pipeline needs to end the step. `flops` is the arithmetic of the model, of one step on all ranks, recomputation not
-    counted; `peak` what all ranks' devices could do in a second.
+    counted; `peak` what all ranks' devices could do in a second; `costs` what the timeline is made of.
     """
 
+    costs: Costs
     timeline: Timeline
     ends: tuple[float, ...]
     fixed: float
@@ -76,16 +76,18 @@ def predict(state: Compilation, overlap: bool = True, exposed: bool = True) -> P
     """
     assert state.program is not None
     assert state.train is not None
-    found = timeline(state, overlap)
+    costs = costs_of(state, overlap)
+    found = simulate(_instructions(state), costs)
     ends = tuple(end_seconds(state, rank, overlap) for rank in state.program.ranks)
     shown = nan
     if exposed:
-        silent = evolve(state, mesh=_silent(state.mesh))
+        silent = silenced(state)
         without = simulate(_instructions(state), costs_of(silent)).makespan
         without += max(end_seconds(silent, rank) for rank in state.program.ranks)
         shown = max(0.0, found.makespan + max(ends) - without)
     peak = state.device.flops[state.train.precision] * state.mesh.ranks
     return Prediction(
+        costs,
         found,
         ends,
         state.device.step,
@@ -172,16 +174,11 @@ def _wire(state: Compilation) -> Link:
     return dict(state.mesh.links).get(pipe or "", link_of(state.spec.mesh, pipe))
 
 
-def timeline(state: Compilation, overlap: bool = True) -> Timeline:
-    """The simulated timeline of a compiled program."""
-    return simulate(_instructions(state), costs_of(state, overlap))
-
-
 def _instructions(state: Compilation) -> tuple[tuple[Instruction, ...], ...]:
     assert state.program is not None
     return tuple(rank.instructions for rank in state.program.ranks)
 
 
-def _silent(mesh: Mesh) -> Mesh:
-    """The mesh with links that take no time."""
-    return evolve(mesh, links=tuple((name, _NOTHING) for name, _ in mesh.links))
+def silenced(state: Compilation) -> Compilation:
+    """A compilation whose communication takes no time."""
+    return evolve(state, mesh=state.mesh.joined_by(_NOTHING))

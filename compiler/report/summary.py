@@ -12,7 +12,7 @@ from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
 from partita.compiler.report.footprint import PARTS, Footprint, footprint
-from partita.compiler.report.prediction import Prediction, predict, stage_seconds
+from partita.compiler.report.prediction import Prediction, predict
 from partita.compiler.report.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.reasons import undivided
@@ -132,7 +132,7 @@ def summarize(state: Compilation) -> Summary:
     assert state.program is not None
     assert state.partitioned is not None
     program = state.program
-    costs = stage_seconds(state)
+    prediction = predict(state)
     sizes = {p.name: p.type.elements for p in program.parameters}
     tied = {p.name for p in program.parameters if len(p.stages) > 1}
     stages = []
@@ -146,7 +146,7 @@ def summarize(state: Compilation) -> Summary:
                 _turns([node.scope for node in nodes if node.phase is Phase.FORWARD]),
                 sum(sizes[name] for name in stage.parameters),
                 tuple(name for name in stage.parameters if name in tied),
-                {kind: costs[stage.index, kind] for kind in ("F", "B", "W")},
+                {kind: prediction.costs.action(stage.index, kind) for kind in ("F", "B", "W")},
                 stage.saved,
             )
         )
@@ -161,7 +161,7 @@ def summarize(state: Compilation) -> Summary:
         tied_transfers(state),
         _undivided(state),
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
-        predict(state),
+        prediction,
         state.times,
     )
 

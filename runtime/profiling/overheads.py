@@ -110,8 +110,7 @@ def host(device: Device, between: Link, transport: Callable[[], Transport], on: 
 
 def _on(state: Compilation, device: Device, between: Link) -> Compilation:
     """A compilation as on a device and its links."""
-    mesh = evolve(state.mesh, links=tuple((name, between) for name, _ in state.mesh.axes))
-    return evolve(state, device=device, mesh=mesh)
+    return evolve(state, device=device, mesh=state.mesh.joined_by(between))
 
 
 def _counts(plan: Plan, rank: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from hypothesis import event, given, settings
 from partita.compiler.fitting import program_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import timeline
+from partita.compiler.report.prediction import predict
 from partita.compiler.schedules.schedule import Schedule, peak_live
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
@@ -187,7 +187,7 @@ def test_auto_keeps_within_the_memory_that_it_is_given():
         assert spec is not None, diagnostics
         state = compile_spec(spec)
         assert max(peak_memory(state, rank) for rank in state.program.ranks) <= limit
-        costs.append(timeline(state).cost)
+        costs.append(predict(state, exposed=False).timeline.cost)
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]
     spec, _ = load_text(text, overrides=("s.memory=20KiB",))
