@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from partita.compiler.emission.assemble import assemble
+from partita.compiler.emission.writer import Probe
 from partita.compiler.program import Program
 from partita.compiler.report.footprint import peak_memory, room
 from partita.compiler.report.prediction import costs_of
@@ -34,8 +35,8 @@ _OF_THE_STEP = ("microbatches", "chunks", "over")
 _ATTEMPTS = 4
 
 
-def program_of(state: Compilation, schedule: Schedule) -> Program:
-    """The partitioned program with a schedule."""
+def program_of(state: Compilation, schedule: Schedule, probe: Probe | None = None) -> Program:
+    """The partitioned program with a schedule. With a `probe` that watches it, torch compiles none of it."""
     assert state.forward is not None
     assert state.sharded is not None
     assert state.partitioned is not None
@@ -48,7 +49,8 @@ def program_of(state: Compilation, schedule: Schedule) -> Program:
         schedule,
         state.batch,
         state.mesh,
-        compiled=state.compiled,
+        probe,
+        compiled=state.compiled and probe is None,
     )
 
 

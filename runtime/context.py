@@ -21,7 +21,8 @@ class Context:
     """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
 
     `coordinates` are the rank's along every mesh axis. The collectives are the transport's, along a mesh axis.
-    `record` is called with the values that a traced program makes; `flight` counts collectives.
+    `record` is called with the values that a traced program makes, `lap` after each operation of one that is timed;
+    `flight` counts collectives.
     """
 
     seed: int
@@ -32,6 +33,7 @@ class Context:
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None
     record: Callable[[str, torch.Tensor], None] | None = None
+    lap: Callable[[int], None] | None = None
     flight: Flight | None = None
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from partita.compiler.communication import communicate
 from partita.compiler.emission.emit import StageEmitter
 from partita.compiler.emission.memory import beside, held
-from partita.compiler.emission.writer import Module, Writer
+from partita.compiler.emission.writer import Module, Probe, Writer
 from partita.compiler.graph import Graph, Node, Parameter
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
 from partita.compiler.laws import check_program, check_schedule
@@ -44,13 +44,12 @@ def assemble(
     schedule: Schedule,
     batch: str,
     mesh: Mesh,
-    trace: bool = False,
+    probe: Probe | None = None,
     compiled: bool = False,
 ) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
 
-    With `trace`, its functions hand every value of a microbatch that they make to `c.record`, by its name. With
-    `compiled`, torch compiles them.
+    A `probe` watches its functions. With `compiled`, torch compiles them.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
     """
@@ -58,7 +57,7 @@ def assemble(
     check_schedule(schedule)
     instructions = communicate(schedule, partitioned.messages)
     check_program(instructions)
-    module = Module(partitioned.graph.name, trace, compiled)
+    module = Module(partitioned.graph.name, probe, compiled)
     emitters = []
     kinds = {action.kind for actions in schedule.actions for action in actions}
     for stage in partitioned.stages:
@@ -287,23 +286,15 @@ def _emit_finish(
     update: UpdateGraph,
     totals: Sequence[tuple[int, str]],
 ) -> str:
-    writer = Writer(FINISH)
+    writer = Writer(FINISH, probe=module.probe)
     _totals(writer, update, totals)
     positions = {key: i for i, key in enumerate(totals)}
     wanted = [value for _, value, stage in update.statistics if stage in mine]
-    nodes: list[Node] = []
-    for each in update.parameters:
-        if each.stages[0] in mine:
-            nodes.extend(each.finish)
-    for stage, squares in update.finish:
-        if stage in mine:
-            nodes.extend(squares)
-    nodes = [*(node for node in update.metrics if node.stage in mine), *nodes]
     for accumulator, stage in update.sums:
         if stage in mine:
             text = f"t[{positions[stage, accumulator.name]}]"
             writer.texts[accumulator.value] = Argument(text, accumulator.value.type)
-    writer.block(nodes, set(wanted), {})
+    writer.block(update.statistic_nodes(mine), set(wanted), {})
     texts = []
     for value in wanted:
         texts.append(as_tensor(writer.argument(value)).text)
@@ -320,7 +311,7 @@ def _emit_update(
     update: UpdateGraph,
     totals: Sequence[tuple[int, str]],
 ) -> str:
-    writer = Writer(UPDATE)
+    writer = Writer(UPDATE, probe=module.probe)
     _totals(writer, update, totals)
     first = len(update.statistics) - len(update.norms)
     for i, value in enumerate(update.norms):

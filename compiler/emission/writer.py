@@ -8,6 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from partita.compiler.emission.segments import Segment, fused, segmented
 from partita.compiler.graph import Node, Value
@@ -26,15 +27,25 @@ from partita.runtime import kernels
 '''
 
 
+class Probe(Protocol):
+    """Lines of functions that do not compute but tell `c` of what is computed: whoever runs the program watches."""
+
+    def begin(self) -> list[str]:
+        """Lines with which a function of a stage or rank begins."""
+
+    def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
+        """Lines behind that of a node, whose results have these names, or were `added` to an accumulator."""
+
+
 class Module:
     """Source of a whole program under way: the functions so far, shared ones by their text.
 
-    With `trace`, functions hand every value that they make to `c.record`, by its name. With `compiled`, torch compiles
-    what it can (`segments`).
+    With `compiled`, torch compiles what it can (`segments`); there is no `probe` then.
     """
 
-    def __init__(self, name: str, trace: bool = False, compiled: bool = False) -> None:
-        self.trace = trace
+    def __init__(self, name: str, probe: Probe | None = None, compiled: bool = False) -> None:
+        assert probe is None or not compiled, "what torch compiles has no lines to watch"
+        self.probe = probe
         self.compiled = compiled
         self.parts = [HEADER.format(name=name)]
         self._shared: dict[tuple[object, ...], str] = {}
@@ -47,7 +58,8 @@ class Module:
 
     def add(self, name: str, arguments: str, body: Sequence[str], comment: str) -> str:
         """A function under this name, or the name of one with the same text."""
-        text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in body)])
+        first = self.probe.begin() if self.probe is not None else ()
+        text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in (*first, *body))])
         key = ("", arguments, text)
         if key not in self._shared:
             self._shared[key] = name
@@ -70,7 +82,8 @@ class Module:
 class Writer:
     """Lines of one function, with a local name for every value.
 
-    With a module, whose wishes it then follows: segments go there as functions, whose names begin with `stem`.
+    With a module, whose wishes it then follows: segments go there as functions, whose names begin with `stem`. With a
+    `probe`, its lines stand between.
     """
 
     def __init__(
@@ -79,9 +92,10 @@ class Writer:
         known: Mapping[Value, Argument] | None = None,
         module: Module | None = None,
         stem: str = "",
+        probe: Probe | None = None,
     ) -> None:
         self.module = module
-        self.trace = module is not None and module.trace
+        self.probe = module.probe if module is not None else probe
         self.stem = stem
         self.lines: list[str] = []
         self.waits = False  # whether it waits for collectives: then the function is a generator
@@ -133,9 +147,14 @@ class Writer:
         else:
             names = ", ".join(self.name(other) for other in node.outputs)
             self.lines.append(f"{names} = yield {handle}; del {handle}")
-        if self.trace:
-            self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
+        self._probe(node)
         return node.outputs
+
+    def _probe(self, node: Node, added: bool = False) -> None:
+        """What the probe wants to have behind a node."""
+        if self.probe is not None:
+            names = () if added else [self.argument(value).text for value in node.outputs]
+            self.lines += self.probe.after(node, added, names)
 
     def block(
         self,
@@ -183,6 +202,7 @@ class Writer:
             elif isinstance(node.op, Accumulate):
                 target = accumulators[node.op.target][0]
                 self._line(node.op.statement(target, arguments[0]), node)
+                self._probe(node)
             elif node in adding:
                 self._added(node, adding[node], arguments, accumulators)
                 written.add(adding[node])
@@ -191,8 +211,7 @@ class Writer:
                 names = ", ".join(self.name(value) for value in node.outputs)
                 local.update(node.outputs)
                 self._line(f"{names} = {text}" if names else text, node)
-                if self.trace:
-                    self.lines += [f"c.record({v.name!r}, {self.argument(v).text})" for v in node.outputs]
+                self._probe(node)
             self._end(node, i, local, last, keep, count)
         for value in list(self._started):
             self._arrived(value)
@@ -248,6 +267,7 @@ class Writer:
         statement = node.op.emit_added(Argument(text, accumulation.op.type), arguments, node.output.type)
         assert statement is not None
         self._line(statement, node)
+        self._probe(node, added=True)
 
     def _line(self, text: str, node: Node) -> None:
         self.lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))

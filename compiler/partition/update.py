@@ -10,7 +10,7 @@ parameter is updated alike wherever it stands), and gather the parameter where i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from attrs import define, evolve, field, frozen
 
@@ -72,6 +72,17 @@ class UpdateGraph:
     finish: tuple[tuple[int, tuple[Node, ...]], ...]
     norms: tuple[Value, ...]
     clip: tuple[Node, ...]
+
+    def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
+        """The nodes that make the statistics of these stages, in order."""
+        nodes = [node for node in self.metrics if node.stage in stages]
+        for each in self.parameters:
+            if each.stages[0] in stages:
+                nodes += each.finish
+        for stage, squares in self.finish:
+            if stage in stages:
+                nodes += squares
+        return nodes
 
 
 def optimizer(call: Call, decays: bool) -> Update:

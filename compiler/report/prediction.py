@@ -118,13 +118,18 @@ def stage_seconds(state: Compilation, overlap: bool = True) -> dict[tuple[int, s
 
 
 def end_seconds(state: Compilation, rank: RankProgram, overlap: bool = True) -> float:
-    """What a rank does once a step beside its microbatches: its stages' constants, its sums, its update."""
+    """What a rank does once a step beside its microbatches: its stages' constants, accumulators that begin at zero, its
+    sums, statistics and update.
+    """
     assert state.partitioned is not None
     assert state.update is not None
     moves = Moves(state.mesh)
     reduce = dict(state.update.reduce)
     total = _elapsed(update_nodes(state, rank), state, moves, overlap)
+    total += _elapsed(state.update.statistic_nodes(rank.stages), state, moves, overlap)
     for index in rank.stages:
+        cleared = sum(each.value.type.bytes for each in state.partitioned.stages[index].accumulators)
+        total += cleared / (state.device.bandwidth * state.device.streaming)
         prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
         total += _elapsed(prologue, state, moves, overlap)
         total += _elapsed(reduce.get(index, ()), state, moves, overlap)

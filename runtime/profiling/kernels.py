@@ -1,148 +1,117 @@
-"""What operations take as the compiler emits them: each kind and size that programs have, alone, again and again.
+"""What operations take where they stand in programs: steps of whole programs, with a clock behind each operation.
 
-Operands come from several sets in turn, and the results of each live until its next turn, so that most of them are not
-in a core's own cache: a program, too, reads what it has made long before, and makes it where something else has been.
+An operation alone, again and again, is quicker than among others: its code and its operands are in the core's own
+caches, and where they are not, all of them are not. In a step each finds what the one before has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter_ns
 
 import torch
-from attrs import frozen
+from attrs import define, evolve, field
 
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import Timing
-from partita.compiler.emission.segments import fused
-from partita.compiler.emission.writer import HEADER, Writer
-from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.ops.lookup import Gather, ScatterAdd
-from partita.compiler.ops.loss import NegativeLogLikelihood, NegativeLogLikelihoodGradient
-from partita.compiler.ops.op import Argument, Kernel
-from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant
+from partita.compiler.fitting import program_of
+from partita.compiler.graph import Node
+from partita.compiler.ops.op import Kernel
 from partita.compiler.pipeline import Compilation
-from partita.compiler.report.traffic import update_nodes
-from partita.dsl.types import Type
-from partita.runtime.context import Context
-from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.data.binding import open_data
+from partita.runtime.training import Plan, Rank
+from partita.runtime.transports.virtual import VirtualCluster
 
-CACHE_BYTES = 32 << 20
-MOST_SETS = 24
-PASSES, PASS_SECONDS = 7, 1.5e-3
+WARM_UP, STEPS = 2, 6
+_BEGINNING = -1
 
 
-@frozen(eq=False)
-class Sample:
-    """An operation of a program, the accumulation that it adds into, and the text of operands that are numbers."""
+@define(eq=False)
+class Laps:
+    """A `Probe` that numbers the kernels of a program, and the clock that its functions call.
 
-    kernel: Kernel
-    dtype: str
-    node: Node
-    accumulation: Node | None
-    numbers: dict[Value, str]
+    On a GPU a lap is an event in the stream on which the program runs, and says when the device got there.
+    """
 
+    device: torch.device
+    numbers: dict[tuple[Kernel, str], int] = field(factory=dict)
+    _order: list[int] = field(factory=list)
+    _times: list[int | torch.cuda.Event] = field(factory=list)
 
-def samples(programs: Iterable[Compilation]) -> list[Sample]:
-    """One operation of each kernel and dtype that programs have."""
-    found: dict[tuple[Kernel, str], Sample] = {}
-    for state in programs:
-        for nodes in _together(state):
-            numbers = {n.output: n.op.emit((), (n.output.type,)) for n in nodes if isinstance(n.op, Constant)}
-            adding = fused(nodes, ())
-            added = set(adding.values())
-            for node in nodes:
-                known = None if node in added else kernel_of(node, node in adding)
-                if known is not None and known not in found:
-                    own = {value: numbers[value] for value in node.inputs if value in numbers}
-                    found[known] = Sample(*known, node, adding.get(node), own)
-    return list(found.values())
+    def begin(self) -> list[str]:
+        """What is before a function's first operation is none of it."""
+        return [f"c.lap({_BEGINNING})"]
 
+    def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
+        """A lap for each operation that takes time; views have theirs in the operation behind them."""
+        known = kernel_of(node, added)
+        return [] if known is None else [f"c.lap({self.numbers.setdefault(known, len(self.numbers))})"]
 
-def _together(state: Compilation) -> Iterator[Sequence[Node]]:
-    """Nodes that run one after the other, without what other groups have."""
-    assert state.partitioned is not None
-    assert state.update is not None
-    assert state.program is not None
-    for stage in state.partitioned.stages:
-        yield [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
-        yield [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
-    for _, nodes in state.update.reduce:
-        yield nodes
-    for rank in state.program.ranks:
-        yield update_nodes(state, rank)
+    def lap(self, number: int) -> None:
+        """An operation of this number is done."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._times.append(event)
+        else:
+            self._times.append(perf_counter_ns())
+        self._order.append(number)
 
-
-def measure(sample: Sample, device: torch.device) -> Timing:
-    """The time of one operation."""
-    run, given = _function(sample)
-    size = sum(value.type.bytes for value in given) or 1
-    count = max(1, min(MOST_SETS, CACHE_BYTES // size))
-    sets = [[_operand(value.type, sample.node, device) for value in given] for _ in range(count)]
-    context = Context(0, device, step=1, rate=1e-3)
-
-    results: list[object] = [None] * count
-
-    def once() -> float:
-        start = perf_counter()
-        for i, operands in enumerate(sets):
-            results[i] = run(operands, context)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return perf_counter() - start
-
-    once()
-    times = max(1, round(PASS_SECONDS / once()))
-    # A mean, as a step is a sum: what the machine does meanwhile takes time there too. The longest pass is left out.
-    found = sorted(sum(once() for _ in range(times)) / times / count for _ in range(PASSES))
-    kernel = sample.kernel
-    return Timing(kernel.name, sample.dtype, kernel.features, max(kernel.work, 1.0), fmean(found[:-1]))
+    def read(self) -> dict[int, float]:
+        """The mean seconds of each number since the last reading."""
+        found = defaultdict[int, list[float]](list)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for (before, after), number in zip(pairwise(self._times), self._order[1:], strict=True):
+            if number != _BEGINNING:
+                found[number].append(_seconds(before, after))
+        self._order.clear()
+        self._times.clear()
+        return {number: fmean(seconds) for number, seconds in found.items()}
 
 
-def _function(sample: Sample) -> tuple[Callable[[Sequence[torch.Tensor], Context], object], list[Value]]:
-    """The operation as the compiler emits it, of operands in order."""
-    node, accumulation = sample.node, sample.accumulation
-    given = [value for value in dict.fromkeys(node.inputs) if value not in sample.numbers]
-    known = {value: Argument(f"x[{i}]", value.type) for i, value in enumerate(given)}
-    known |= {value: Argument(text, value.type, literal=True) for value, text in sample.numbers.items()}
-    writer = Writer("x, c", known)
-    nodes = [node] if accumulation is None else [node, accumulation]
-    target = next((each.op for each in nodes if isinstance(each.op, Accumulate)), None)
-    accumulators = {}
-    if target is not None:
-        value = Value("total", target.type)
-        accumulators[target.target] = (f"x[{len(given)}]", value)
-        given = [*given, value]
-    made = () if accumulation is not None else node.outputs
-    writer.block(nodes, set(made), accumulators)
-    lines = [*writer.lines, f"return {', '.join(writer.argument(value).text for value in made) or None}"]
-    source = HEADER.format(name="profile") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in lines)
-    namespace: dict[str, Callable[[Sequence[torch.Tensor], Context], object]] = {}
-    exec(compile(source, "<profile>", "exec"), namespace)
-    return namespace["run"], given
+def _seconds(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> float:
+    if isinstance(before, int) or isinstance(after, int):
+        assert isinstance(before, int)
+        assert isinstance(after, int)
+        return (after - before) / 1e9
+    return float(before.elapsed_time(after)) / 1e3
 
 
-def _operand(type: Type, node: Node, device: torch.device) -> torch.Tensor:
-    """Random numbers; integers within what they index."""
-    dtype = DTYPES[type.dtype]
-    if dtype == torch.bool:
-        return torch.rand(type.shape, device=device) < 0.5
-    if not dtype.is_floating_point:
-        return torch.randint(0, _limit(node), type.shape, dtype=dtype, device=device)
-    # Not negative: the optimizer's second moment, and what a root is taken of.
-    return torch.rand(type.shape, dtype=dtype, device=device)
+def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str], float]:
+    """The seconds of every kernel of a program of one rank, by kernel and dtype."""
+    assert state.schedule is not None
+    laps = Laps(device)
+    plan = Plan(state.spec, evolve(state, program=program_of(state, state.schedule, laps)), None)
+    cluster = VirtualCluster(1, strict=False)
+    rank = Rank(plan, 0, cluster.transport(0), device)
+    rank.training.context.lap = laps.lap
+    dataset = open_data(plan.program, plan.train, Path())
+    steps = []
+    for number in range(1, WARM_UP + STEPS + 1):
+        batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        cluster.run([rank.step(number, batch, 0.0)])
+        steps.append(laps.read())
+    del steps[:WARM_UP]
+    # A mean, as a step is a sum: what the machine does meanwhile takes time there too. The longest is left out.
+    return {
+        known: fmean(sorted(step[number] for step in steps)[:-1])
+        for known, number in laps.numbers.items()
+        if number in steps[0]
+    }
 
 
-def _limit(node: Node) -> int:
-    op = node.op
-    if isinstance(op, Gather):
-        return node.inputs[1].type.axis(op.over).size
-    if isinstance(op, ScatterAdd):
-        return node.output.type.axis(op.over).size
-    if isinstance(op, NegativeLogLikelihood):
-        return node.inputs[0].type.axis(op.over).size
-    if isinstance(op, NegativeLogLikelihoodGradient):
-        return next(value.type.axis(op.over).size for value in node.inputs if value.type.has(op.over))
-    return 2
+def timings(found: Sequence[dict[tuple[Kernel, str], float]]) -> list[Timing]:
+    """Of several programs; of a kernel that some of them share, the mean."""
+    every = defaultdict[tuple[Kernel, str], list[float]](list)
+    for each in found:
+        for known, seconds in each.items():
+            every[known].append(seconds)
+    return [
+        Timing(kernel.name, dtype, kernel.features, max(kernel.work, 1.0), fmean(seconds))
+        for (kernel, dtype), seconds in every.items()
+    ]

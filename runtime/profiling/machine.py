@@ -15,7 +15,7 @@ from attrs import evolve
 from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import LINKS, Link
 from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
-from partita.runtime.profiling.kernels import measure, samples
+from partita.runtime.profiling.kernels import measure, timings
 from partita.runtime.profiling.models import programs
 from partita.runtime.profiling.overheads import FEW, host, link, pipeline
 from partita.runtime.transports.transport import Transport
@@ -34,27 +34,30 @@ def profile(
     ranks = dist.get_world_size()
     progress("links")
     between = link(transport, ranks, device) if ranks > 1 else LINKS["memory"]
-    found = samples([*programs(device.type == "cuda", precisions, quick), pipeline(ranks, FEW).training])
-    timings = []
-    for i, sample in enumerate(found):
-        if i % 50 == 0:
-            progress(f"operation {i} of {len(found)}")
-        timings.append(measure(sample, device))
-    logs = _everywhere([log(each.seconds) for each in timings], device).mean(0).tolist()
-    timings = [evolve(each, seconds=exp(value)) for each, value in zip(timings, logs, strict=True)]
+    states = [*programs(device.type == "cuda", precisions, quick), pipeline(1, FEW).training]
+    meeting = transport()
+    measured = []
+    for i, state in enumerate(states):
+        if i % 10 == 0:
+            progress(f"program {i + 1} of {len(states)}")
+        meeting.meet()  # all ranks are at work at once
+        measured.append(measure(state, device))
+    found = timings(measured)
+    logs = _everywhere([log(each.seconds) for each in found], device).mean(0).tolist()
+    found = [evolve(each, seconds=exp(value)) for each, value in zip(found, logs, strict=True)]
     own = Device(
         "profiled",
-        _peaks(timings),
+        _peaks(found),
         _memory(device) // ranks if device.type == "cpu" else _memory(device),
         float(_everywhere([_bandwidth(device)], device).mean()),
-        launch=min(each.seconds for each in timings),
-        timings=Timings(tuple(timings)),
+        launch=min(each.seconds for each in found),
+        timings=Timings(tuple(found)),
     )
     progress("actions and steps")
     bandwidth, latency, post = _everywhere([between.bandwidth, between.latency, between.post], device)[0].tolist()
     between = Link(between.name, bandwidth, latency, post)
-    measured = host(own, between, transport, device, ranks)
-    action, step = _everywhere([measured.action, measured.step], device).mean(0).tolist()
+    costs = host(own, between, transport, device, ranks)
+    action, step = _everywhere([costs.action, costs.step], device).mean(0).tolist()
     own = evolve(own, action=action, step=step)
     return Record(ranks, _measured(own, DEVICE), _measured(between, LINK), own.timings)
 

@@ -1,21 +1,28 @@
-"""The programs whose operations are measured: the files that come with Partita, in sizes that span what runs here."""
+"""The programs that are measured: the files that come with Partita, not as deep, in sizes that span what runs here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.shrinking.resize import Resized
+from partita.compiler.shrinking.sizes import bodies
 from partita.dsl.load import load
+from partita.dsl.spec import Repeat, Spec
 
+MICROBATCHES = 2
+_CLUSTER = ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1")
 _ONE_RANK = {
-    "tiny": ("laptop.pipe=1", "fast.chunks=1", "fast.microbatches=1"),
-    "gpt": ("cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", "fast.chunks=1", "fast.microbatches=1"),
-    "llama": ("layout=zero1", "cluster.data=1", "cluster.pipe=1", "cluster.tensor=1", "fast.microbatches=1"),
+    "tiny": ("laptop.pipe=1", "fast.chunks=1"),
+    "gpt": (*_CLUSTER, "fast.chunks=1"),
+    "llama": (*_CLUSTER, "layout=zero1"),
     "mlp": ("pair.data=1",),
 }
+# The schedules of the files above.
+_SCHEDULES = {"mlp": "plain"}
 
 
 @frozen
@@ -31,9 +38,15 @@ class Size:
     def overrides(self, model: str) -> tuple[str, ...]:
         """What makes a model as large."""
         if model == "mlp":
-            return f"batch={self.batch * self.seq}", f"hidden={self.embed}"
+            return f"batch={self.batch * self.seq * MICROBATCHES}", f"hidden={self.embed}"
         heads = self.embed // self.key
-        axes = {"batch": self.batch, "seq": self.seq, "embed": self.embed, "key": self.key, "vocab": self.vocab}
+        axes = {
+            "batch": self.batch * MICROBATCHES,
+            "seq": self.seq,
+            "embed": self.embed,
+            "key": self.key,
+            "vocab": self.vocab,
+        }
         if model == "llama":
             axes |= {"heads": 2, "groups": heads // 2, "ffn": 8 * self.embed // 3 // 16 * 16}
         else:
@@ -68,6 +81,7 @@ ON_A_GPU = (
 
 
 QUICK = 6  # takes one size of so many
+DEEPEST = 3  # turns of a repeat
 
 
 def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
@@ -77,8 +91,19 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
         with as_file(files("partita.specs") / f"{model}.par") as path:
             for size in sizes:
                 for precision in precisions:
-                    found, diagnostics = load(
-                        path, [*overrides, *size.overrides(model), f"train.precision={precision}"]
-                    )
+                    wanted = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
+                    wanted.append(f"{_SCHEDULES.get(model, 'fast')}.microbatches={MICROBATCHES}")
+                    found, diagnostics = load(path, wanted)
                     assert found is not None, diagnostics
-                    yield compile_spec(found)
+                    yield compile_spec(_shallow(found))
+
+
+def _shallow(given: Spec) -> Spec:
+    """The file with few turns of its repeats."""
+    assert given.model is not None
+    sizes = {name: axis.size for name, axis in given.axes.items()}
+    steps = (step for body in bodies(given.model.body) for step in body.steps if isinstance(step, Repeat))
+    turns = {id(step): min(step.count, DEEPEST) for step in steps}
+    return evolve(
+        given, model=evolve(given.model, body=Resized(sizes, turns, lambda call: call).body(given.model.body))
+    )

@@ -7,13 +7,13 @@ single-device program, in the order of that program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.emission.assemble import assemble
-from partita.compiler.graph import Node, Value
+from partita.compiler.fitting import program_of
+from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import whole_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.op import MAX, SUM
@@ -51,24 +51,24 @@ class Recorder:
         return record
 
 
+class Recorded:
+    """Functions hand every value of a microbatch that they make to `c.record`, by its name: a `Probe`."""
+
+    def begin(self) -> list[str]:
+        """Nothing."""
+        return []
+
+    def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
+        """A call for each value."""
+        if added or node.phase in (Phase.FINISH, Phase.UPDATE):
+            return []
+        return [f"c.record({value.name!r}, {name})" for value, name in zip(node.outputs, names, strict=True)]
+
+
 def traced(state: Compilation) -> Compilation:
     """A compilation whose program records what it makes."""
-    assert state.forward is not None
-    assert state.sharded is not None
-    assert state.partitioned is not None
-    assert state.update is not None
     assert state.schedule is not None
-    program = assemble(
-        state.forward,
-        state.partitioned,
-        state.sharded.parameters,
-        state.update,
-        state.schedule,
-        state.batch,
-        state.mesh,
-        trace=True,
-    )
-    return evolve(state, program=program)
+    return evolve(state, program=program_of(state, state.schedule, Recorded()))
 
 
 def first_difference(

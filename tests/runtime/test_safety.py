@@ -26,11 +26,9 @@ EXECUTING = {
     "eval": {},
     "exec": {
         "runtime/stages.py": "the functions that the compiler has emitted",
-        "runtime/profiling/kernels.py": "one operation that the compiler has emitted",
     },
     "compile": {
         "runtime/stages.py": "the same",
-        "runtime/profiling/kernels.py": "the same",
         "runtime/kernels/compiling.py": "torch compiles the same",
     },
     "__import__": {},

@@ -13,7 +13,6 @@ from partita.cli.main import main
 from partita.compiler import fitting
 from partita.compiler.emission import assemble as assembling
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.runtime.tracing import recording
 from partita.runtime.verification import experiment
 from partita.runtime.verification.execution import Execution, verify_execution
 from partita.runtime.verification.experiment import Figure, error_of
@@ -92,7 +91,6 @@ def tampered(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
         return evolve(program, source=program.source.replace(old, new))
 
     monkeypatch.setattr(fitting, "assemble", assemble)
-    monkeypatch.setattr(recording, "assemble", assemble)
 
 
 def the(found: Execution) -> Diagnostic:
