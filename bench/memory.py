@@ -1,11 +1,12 @@
 """The compiler's memory bound beside the peak of live tensors, measured; and torch's pipelining beside both.
 
-    python bench/memory.py [--case gpt|llama] [SCHEDULE ...]
+    python bench/memory.py [--case gpt|llama|layouts] [SCHEDULE ...]
 
-Each case runs for two steps on two ranks, with and without `recompute layer`. The peak is what torch's CPU allocator
+Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eight combinations of
+layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is what torch's CPU allocator
 has given out and not taken back, by its own profile, kernels' temporary tensors included; masters, which lie in numpy's
-memory, are added. The figures are those of the fullest rank, in MiB; the ratios are those of both. They are the same
-in every run.
+memory, are added. The figures are those of the fullest rank, in MiB; the ratios are those of both, or the least and the
+greatest of more. They are the same in every run.
 """
 
 from __future__ import annotations
@@ -14,17 +15,41 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from measure import joined, measured, report
 from rich.console import Console
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from partita.runtime.training import Plan
+
 MODELS = Path(__file__).parent / "models"
 SPECS = Path(__file__).parents[1] / "specs"
+LLAMA = SPECS / "llama.par"
 CASES: dict[str, tuple[Path, tuple[str, ...]]] = {
     "gpt": (MODELS / "gpt.par", ()),
-    "llama": (SPECS / "llama.par", ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2")),
+    "llama": (LLAMA, ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2")),
+    "data 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.pipe=1", "cluster.tensor=1")),
+    "data 2, ZeRO-3": (LLAMA, ("layout=everything", "cluster.pipe=1", "cluster.tensor=1")),
+    "tensor 2": (LLAMA, ("layout=zero1", "cluster.data=1", "cluster.pipe=1")),
+    "data 2 × tensor 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.pipe=1")),
+    "data 2 × pipe 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.tensor=1")),
+    "pipe 2 × tensor 2, sequence parallel": (LLAMA, ("layout=everything", "cluster.data=1")),
+    "data 2 × pipe 2 × tensor 2, ZeRO-1": (LLAMA, ("layout=zero1",)),
+    "data 2 × pipe 2 × tensor 2, sequence parallel, ZeRO-3": (LLAMA, ("layout=everything",)),
 }
+# Case, schedule, whether layers are computed again.
+LAYOUTS = (
+    ("data 2, ZeRO-1", "gpipe", False),
+    ("data 2, ZeRO-3", "one_f_one_b", True),
+    ("tensor 2", "one_f_one_b", False),
+    ("data 2 × tensor 2, ZeRO-1", "gpipe", True),
+    ("data 2 × pipe 2, ZeRO-1", "one_f_one_b", False),
+    ("pipe 2 × tensor 2, sequence parallel", "interleaved_1f1b", True),
+    ("data 2 × pipe 2 × tensor 2, ZeRO-1", "zb_v", False),
+    ("data 2 × pipe 2 × tensor 2, sequence parallel, ZeRO-3", "interleaved_1f1b", False),
+)
 SCHEDULES = {
     "gpipe": "schedule=gpipe(microbatches=8)",
     "one_f_one_b": "schedule=one_f_one_b(microbatches=8)",
@@ -39,37 +64,42 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("schedules", nargs="*", default=tuple(SCHEDULES))
-    parser.add_argument("--case", choices=CASES, default="gpt")
+    parser.add_argument("--case", choices=("gpt", "llama", "layouts"), default="gpt")
+    parser.add_argument("--in", dest="layout", help=argparse.SUPPRESS)
     parser.add_argument("--as", dest="system", help=argparse.SUPPRESS)
     parser.add_argument("--recompute", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.system:
         family, _, schedule = arguments.system.partition(":")
         if family == "partita":
-            ours(arguments.case, schedule, arguments.recompute)
+            ours(arguments.layout, schedule, arguments.recompute)
         else:
             torchs(schedule)
         return
-    table = Table("schedule", "recompute", "bound", "measured", "bound ÷ measured", "torch's pipelining")
-    for schedule in arguments.schedules:
-        for recompute in (False, True):
-            flags = ["--case", arguments.case, *["--recompute"] * recompute]
-            found = measured([__file__, "--as", f"partita:{schedule}", *flags], 2, 1)
-            other = "-"
-            if arguments.case == "gpt" and not recompute:
-                other = f"{measured([__file__, '--as', f'torch:{schedule}'], 2, 1)['peak'] / 2**20:.1f}"
-            bound, peak = found["bound"], found["peak"]
-            ratios = [b / p for b, p in zip(bound, peak, strict=True)]
-            fullest = peak.index(max(peak))
-            table.add_row(
-                schedule,
-                "layer" if recompute else "no",
-                f"{bound[fullest] / 2**20:.1f}",
-                f"{peak[fullest] / 2**20:.1f}",
-                "  ".join(f"{ratio:.3f}" for ratio in ratios),
-                other,
-            )
-    Console(width=110).print(table)
+    if arguments.case == "layouts":
+        rows = LAYOUTS
+    else:
+        rows = tuple((arguments.case, schedule, again) for schedule in arguments.schedules for again in (False, True))
+    table = Table("case", "schedule", "recompute", "bound", "measured", "bound ÷ measured", "torch's pipelining")
+    for case, schedule, again in rows:
+        command = [__file__, "--as", f"partita:{schedule}", "--in", case, *["--recompute"] * again]
+        found = measured(command, prepared(case, schedule, again).ranks, 1)
+        other = "-"
+        if case == "gpt" and not again:
+            other = f"{measured([__file__, '--as', f'torch:{schedule}'], 2, 1)['peak'] / 2**20:.1f}"
+        bound, peak = found["bound"], found["peak"]
+        ratios = [b / p for b, p in zip(bound, peak, strict=True)]
+        fullest = peak.index(max(peak))
+        table.add_row(
+            case,
+            schedule,
+            "layer" if again else "no",
+            f"{bound[fullest] / 2**20:.1f}",
+            f"{peak[fullest] / 2**20:.1f}",
+            f"{min(ratios):.3f} to {max(ratios):.3f}",
+            other,
+        )
+    Console(width=140).print(table)
 
 
 def peak_of(run: Callable[[], None]) -> int:
@@ -88,7 +118,7 @@ def peak_of(run: Callable[[], None]) -> int:
 
 
 def _gathered(number: int) -> list[int]:
-    """The numbers of all ranks."""
+    """The number of each rank, on all."""
     import torch
     import torch.distributed as dist
 
@@ -97,23 +127,30 @@ def _gathered(number: int) -> list[int]:
     return [int(part) for part in parts]
 
 
+def prepared(case: str, schedule: str, recompute: bool) -> Plan:
+    """A case, compiled."""
+    from partita.dsl.load import load_text
+    from partita.runtime.training import prepare
+
+    file, overrides = CASES[case]
+    chosen = (*overrides, SCHEDULES[schedule], f"train.steps={STEPS}")
+    spec, diagnostics = load_text(_text(file, recompute), file.name, chosen)
+    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
+    return prepare(spec)
+
+
 def ours(case: str, schedule: str, recompute: bool) -> None:
     """One rank of ours."""
     import torch
     import torch.distributed as dist
 
     from partita.compiler.report.footprint import peak_memory
-    from partita.dsl.load import load_text
     from partita.runtime.data.binding import open_data
-    from partita.runtime.training import Rank, prepare, train
+    from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ProcessTransport
 
-    file, overrides = CASES[case]
-    chosen = (*overrides, SCHEDULES[schedule], f"train.steps={STEPS}")
-    spec, diagnostics = load_text(_text(file, recompute), file.name, chosen)
-    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
-    plan = prepare(spec)
-    dataset = open_data(plan.program, plan.train, file.parent)
+    plan = prepared(case, schedule, recompute)
+    dataset = open_data(plan.program, plan.train, CASES[case][0].parent)
     joined()
     transport = ProcessTransport(torch.device("cpu"))
     masters = 0
@@ -126,7 +163,8 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
             pass
 
     peaks = _gathered(peak_of(run) + masters)
-    bounds = [peak_memory(plan.training, plan.program.ranks[plan.program.mesh.pipe_rank(r)]) for r in range(2)]
+    pipe_ranks = [plan.program.mesh.pipe_rank(rank) for rank in range(plan.ranks)]
+    bounds = [peak_memory(plan.training, plan.program.ranks[rank]) for rank in pipe_ranks]
     report({"peak": peaks, "bound": bounds})
     transport.close()
 

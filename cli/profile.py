@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the record")
     parser.add_argument(
-        "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 … on a CPU)"
+        "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 …)"
     )
     parser.add_argument("--transport", choices=("gloo", "nccl"), help="default: nccl where there is a GPU")
     parser.add_argument(
@@ -43,12 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write. 0; 3 where a rank failed."""
     if arguments.record is not None:
         return _measure(arguments)
+    import torch
+
     from partita.compiler.costs.record import read
     from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import launch
 
-    cores = len(usable())
-    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(2, cores))
+    on_gpus = torch.cuda.is_available() and arguments.transport != "gloo"
+    most = torch.cuda.device_count() if on_gpus else max(2, len(usable()))
+    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= most)
     records = []
     with TemporaryDirectory() as folder:
         for count in counts:

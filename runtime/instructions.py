@@ -5,7 +5,7 @@ A closure returns None, or, where what it does is not through, a generator that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from inspect import isgeneratorfunction
 from typing import Any
 
@@ -102,19 +102,22 @@ class Binder:
             for each in record.hand_overs
             if each.kind == direction and kind != "W"
         ]
-        over = [slot for slot, _, _ in overs if slot in record.released and slot not in sent]
-        ended: Sequence[int] = range(record.frame) if final else over
+        ended = [slot for slot, _, _ in overs if slot in record.released and slot not in sent]
+        empty = [None] * record.frame
 
         def hand_over() -> None:
             for slot, target, target_slot in overs:
                 target[target_slot] = frame[slot]
             for slot in ended:
                 frame[slot] = None
+            if final:
+                frame[:] = empty
 
         def run() -> None:
             context.microbatch = microbatch
             function(stage.constants, frame, accumulators, context)
-            hand_over()
+            if final or overs:
+                hand_over()
 
         def run_communicating() -> Waits:
             context.microbatch = microbatch
@@ -137,15 +140,17 @@ class Binder:
         stage = self.stages[transfer.message.source]
         slot = stage.record.sends[transfer.message]
         frame, channel, send = stage.frames[transfer.microbatch], transfer.channel, self.transport.send
-        own = (slot,) if last and slot in stage.record.released else ()
-        ended: Sequence[int] = range(stage.record.frame) if final else own
+        released = last and slot in stage.record.released
+        empty = [None] * stage.record.frame
 
         def run() -> None:
             tensor = frame[slot]
             assert tensor is not None, f"{transfer} was not computed"
             under_way.handle = send(channel, tensor)
-            for each in ended:
-                frame[each] = None
+            if final:
+                frame[:] = empty
+            elif released:
+                frame[slot] = None
 
         return run
 

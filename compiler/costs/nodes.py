@@ -19,7 +19,7 @@ from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather, ScatterAdd
-from partita.compiler.ops.normalize import Normalize, NormalizeGradient
+from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Kernel
 from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.ops.position import Random
@@ -30,7 +30,7 @@ _FREE = (*VIEWS, Receive, Send)
 # Kernels of their own, with those that look at the moment and so end what torch compiles.
 _ALONE = (Dot, Attend, AttendGradient, Gather, ScatterAdd, Random, Accumulate, Store, Update, Collective)
 # One kernel reduces along one set of axes.
-_REDUCING = (Reduce, ArgMax, Normalize, NormalizeGradient)
+_REDUCING = (Reduce, ArgMax, Normalize, NormalizeGradient, LayerNormGradient)
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:

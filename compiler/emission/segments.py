@@ -19,6 +19,7 @@ from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument, as_tensor
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
+from partita.compiler.ops.shape import Expand
 
 # Fewer operations are not worth a call of what torch has compiled.
 SHORTEST = 4
@@ -32,6 +33,19 @@ class Segment:
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+
+
+def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[Value] = ()) -> set[Value]:
+    """Values that are written as numbers: those `known` to be, constants, and what repeats one along axes, unless it
+    outlives the nodes (`keep`).
+    """
+    found = set(known)
+    for node in nodes:
+        if isinstance(node.op, Constant) or (
+            isinstance(node.op, Expand) and node.inputs[0] in found and node.output not in keep
+        ):
+            found.add(node.output)
+    return found
 
 
 def fused(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
@@ -87,6 +101,7 @@ def _runs(
     nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
 ) -> Iterator[tuple[bool, list[Node]]]:
     """Runs of what can be compiled together (True), and of what cannot be."""
+    literal = literals(nodes, keep, literal)
     adding = fused(nodes, keep)
     under_way: set[Value] = set()
     run: list[Node] = []
@@ -101,7 +116,7 @@ def _runs(
     for node in nodes:
         if isinstance(node.op, (Receive, Send)):
             continue
-        if isinstance(node.op, Constant):
+        if node.outputs and node.outputs[0] in literal:
             yield False, [node]
         elif node in adding or isinstance(node.op, Accumulate):
             later.append(node)

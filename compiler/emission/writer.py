@@ -10,13 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from partita.compiler.emission.segments import Segment, fused, segmented
+from attrs import evolve
+
+from partita.compiler.emission.segments import Segment, fused, literals, segmented
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument, as_tensor
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
+from partita.compiler.ops.shape import Expand
 from partita.dsl.source import Span
 
 HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
@@ -169,10 +172,10 @@ class Writer:
         the last line with the function, unless it has `more` lines.
         """
         adding = fused(nodes, keep)
+        read = {value for node in nodes for value in node.inputs}
+        literal = literals(nodes, keep, {value for value in read if value in self.texts and self.texts[value].literal})
         units: Sequence[Node | Segment] = nodes
         if self.module is not None and self.module.compiled:
-            constants = {node.output for node in nodes if isinstance(node.op, Constant)}
-            literal = constants | {value for value, argument in self.texts.items() if argument.literal}
             units = segmented(nodes, keep, literal)
         last = {value: i for i, unit in enumerate(units) for value in unit.inputs}
         written: set[Node] = set()
@@ -192,6 +195,9 @@ class Writer:
             if isinstance(node.op, Constant):
                 text = node.op.emit((), (node.output.type,))
                 self.texts[node.output] = Argument(text, node.output.type, literal=True)
+                continue
+            if isinstance(node.op, Expand) and node.output in literal:
+                self.texts[node.output] = evolve(self.argument(node.inputs[0]), type=node.output.type)
                 continue
             local.update(value for read in node.inputs for value in self._arrived(read))
             arguments = [self.argument(value) for value in node.inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, op, permuted, wide_bytes
+from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, as_tensor, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -82,6 +82,7 @@ class NegativeLogLikelihoodGradient(Positioned):
 
     over: str
     shards: Shards = ()
+    takes_numbers = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The logits'."""
@@ -102,11 +103,12 @@ class NegativeLogLikelihoodGradient(Positioned):
         return wide_bytes(operands[1])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime; classes last."""
-        d, logits, targets, denominator = arguments
+        """A kernel of the runtime, to which d may be a number; classes last."""
+        d = arguments[0]
+        logits, targets, denominator = map(as_tensor, arguments[1:])
         order = [*targets.type.names, self.over]
         views = [
-            permuted(d.text, d.type.names, targets.type.names),
+            d.text if d.literal else permuted(d.text, d.type.names, targets.type.names),
             permuted(logits.text, logits.type.names, order),
             targets.text,
             permuted(denominator.text, denominator.type.names, targets.type.names),

@@ -32,7 +32,8 @@ class Way:
 
 @frozen
 class Argument:
-    """An operand in emitted source: its text (a name or a literal) and type.
+    """An operand in emitted source: its text (a name or a literal) and type. A literal that has axes is the same number
+    everywhere.
 
     `views` gives the text of a view of it, where such views are made once a step.
     """
@@ -198,7 +199,7 @@ def permuted(text: str, axes: Sequence[str], order: Sequence[str]) -> str:
 def broadcast(argument: Argument, names: Sequence[str]) -> str:
     """Text of an operand, viewed so that torch broadcasts it against a tensor whose axes are `names`."""
     axes = argument.type.names
-    if not axes:
+    if not axes or argument.literal:
         return argument.text
     order = [name for name in names if name in axes]
     assert len(order) == len(axes), (axes, names)
@@ -226,11 +227,13 @@ TORCH_DTYPES = {
 
 
 def as_tensor(argument: Argument) -> Argument:
-    """A literal as a scalar tensor of its dtype; anything else as it is."""
+    """A literal as a tensor of its type; anything else as it is."""
     if not argument.literal:
         return argument
-    dtype = TORCH_DTYPES[argument.type.dtype]
-    return Argument(f"torch.tensor({argument.text}, dtype={dtype}, device=c.device)", argument.type)
+    text = f"torch.tensor({argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
+    if argument.type.axes:
+        text += f".expand{shape_text(argument.type.shape)}"
+    return Argument(text, argument.type)
 
 
 def wide_bytes(type: Type) -> int:

@@ -178,8 +178,9 @@ class Pointwise(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
-        # `where` would give literals torch's default dtype, `addcmul` takes none.
-        if self.function in ("where", "multiply_add") or all(argument.literal for argument in arguments):
+        # `where` would give literals torch's default dtype, `addcmul` takes none; and somebody must have the axes.
+        covered = any(not each.literal and len(each.type.axes) == len(names) for each in arguments)
+        if self.function in ("where", "multiply_add") or not covered:
             arguments = [as_tensor(argument) for argument in arguments]
         texts = [broadcast(argument, names) for argument in arguments]
         if self.function in ("maximum", "minimum"):
@@ -247,6 +248,9 @@ def _scaled(factor: float) -> Derivative:
 
 def _multiply(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     a, b = node.inputs
+    if a is b:
+        half = _product(build, d, a)
+        return (pointwise(build, "add", half, half), None)
     return (_product(build, d, b), _product(build, d, a))
 
 

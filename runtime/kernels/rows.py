@@ -128,12 +128,18 @@ def nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return -likelihood, wide.gather(-1, index).squeeze(-1) - likelihood
 
 
-def nll_gradient(d: Tensor, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None) -> Tensor:
+def nll_gradient(
+    d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
+) -> Tensor:
     """d·(softmax(logits) − one_hot(targets)). `start` is given where logits are a part: its first class."""
     result = torch.exp(widened(logits) - denominator.unsqueeze(-1))
-    d = d.unsqueeze(-1).to(result.dtype)
+    index = targets.long()
+    if isinstance(d, Tensor):
+        d = d.unsqueeze(-1).to(result.dtype)
+        taken = d.expand(*targets.shape, 1)
+    else:
+        taken = result.new_full((*targets.shape, 1), d)
     result.mul_(d)
-    index, taken = targets.long(), d.expand(*targets.shape, 1)
     if start is not None:
         index, outside = _local(targets, start, logits.shape[-1])
         taken = taken.masked_fill(outside.unsqueeze(-1), 0)
