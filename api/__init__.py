@@ -20,12 +20,13 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 
 if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
+    from partita.compiler.planning.search import Plan
     from partita.compiler.report.summary import Summary
     from partita.dsl.spec import Spec
     from partita.runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
-__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "summary", "train", "verify"]
+__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "plan", "summary", "train", "verify"]
 
 
 def check(path: str | Path, *overrides: str) -> tuple[Diagnostic, ...]:
@@ -57,6 +58,18 @@ def summary(state: Compilation) -> Summary:
     from partita.compiler.report.summary import summarize
 
     return summarize(state)
+
+
+def plan(
+    path: str | Path, *overrides: str, devices: int | None = None, top: int = 10, within: float = 15.0
+) -> tuple[Plan, ...]:
+    """The meshes, layouts and schedules that are predicted to be fastest on so many devices (default: the mesh's), the
+    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`.
+    """
+    from partita.compiler.planning.search import Search
+    from partita.compiler.planning.space import space_of
+
+    return Search(space_of(load(path, *overrides), devices), top, within).run().plans
 
 
 def verify(path: str | Path, *overrides: str) -> Verification:

@@ -61,10 +61,11 @@ def main() -> None:
     keys = [(case, schedule) for case in arguments.cases or CASES for schedule in SCHEDULES]
     measured: dict[Key, list[float]] = {key: [] for key in keys}
     predicted: dict[Key, list[float]] = {key: [] for key in keys}
+    ranks = ",".join(sorted({case.split()[-1] for case, _ in keys}))
     with TemporaryDirectory() as folder:
         here = Path(folder)
         for number in range(arguments.rounds):
-            command = [sys.executable, "-m", "partita", "profile", "--ranks", "1,2", "-o", str(here / "machine.json")]
+            command = [sys.executable, "-m", "partita", "profile", "--ranks", ranks, "-o", str(here / "machine.json")]
             subprocess.run(command, check=True, capture_output=True)
             for key in keys:
                 said = _predicted(here, *key)

@@ -125,7 +125,7 @@ def end_seconds(state: Compilation, rank: RankProgram, overlap: bool = True) -> 
     assert state.update is not None
     moves = Moves(state.mesh)
     reduce = dict(state.update.reduce)
-    total = _elapsed(update_nodes(state, rank), state, moves, overlap)
+    total = _elapsed([*state.update.clip, *update_nodes(state, rank)], state, moves, overlap)
     total += _elapsed(state.update.statistic_nodes(rank.stages), state, moves, overlap)
     for index in rank.stages:
         cleared = sum(each.value.type.bytes for each in state.partitioned.stages[index].accumulators)

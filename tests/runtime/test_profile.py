@@ -8,12 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import read
+from partita.compiler.emission.segments import fused
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.prediction import predict
+from partita.compiler.report.traffic import update_nodes
 from partita.dsl.load import load
+from partita.runtime.profiling.kernels import measure
+from partita.runtime.profiling.models import programs
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -41,6 +47,24 @@ def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path
                 assert {(kernel[0].name, kernel[1]), (f"{kernel[0].name}.added", kernel[1])} & known, node
     # A step on two cores is neither free nor a minute, whatever else this machine does.
     assert 1e-3 < predict(state).step_time < 60
+
+
+def test_every_operation_of_a_program_is_timed_where_it_stands():
+    """Those that go straight into an accumulator as such, and what one rank does once a step, too."""
+    state = next(programs(gpu=False, precisions=("f32",), quick=True))
+    found = measure(state, torch.device("cpu"))
+    assert all(0 < seconds < 60 for seconds in found.values())
+    assert state.partitioned is not None
+    assert state.update is not None
+    assert state.program is not None
+    groups = [stage.nodes for stage in state.partitioned.stages]
+    groups += [[*state.update.clip, *update_nodes(state, state.program.ranks[0])], state.update.statistic_nodes([0])]
+    expected = set()
+    for nodes in groups:
+        adding = fused(nodes, ())
+        rest = [node for node in nodes if node not in set(adding.values()) and not isinstance(node.op, Constant)]
+        expected |= {kernel_of(node, node in adding) for node in rest}
+    assert found.keys() == expected - {None}
 
 
 def test_no_ranks_are_refused():
