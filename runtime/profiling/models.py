@@ -81,7 +81,9 @@ ON_A_GPU = (
 
 
 QUICK = 6  # takes one size of so many
-DEEPEST = 3  # turns of a repeat
+# Turns of a repeat. On a processor what one turn leaves in the caches is gone by the next but one; a GPU has no such
+# caches, and billions of parameters take long to draw.
+CPU_TURNS, GPU_TURNS = 3, 1
 
 
 def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
@@ -95,15 +97,15 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
                     wanted.append(f"{_SCHEDULES.get(model, 'fast')}.microbatches={MICROBATCHES}")
                     found, diagnostics = load(path, wanted)
                     assert found is not None, diagnostics
-                    yield compile_spec(_shallow(found))
+                    yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
 
 
-def _shallow(given: Spec) -> Spec:
-    """The file with few turns of its repeats."""
+def _shallow(given: Spec, deepest: int) -> Spec:
+    """The file with so many turns of its repeats, or fewer."""
     assert given.model is not None
     sizes = {name: axis.size for name, axis in given.axes.items()}
     steps = (step for body in bodies(given.model.body) for step in body.steps if isinstance(step, Repeat))
-    turns = {id(step): min(step.count, DEEPEST) for step in steps}
+    turns = {id(step): min(step.count, deepest) for step in steps}
     return evolve(
         given, model=evolve(given.model, body=Resized(sizes, turns, lambda call: call).body(given.model.body))
     )
