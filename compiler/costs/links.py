@@ -20,13 +20,16 @@ from partita.dsl.spec import Call, Mesh
 class Link:
     """Bandwidth in bytes/s in one direction, as a rank's messages reach it, and latency in seconds of a message; and
     `post`, seconds for which a rank is busy with posting a message or waiting for it (nothing where a device does that
-    by itself). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it.
+    by itself). Collectives may reach less than messages do, and have figures of their own then (0: they have the
+    same). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it.
     """
 
     name: str
     bandwidth: float
     latency: float
     post: float = 0.0
+    collective_bandwidth: float = 0.0
+    collective_latency: float = 0.0
     peak: float = 0.0
     ports: int = 0
     sources: tuple[str, ...] = ()
@@ -37,19 +40,29 @@ class Link:
         The distance doubles from message to message, and no byte is sent twice (Thakur, Rabenseifner and Gropp 2005;
         NCCL's parallel aggregated trees).
         """
-        return (parts - 1).bit_length() * self.latency, bytes * (parts - 1) / parts / self.bandwidth
+        latency, bandwidth = self._collective
+        return (parts - 1).bit_length() * latency, bytes * (parts - 1) / parts / bandwidth
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
         """To sum `bytes` for every rank: twice round a ring or, where that is quicker, up and down a tree: fewer
         messages after one another, a little more to move (NCCL's double trees).
         """
-        ring = 2 * (parts - 1) * self.latency, 2 * bytes * (parts - 1) / parts / self.bandwidth
-        tree = 2 * (parts - 1).bit_length() * self.latency, 2 * bytes / self.bandwidth
+        latency, bandwidth = self._collective
+        ring = 2 * (parts - 1) * latency, 2 * bytes * (parts - 1) / parts / bandwidth
+        tree = 2 * (parts - 1).bit_length() * latency, 2 * bytes / bandwidth
         return min(ring, tree, key=sum)
 
     def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
         """To send parts of the `bytes` that a rank holds to every other: all messages are under way at once."""
-        return self.latency, bytes * (parts - 1) / parts / self.bandwidth
+        latency, bandwidth = self._collective
+        return latency, bytes * (parts - 1) / parts / bandwidth
+
+    @property
+    def _collective(self) -> tuple[float, float]:
+        """Latency and bandwidth of collectives."""
+        if not self.collective_bandwidth:
+            return self.latency, self.bandwidth
+        return self.collective_latency, self.collective_bandwidth
 
 
 def _link(name: str, peak: float, reached: float, latency: float, *sources: str, ports: int = 0) -> Link:

@@ -58,7 +58,8 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
     flops = device.flops[dtype]
-    if isinstance(node.op, Dot):
+    # Of two vectors the product is a reduction, which no matrix unit makes.
+    if isinstance(node.op, Dot) and results[0].axes:
         *count, rows, depth, columns = map(int, kernel.features)
         flops *= device.products.efficiency(rows, depth, columns, *count)
     elif not isinstance(node.op, (Attend, AttendGradient)):

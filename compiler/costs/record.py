@@ -94,7 +94,8 @@ class Record:
 DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
-LINK = dict.fromkeys(("bandwidth", "latency", "post"), float)
+LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency"), float)
+_MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency")
 _TIMING = {"kernel": str, "dtype": str, "features": list, "work": float, "seconds": float}
 
 
@@ -160,6 +161,6 @@ def _number(value: object, what: str) -> float:
     """Finite, not negative; what is divided by is above nothing."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e30:
         raise ValueError(f"{what} is a number, and not less than nothing")
-    if value == 0 and what.strip("`") not in ("launch", "action", "step", "post", "latency"):
+    if value == 0 and what.strip("`") not in _MAY_BE_NOTHING:
         raise ValueError(f"{what} is above nothing")
     return float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 
 from attrs import frozen
 
@@ -179,17 +180,19 @@ def even(stages: Stages, candidate: Candidate, turns: int) -> Figures:
     return stages.first + stages.last - stages.middle + stages.turn * (turns - 1)
 
 
-def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int) -> float:
-    """About the least that the microbatches take, with `own` on each stage: the busiest rank's work, and the bubble of
-    the schedule at equal costs (the papers' closed forms; see the schedules).
+def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int, turns: int) -> float:
+    """About the least that the microbatches take, with `own` on each stage, where all have equally many of the turns:
+    the busiest rank's work, and the bubble of the schedule at equal costs (the papers' closed forms; see the
+    schedules). Turns are whole: where ranks cannot have equally many, the busiest has one more.
     """
     if candidate.stages == 1:
         return own.quiet * microbatches
     apart = own.forward + own.backward + own.weight
     whole = own.forward + own.whole if candidate.schedule in WHOLE else apart
     # What stands outside of turns can be made up for by a turn less.
-    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole
-    extra = max(0.0, extra - (stages.turn.forward + stages.turn.whole))
+    turn = stages.turn.forward + stages.turn.whole
+    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole - turn
+    extra = max(0.0, extra, turn * (ceil(turns / candidate.pipe) - turns / candidate.pipe))
     gap = {
         "zb_h1": apart - 2 * own.weight,
         "zb_h2": max(0.0, apart - 3 * own.weight),

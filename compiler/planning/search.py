@@ -191,7 +191,10 @@ class Search:
         for zero in (1, 2, 3) if candidate.data > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
             if NEAR * (max(0.0, beside) + self._stored(candidate) + activations) <= self.room:
-                seconds, sums = least(stages, own, candidate, microbatches), self._reduction(candidate)
+                seconds, sums = (
+                    least(stages, own, candidate, microbatches, self.space.turns),
+                    self._reduction(candidate),
+                )
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
                 return seconds + own.end * chunks / candidate.data + sums, candidate

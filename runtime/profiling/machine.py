@@ -17,7 +17,7 @@ from partita.compiler.costs.links import LINKS, Link
 from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
 from partita.runtime.profiling.kernels import measure, timings
 from partita.runtime.profiling.models import programs
-from partita.runtime.profiling.overheads import FEW, host, link, pipeline
+from partita.runtime.profiling.overheads import FEW, collectives, host, link, pipeline
 from partita.runtime.transports.transport import Transport
 
 COPIED = 64 << 20  # bytes of a copy that no cache holds
@@ -33,7 +33,10 @@ def profile(
     """The record, the same on every rank. `transport` makes a new one over the process group. `quick`: of few sizes."""
     ranks = dist.get_world_size()
     progress("links")
-    between = link(transport, ranks, device) if ranks > 1 else LINKS["memory"]
+    between = LINKS["memory"]
+    between = evolve(between, collective_bandwidth=between.bandwidth, collective_latency=between.latency)
+    if ranks > 1:
+        between = collectives(link(transport, ranks, device), transport, ranks, device)
     states = [*programs(device.type == "cuda", precisions, quick), pipeline(1, FEW).training]
     meeting = transport()
     measured = []
@@ -54,8 +57,9 @@ def profile(
         timings=Timings(tuple(found)),
     )
     progress("actions and steps")
-    bandwidth, latency, post = _everywhere([between.bandwidth, between.latency, between.post], device)[0].tolist()
-    between = Link(between.name, bandwidth, latency, post)
+    # That of the first two ranks, as the first saw it.
+    figures = _everywhere([getattr(between, name) for name in LINK], device)[0].tolist()
+    between = evolve(between, **dict(zip(LINK, figures, strict=True)))
     costs = host(own, between, transport, device, ranks)
     action, step = _everywhere([costs.action, costs.step], device).mean(0).tolist()
     own = evolve(own, action=action, step=step)

@@ -1,4 +1,4 @@
-"""What a program takes beside its operations: links between ranks, and the host's own time for actions and steps.
+"""What a program takes beside its operations: messages and collectives, and the host's own time for actions and steps.
 
 All from a pipeline of next to nothing, on as many ranks as the record is for. `post` is the main thread's CPU time for
 a message; `action` the same for an action of a schedule, its messages and operations taken out; `step` what is left of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, harmonic_mean, median
 from time import perf_counter, thread_time
 
 import torch
@@ -86,6 +86,36 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
         return Link("profiled", 1.0, 0.0)
     small, large = seconds
     return Link("profiled", (LARGE - SMALL) / max(large - small, 1e-9), max(0.0, small - busy), busy)
+
+
+def collectives(between: Link, transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
+    """The link with what collectives of all ranks reach, gathers and sums, their messages and bytes counted as it does."""
+    own = transport()
+    own.open(Mesh((("data", ranks),), None), ())
+    unit = Link("unit", 1.0, 1.0)
+    latencies, bandwidths = [], []
+    for run, counted, gathered in (
+        (lambda tensor: own.all_gather("data", (tensor,), (0,)), unit.gather, ranks),
+        (lambda tensor: own.all_reduce("data", (tensor,)), unit.add, 1),
+    ):
+        seconds = []
+        for size in (SMALL, LARGE):
+            tensor = torch.zeros(size // 4, device=device)
+            times = []
+            for _ in range(WARM_UP + EXCHANGES):
+                start = perf_counter()
+                run(tensor).result()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                times.append(perf_counter() - start)
+            # A mean, as of operations: a rank that waits may be woken late, and the next collective waits for it.
+            seconds.append(fmean(sorted(times[WARM_UP:])[:-1]))
+        small, large = seconds
+        messages, moved = counted(ranks, gathered * (LARGE - SMALL))
+        latencies.append(max(0.0, small - 2 * between.post) / messages)
+        bandwidths.append(moved / max(large - small, 1e-9))
+    own.meet()
+    return evolve(between, collective_latency=fmean(latencies), collective_bandwidth=harmonic_mean(bandwidths))
 
 
 def host(device: Device, between: Link, transport: Callable[[], Transport], on: torch.device, ranks: int) -> Device:
