@@ -89,7 +89,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
 
 
 def collectives(between: Link, transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
-    """The link with what collectives of all ranks reach, gathers and sums, their messages and bytes counted as it does."""
+    """The link with what collectives of all ranks reach; their messages and bytes are counted as it counts them."""
     own = transport()
     own.open(Mesh((("data", ranks),), None), ())
     unit = Link("unit", 1.0, 1.0)
