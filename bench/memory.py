@@ -3,23 +3,25 @@
     python bench/memory.py [--case gpt|llama|layouts] [SCHEDULE ...]
 
 Each case runs for two steps on two ranks, with and without `recompute layer`; `layouts` are eight combinations of
-layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is what torch's CPU allocator
-has given out and not taken back, by its own profile, kernels' temporary tensors included; masters, which lie in numpy's
-memory, are added. The figures are those of the fullest rank, in MiB; the ratios are those of both, or the least and the
-greatest of more. They are the same in every run.
+layout, schedule and recompute for `llama.par`, on up to eight ranks. The peak is that of all tensors that are alive at
+once, counted after each operation. The figures are those of the fullest rank, in MiB; the ratios are the least and the
+greatest of all ranks. They are the same in every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from measure import joined, measured, report
 from rich.console import Console
 from rich.table import Table
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from partita.runtime.training import Plan
@@ -102,24 +104,38 @@ def main() -> None:
     Console(width=140).print(table)
 
 
-def peak_of(run: Callable[[], None]) -> int:
-    """The most bytes that torch's CPU allocator has given out at once while `run` ran."""
-    from torch.profiler import ProfilerActivity, profile
+class Live(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, after each operation that makes one; `peak` is the most.
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    results = profiled.profiler.kineto_results  # type: ignore[union-attr]
-    events = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    now = most = 0
-    for event in events:
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    What a kernel allocates and frees by itself is not seen. (torch's own profile sees that, but not what other threads
+    free, as Gloo's do.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        new = False
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                known = self._alive.get(storage._cdata)
+                if known is None or known[0].expired():
+                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    new = True
+        if new:
+            self._alive = {key: each for key, each in self._alive.items() if not each[0].expired()}
+            self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+        return made
 
 
 def _gathered(number: int) -> list[int]:
     """The number of each rank, on all."""
-    import torch
     import torch.distributed as dist
 
     parts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -141,7 +157,6 @@ def prepared(case: str, schedule: str, recompute: bool) -> Plan:
 
 def ours(case: str, schedule: str, recompute: bool) -> None:
     """One rank of ours."""
-    import torch
     import torch.distributed as dist
 
     from partita.compiler.report.footprint import peak_memory
@@ -153,16 +168,10 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
     dataset = open_data(plan.program, plan.train, CASES[case][0].parent)
     joined()
     transport = ProcessTransport(torch.device("cpu"))
-    masters = 0
-
-    def run() -> None:
-        nonlocal masters
-        rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
-        masters = sum(tensor.nbytes for tensor in rank.memory.masters.values())
-        for _ in train(rank, dataset):
+    with Live() as live:
+        for _ in train(Rank(plan, dist.get_rank(), transport, torch.device("cpu")), dataset):
             pass
-
-    peaks = _gathered(peak_of(run) + masters)
+    peaks = _gathered(live.peak)
     pipe_ranks = [plan.program.mesh.pipe_rank(rank) for rank in range(plan.ranks)]
     bounds = [peak_memory(plan.training, plan.program.ranks[rank]) for rank in pipe_ranks]
     report({"peak": peaks, "bound": bounds})
@@ -178,19 +187,19 @@ def _text(file: Path, recompute: bool) -> str:
 
 def torchs(schedule: str) -> None:
     """One rank of torch's pipelining, which trains the gpt."""
+    import torch.distributed as dist
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
     joined()
     work = workload("gpt.par", (SCHEDULES[schedule],))
     batches = work.batches()
-
-    def run() -> None:
+    with Live() as live:
         pipeline = Pipeline(work, TORCHS[schedule], False)
         for _ in range(STEPS):
             pipeline.step(*next(batches))
-
-    report({"peak": max(_gathered(peak_of(run)))})
+    report({"peak": max(_gathered(live.peak))})
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a rank's tensors need at most, in bytes, from the static program, temporary ones included.
 
-A step has three moments, and the peak is the greatest of them, beside what is always there:
+A step has its moments, and the peak is the greatest of them, beside what is always there:
 
     always        this rank's parts of masters, optimizer states and gradient accumulators, totals that it is sent, and
                   what its stages compute with for a whole step (casts of masters, gathered parameters), and tables
@@ -9,9 +9,11 @@ A step has three moments, and the peak is the greatest of them, beside what is a
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
                   messages, from where they are made or a buffer waits for them to where they are read or have been
                   sent; gradients as they are reduced
-    its end       the reduced gradients, and the working set of the update
+    its end       the inputs, which whoever runs the step still holds; the reduced gradients, and then the working set
+                  of the update
 
-A collective in flight holds what it sends and gets once more: of all, the greatest is counted.
+A collective in flight holds what it sends and gets once more, and where ranks themselves add (over Gloo) the parts
+that they add and their sum: of those of a moment, the greatest is counted.
 
 The bound comes apart by what memory is for (`PARTS`), as it is at the greatest moment:
 
@@ -25,7 +27,8 @@ The bound comes apart by what memory is for (`PARTS`), as it is at the greatest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -35,7 +38,7 @@ from partita.compiler.emission.memory import held, line_by_line, roots, tables, 
 from partita.compiler.graph import Node, Phase, Value, without_turns
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
-from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.collective import AllReduce, Collective, ReduceScatter
 from partita.compiler.ops.communication import Send
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.partition.cut import StageGraph, message_of
@@ -86,14 +89,17 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
     in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
     inputs = _inputs(state, rank)
     remade = max((_constants(stage, remade=True) for stage in stages), default=0)
-    kept, reducing, messages = max(_moments(state, rank, reduced), key=sum)
+    gathering = _largest_buffer(node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE)
+    kept, reducing, messages = max(_moments(state, rank, stages, reduce), key=sum)
+    sums = sum(reduced.values())
+    updating = working_set(line_by_line(in_place), ()) + _largest_buffer(update)
     moments = (
-        Footprint("as a step begins", remade, 0, 0, 0, inputs),
+        Footprint("as a step begins", remade, 0, 0, 0, inputs + gathering),
         Footprint("among the microbatches", 0, reducing, 0, kept, inputs + messages),
-        Footprint("at the update", 0, sum(reduced.values()), 0, 0, working_set(line_by_line(in_place), ())),
+        Footprint("as gradients are reduced", 0, sums, 0, 0, inputs + _largest_buffer(chain(*reduce.values()))),
+        Footprint("at the update", 0, sums, 0, 0, inputs + updating),
     )
     most = max(moments, key=lambda each: each.total)
-    groups = [*(stage.nodes for stage in stages), *reduce.values(), update]
     always = _always(state, rank, stages)
     return Footprint(
         most.moment,
@@ -101,7 +107,7 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
         always.gradients + most.gradients,
         always.state,
         most.activations,
-        always.buffers + most.buffers + _largest_buffer(groups),
+        always.buffers + most.buffers,
     )
 
 
@@ -142,8 +148,8 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
     beside += max(peaks, default=0)
     beside += sum(map(left_over, reduce.values()))
-    groups = [*(stage.nodes for stage in stages), *reduce.values(), update_nodes(state, rank)]
-    return limit - beside - _largest_buffer(groups)
+    nodes = chain(*(_of_microbatches(stage) for stage in stages), *reduce.values())
+    return limit - beside - _largest_buffer(nodes)
 
 
 def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> Footprint:
@@ -183,7 +189,7 @@ def _constants(stage: StageGraph, remade: bool = False) -> int:
 
 
 def _inputs(state: Compilation, rank: RankProgram) -> int:
-    """The parts of a whole batch that a rank reads."""
+    """The parts of a whole batch that a rank reads; on a processor, beside the batch that they are taken from."""
     assert state.program is not None
     program = state.program
     types = {each.name: each.type for each in program.inputs}
@@ -194,12 +200,17 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
             if part.batch is not None:
                 times = program.microbatches
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
-            parts[evolve(part, slot=None)] = times * local_type(type, part.layout, state.mesh.sizes).bytes
+            own, whole = times * local_type(type, part.layout, state.mesh.sizes).bytes, types[part.name].bytes
+            parts[evolve(part, slot=None)] = own + (whole if own < whole and not state.device.gpu else 0)
     return sum(parts.values())
 
 
-def _moments(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages."""
+def _moments(
+    state: Compilation, rank: RankProgram, stages: Sequence[StageGraph], reduce: Mapping[int, Sequence[Node]]
+) -> Iterator[tuple[int, int, int]]:
+    """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages with
+    the greatest collective of those that there may be by then.
+    """
     assert state.program is not None
     sizes = _messages(state)
     arriving: Counter[tuple[int, str]] = Counter()
@@ -207,7 +218,8 @@ def _moments(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> 
     for message, size in sizes.items():
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
-    kept = reducing = messages = 0
+    kept = reducing = 0
+    messages = collective = _largest_buffer(chain(*map(_of_microbatches, stages)))
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
@@ -224,7 +236,11 @@ def _moments(state: Compilation, rank: RankProgram, reduced: dict[int, int]) -> 
         elif isinstance(instruction, WaitSend):
             messages -= sizes[instruction.transfer.message]
         if i in rank.reductions:
-            reducing += sum(reduced.get(index, 0) for index in rank.reductions[i])
+            begun = [reduce[index] for index in rank.reductions[i] if index in reduce]
+            reducing += sum(map(left_over, begun))
+            greatest = max(collective, _largest_buffer(chain(*begun)))
+            messages += greatest - collective
+            collective = greatest
             yield kept, reducing, messages
 
 
@@ -241,15 +257,22 @@ def _messages(state: Compilation) -> dict[Message, int]:
     return found
 
 
-def _largest_buffer(groups: Iterable[Sequence[Node]]) -> int:
-    """The most that one collective sends and gets."""
-    sizes = [
-        sum(value.type.bytes for value in (*node.inputs, *node.outputs))
-        for nodes in groups
-        for node in nodes
-        if isinstance(node.op, Collective)
-    ]
-    return max(sizes, default=0)
+def _of_microbatches(stage: StageGraph) -> list[Node]:
+    """What a stage runs for each microbatch."""
+    return [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
+
+
+def _largest_buffer(nodes: Iterable[Node]) -> int:
+    """The most that one collective holds."""
+    return max((_buffer(node) for node in nodes if isinstance(node.op, Collective)), default=0)
+
+
+def _buffer(node: Node) -> int:
+    sent, got = (sum(value.type.bytes for value in values) for values in (node.inputs, node.outputs))
+    if isinstance(node.op, ReduceScatter):
+        return 2 * sent + got
+    # Of a sum for all, each of two ranks or more adds its part.
+    return sent + got + (got // 2 if isinstance(node.op, AllReduce) else 0)
 
 
 def left_over(nodes: Sequence[Node]) -> int:
