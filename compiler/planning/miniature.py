@@ -13,7 +13,7 @@ from partita.compiler.costs.links import Link
 from partita.compiler.instructions import BACK, ONWARD
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.planning.space import Candidate, Space
-from partita.compiler.report.footprint import left_over, room
+from partita.compiler.report.footprint import at_end, beside
 from partita.compiler.report.prediction import costs_of, end_seconds, silenced, stage_seconds
 
 # Microbatches of a copy, if there are so many.
@@ -136,7 +136,6 @@ def _measured(
                 sent[message.direction] += costs.transfer(message)
             if i in (message.source, message.destination) and message.direction in posts:
                 posts[message.direction] += 1
-        reduced = left_over(dict(state.update.reduce).get(i, ()))
         onward, back = (posts[each] * costs.post for each in (ONWARD, BACK))
         found.append(
             Figures(
@@ -150,8 +149,8 @@ def _measured(
                 sent[BACK],
                 stage.saved,
                 stage.kept,
-                -room(state, rank, 0) - reduced - max(stage.peaks.values()),
-                reduced,
+                beside(state, rank),
+                at_end(state, rank),
                 *(stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW")),
             )
         )

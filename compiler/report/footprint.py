@@ -83,21 +83,14 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
     assert state.update is not None
     stages = [state.partitioned.stages[index] for index in rank.stages]
     reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
-    reduced = {index: left_over(nodes) for index, nodes in reduce.items()}
-    update = update_nodes(state, rank)
-    # Updates work in place: their results are parameter and state.
-    in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
     inputs = _inputs(state, rank)
     remade = max((_constants(stage, remade=True) for stage in stages), default=0)
     gathering = _largest_buffer(node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE)
     kept, reducing, messages = max(_moments(state, rank, stages, reduce), key=sum)
-    sums = sum(reduced.values())
-    updating = working_set(line_by_line(in_place), ()) + _largest_buffer(update)
     moments = (
         Footprint("as a step begins", remade, 0, 0, 0, inputs + gathering),
         Footprint("among the microbatches", 0, reducing, 0, kept, inputs + messages),
-        Footprint("as gradients are reduced", 0, sums, 0, 0, inputs + _largest_buffer(chain(*reduce.values()))),
-        Footprint("at the update", 0, sums, 0, 0, inputs + updating),
+        *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
     )
     most = max(moments, key=lambda each: each.total)
     always = _always(state, rank, stages)
@@ -109,6 +102,34 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
         most.activations,
         always.buffers + most.buffers,
     )
+
+
+def _ends(state: Compilation, rank: RankProgram) -> tuple[Footprint, Footprint]:
+    """What there is at the end of a step, beside what is always there, and inputs."""
+    assert state.update is not None
+    reduce = [nodes for index, nodes in state.update.reduce if index in rank.stages]
+    update = update_nodes(state, rank)
+    # Updates work in place: their results are parameter and state.
+    in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
+    sums = sum(map(left_over, reduce))
+    updating = working_set(line_by_line(in_place), ()) + _largest_buffer(update)
+    return (
+        Footprint("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
+        Footprint("at the update", 0, sums, 0, 0, updating),
+    )
+
+
+def at_end(state: Compilation, rank: RankProgram) -> int:
+    """Bytes of a rank at the end of a step, beside what is always there, and inputs."""
+    return max(each.total for each in _ends(state, rank))
+
+
+def beside(state: Compilation, rank: RankProgram) -> int:
+    """Bytes of a rank among the microbatches, beside what those in flight keep and the function that runs."""
+    assert state.partitioned is not None
+    stages = [state.partitioned.stages[index] for index in rank.stages]
+    there = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
+    return there + _largest_buffer(chain(*map(_of_microbatches, stages)))
 
 
 def largest(state: Compilation, rank: RankProgram, part: str) -> dict[str, int]:
@@ -139,17 +160,13 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     """Bytes that a limit leaves on a rank for what microbatches in flight keep: at any moment between the first and the
     last of them, whatever function runs.
     """
-    assert state.partitioned is not None
     assert state.program is not None
     assert state.update is not None
-    stages = [state.partitioned.stages[index] for index in rank.stages]
-    reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
-    beside = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
-    beside += max(peaks, default=0)
-    beside += sum(map(left_over, reduce.values()))
-    nodes = chain(*(_of_microbatches(stage) for stage in stages), *reduce.values())
-    return limit - beside - _largest_buffer(nodes)
+    # A stage's gradients may be reduced while another stage's microbatches are not through.
+    reduce = [nodes for index, nodes in state.update.reduce if index in rank.stages] if len(rank.stages) > 1 else []
+    reducing = sum(map(left_over, reduce)) + _largest_buffer(chain(*reduce))
+    return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
 
 def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> Footprint:
@@ -201,7 +218,7 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
                 times = program.microbatches
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
             own, whole = times * local_type(type, part.layout, state.mesh.sizes).bytes, types[part.name].bytes
-            parts[evolve(part, slot=None)] = own + (whole if own < whole and not state.device.gpu else 0)
+            parts[evolve(part, slot=None)] = own + (0 if state.device.gpu else whole)
     return sum(parts.values())
 
 
