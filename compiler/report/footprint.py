@@ -206,7 +206,7 @@ def _constants(stage: StageGraph, remade: bool = False) -> int:
 
 
 def _inputs(state: Compilation, rank: RankProgram) -> int:
-    """The parts of a whole batch that a rank reads; on a processor, beside the batch that they are taken from."""
+    """The parts of a whole batch that a rank reads; on a processor, beside the whole, which every rank holds there."""
     assert state.program is not None
     program = state.program
     types = {each.name: each.type for each in program.inputs}
@@ -217,9 +217,9 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
             if part.batch is not None:
                 times = program.microbatches
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
-            own, whole = times * local_type(type, part.layout, state.mesh.sizes).bytes, types[part.name].bytes
-            parts[evolve(part, slot=None)] = own + (0 if state.device.gpu else whole)
-    return sum(parts.values())
+            parts[evolve(part, slot=None)] = times * local_type(type, part.layout, state.mesh.sizes).bytes
+    whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
+    return whole + sum(parts.values())
 
 
 def _moments(

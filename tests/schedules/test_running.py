@@ -182,7 +182,7 @@ def test_auto_keeps_within_the_memory_that_it_is_given():
     text = NETWORK.format(layers=3, ranks=3, schedule="auto(microbatches = 12, memory = 1GiB)")
     text = text.replace("batch = 12,", "batch = 1200,")
     costs = []
-    for limit in (1 << 30, 140 << 10, 120 << 10, 100 << 10):
+    for limit in (1 << 30, 170 << 10, 150 << 10, 130 << 10):
         spec, diagnostics = load_text(text, overrides=(f"s.memory={limit}B",))
         assert spec is not None, diagnostics
         state = compile_spec(spec)
