@@ -54,6 +54,12 @@ def report(result: Mapping[str, Any]) -> None:
         Path(os.environ[RESULT]).write_text(json.dumps(result))
 
 
+def profiled(ranks: str, file: Path) -> None:
+    """Write the machine's record (`partita profile`)."""
+    command = [sys.executable, "-m", "partita", "profile", "--ranks", ranks, "-o", str(file)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def trained(arguments: Sequence[str], steps: int, **environment: str) -> list[float]:
     """Tokens a second of each step of `partita run` with these arguments."""
     with TemporaryDirectory() as directory:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import frozen
 from measure import joined, measured, report
 from rich.console import Console
 from rich.table import Table
@@ -26,32 +27,6 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from partita.runtime.training import Plan
 
-MODELS = Path(__file__).parent / "models"
-SPECS = Path(__file__).parents[1] / "specs"
-LLAMA = SPECS / "llama.par"
-CASES: dict[str, tuple[Path, tuple[str, ...]]] = {
-    "gpt": (MODELS / "gpt.par", ()),
-    "llama": (LLAMA, ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2")),
-    "data 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.pipe=1", "cluster.tensor=1")),
-    "data 2, ZeRO-3": (LLAMA, ("layout=everything", "cluster.pipe=1", "cluster.tensor=1")),
-    "tensor 2": (LLAMA, ("layout=zero1", "cluster.data=1", "cluster.pipe=1")),
-    "data 2 × tensor 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.pipe=1")),
-    "data 2 × pipe 2, ZeRO-1": (LLAMA, ("layout=zero1", "cluster.tensor=1")),
-    "pipe 2 × tensor 2, sequence parallel": (LLAMA, ("layout=everything", "cluster.data=1")),
-    "data 2 × pipe 2 × tensor 2, ZeRO-1": (LLAMA, ("layout=zero1",)),
-    "data 2 × pipe 2 × tensor 2, sequence parallel, ZeRO-3": (LLAMA, ("layout=everything",)),
-}
-# Case, schedule, whether layers are computed again.
-LAYOUTS = (
-    ("data 2, ZeRO-1", "gpipe", False),
-    ("data 2, ZeRO-3", "one_f_one_b", True),
-    ("tensor 2", "one_f_one_b", False),
-    ("data 2 × tensor 2, ZeRO-1", "gpipe", True),
-    ("data 2 × pipe 2, ZeRO-1", "one_f_one_b", False),
-    ("pipe 2 × tensor 2, sequence parallel", "interleaved_1f1b", True),
-    ("data 2 × pipe 2 × tensor 2, ZeRO-1", "zb_v", False),
-    ("data 2 × pipe 2 × tensor 2, sequence parallel, ZeRO-3", "interleaved_1f1b", False),
-)
 SCHEDULES = {
     "gpipe": "schedule=gpipe(microbatches=8)",
     "one_f_one_b": "schedule=one_f_one_b(microbatches=8)",
@@ -62,40 +37,95 @@ TORCHS = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "interleaved_1f1b": "interlea
 STEPS = 2
 
 
+@frozen
+class Case:
+    """A row of the table: what runs, and how."""
+
+    name: str
+    file: Path
+    overrides: tuple[str, ...]
+    schedule: str
+    recompute: bool
+
+    def prepared(self) -> Plan:
+        """Compiled."""
+        from partita.dsl.load import load_text
+        from partita.runtime.training import prepare
+
+        chosen = (*self.overrides, SCHEDULES[self.schedule], f"train.steps={STEPS}")
+        spec, diagnostics = load_text(self._text(), self.file.name, chosen)
+        assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
+        return prepare(spec)
+
+    def _text(self) -> str:
+        """The file without its recompute rules, or with one for every layer."""
+        lines = [line for line in self.file.read_text().splitlines() if not line.strip().startswith("recompute")]
+        text = re.sub(r"(stage layer -> pipe) \[.*\]", r"\1", "\n".join(lines))  # stages of equal length
+        return text.replace("stage layer -> pipe", "stage layer -> pipe\n  recompute layer") if self.recompute else text
+
+
+GPT = Path(__file__).parent / "models" / "gpt.par"
+LLAMA = Path(__file__).parents[1] / "specs" / "llama.par"
+LAYOUTS = (
+    Case("data 2, ZeRO-1", LLAMA, ("layout=zero1", "cluster.pipe=1", "cluster.tensor=1"), "gpipe", False),
+    Case("data 2, ZeRO-3", LLAMA, ("layout=everything", "cluster.pipe=1", "cluster.tensor=1"), "one_f_one_b", True),
+    Case("tensor 2", LLAMA, ("layout=zero1", "cluster.data=1", "cluster.pipe=1"), "one_f_one_b", False),
+    Case("data 2 × tensor 2, ZeRO-1", LLAMA, ("layout=zero1", "cluster.pipe=1"), "gpipe", True),
+    Case("data 2 × pipe 2, ZeRO-1", LLAMA, ("layout=zero1", "cluster.tensor=1"), "one_f_one_b", False),
+    Case(
+        "pipe 2 × tensor 2, sequence parallel",
+        LLAMA,
+        ("layout=everything", "cluster.data=1"),
+        "interleaved_1f1b",
+        True,
+    ),
+    Case("data 2 × pipe 2 × tensor 2, ZeRO-1", LLAMA, ("layout=zero1",), "zb_v", False),
+    Case(
+        "data 2 × pipe 2 × tensor 2, sequence parallel, ZeRO-3",
+        LLAMA,
+        ("layout=everything",),
+        "interleaved_1f1b",
+        False,
+    ),
+)
+ON_TWO_RANKS = {"gpt": (GPT, ()), "llama": (LLAMA, ("cluster.data=1", "cluster.tensor=1", "cluster.pipe=2"))}
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("schedules", nargs="*", default=tuple(SCHEDULES))
     parser.add_argument("--case", choices=("gpt", "llama", "layouts"), default="gpt")
-    parser.add_argument("--in", dest="layout", help=argparse.SUPPRESS)
-    parser.add_argument("--as", dest="system", help=argparse.SUPPRESS)
-    parser.add_argument("--recompute", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--as", dest="system", choices=("partita", "torch"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.system:
-        family, _, schedule = arguments.system.partition(":")
-        if family == "partita":
-            ours(arguments.layout, schedule, arguments.recompute)
-        else:
-            torchs(schedule)
+    cases: tuple[Case, ...] = LAYOUTS
+    if arguments.case != "layouts":
+        cases = tuple(
+            Case(arguments.case, *ON_TWO_RANKS[arguments.case], schedule, recompute)
+            for schedule in arguments.schedules
+            for recompute in (False, True)
+        )
+    if arguments.system == "partita":
+        ours(cases[arguments.row])
         return
-    if arguments.case == "layouts":
-        rows = LAYOUTS
-    else:
-        rows = tuple((arguments.case, schedule, again) for schedule in arguments.schedules for again in (False, True))
+    if arguments.system == "torch":
+        torchs(cases[arguments.row])
+        return
     table = Table("case", "schedule", "recompute", "bound", "measured", "bound ÷ measured", "torch's pipelining")
-    for case, schedule, again in rows:
-        command = [__file__, "--as", f"partita:{schedule}", "--in", case, *["--recompute"] * again]
-        found = measured(command, prepared(case, schedule, again).ranks, 1)
+    for row, case in enumerate(cases):
+        command = [__file__, *arguments.schedules, "--case", arguments.case, "--row", str(row), "--as"]
+        found = measured([*command, "partita"], case.prepared().ranks, 1)
         other = "-"
-        if case == "gpt" and not again:
-            other = f"{measured([__file__, '--as', f'torch:{schedule}'], 2, 1)['peak'] / 2**20:.1f}"
+        if case.file == GPT and not case.recompute:
+            other = f"{measured([*command, 'torch'], 2, 1)['peak'] / 2**20:.1f}"
         bound, peak = found["bound"], found["peak"]
         ratios = [b / p for b, p in zip(bound, peak, strict=True)]
         fullest = peak.index(max(peak))
         table.add_row(
-            case,
-            schedule,
-            "layer" if again else "no",
+            case.name,
+            case.schedule,
+            "layer" if case.recompute else "no",
             f"{bound[fullest] / 2**20:.1f}",
             f"{peak[fullest] / 2**20:.1f}",
             f"{min(ratios):.3f} to {max(ratios):.3f}",
@@ -143,19 +173,7 @@ def _gathered(number: int) -> list[int]:
     return [int(part) for part in parts]
 
 
-def prepared(case: str, schedule: str, recompute: bool) -> Plan:
-    """A case, compiled."""
-    from partita.dsl.load import load_text
-    from partita.runtime.training import prepare
-
-    file, overrides = CASES[case]
-    chosen = (*overrides, SCHEDULES[schedule], f"train.steps={STEPS}")
-    spec, diagnostics = load_text(_text(file, recompute), file.name, chosen)
-    assert spec is not None, "\n\n".join(each.render() for each in diagnostics)
-    return prepare(spec)
-
-
-def ours(case: str, schedule: str, recompute: bool) -> None:
+def ours(case: Case) -> None:
     """One rank of ours."""
     import torch.distributed as dist
 
@@ -164,8 +182,8 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
     from partita.runtime.training import Rank, train
     from partita.runtime.transports.process import ProcessTransport
 
-    plan = prepared(case, schedule, recompute)
-    dataset = open_data(plan.program, plan.train, CASES[case][0].parent)
+    plan = case.prepared()
+    dataset = open_data(plan.program, plan.train, case.file.parent)
     joined()
     transport = ProcessTransport(torch.device("cpu"))
     with Live() as live:
@@ -178,24 +196,17 @@ def ours(case: str, schedule: str, recompute: bool) -> None:
     transport.close()
 
 
-def _text(file: Path, recompute: bool) -> str:
-    """The file without its recompute rules, or with one for every layer."""
-    lines = [line for line in file.read_text().splitlines() if not line.strip().startswith("recompute")]
-    text = re.sub(r"(stage layer -> pipe) \[.*\]", r"\1", "\n".join(lines))  # stages of equal length
-    return text.replace("stage layer -> pipe", "stage layer -> pipe\n  recompute layer") if recompute else text
-
-
-def torchs(schedule: str) -> None:
+def torchs(case: Case) -> None:
     """One rank of torch's pipelining, which trains the gpt."""
     import torch.distributed as dist
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
     joined()
-    work = workload("gpt.par", (SCHEDULES[schedule],))
+    work = workload("gpt.par", (SCHEDULES[case.schedule],))
     batches = work.batches()
     with Live() as live:
-        pipeline = Pipeline(work, TORCHS[schedule], False)
+        pipeline = Pipeline(work, TORCHS[case.schedule], False)
         for _ in range(STEPS):
             pipeline.step(*next(batches))
     report({"peak": max(_gathered(live.peak))})

@@ -1,12 +1,12 @@
 """nanoGPT's CPU recipe on tinyshakespeare from its first step to its last: ours beside a nanoGPT-like loop.
 
-    python bench/nanogpt.py [--rounds 3] [--iterations 2000] [--data FOLDER] [SYSTEM ...]
+    python bench/nanogpt.py [--rounds 3] [--iterations 2000] [--seed 1337] [--data FOLDER] [SYSTEM ...]
 
 Systems are `nanogpt` and `partita`, in one process of two threads, and `partita:data` and `partita:pipe`, in two of one
-thread. All have the same weights, batches and settings (`bench/models/nanogpt.par`). The time is that of the loop with
-its evaluations, once everything is imported, compiled and connected. The machine must be idle: where another process
-takes a core, the two threads of a process mostly wait for each other, in either system (a busy machine is better
-measured with OMP_WAIT_POLICY=PASSIVE, which makes them sleep meanwhile).
+thread. All have the settings of `bench/models/nanogpt.par`, and the initial values and batches that nanoGPT draws from
+the seed. The time is that of the loop with its evaluations, once everything is imported, compiled and connected. The
+machine must be idle: where another process takes a core, the two threads of a process mostly wait for each other, in
+either system (a busy machine is better measured with OMP_WAIT_POLICY=PASSIVE, which makes them sleep meanwhile).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("systems", nargs="*", default=USUAL, metavar="SYSTEM", help=", ".join(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help=f"where {TEXT} is")
     parser.add_argument("--as", dest="system", choices=SYSTEMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -56,12 +57,13 @@ def main() -> None:
     if not (arguments.data / TEXT).is_file():
         sys.exit(f"there is no {arguments.data / TEXT}: save {SOURCE} under that name, and name its folder by --data")
     if arguments.system:
-        run(arguments.system, arguments.iterations, arguments.data)
+        run(arguments.system, arguments.iterations, arguments.seed, arguments.data)
         return
     found: dict[str, dict[str, Any]] = {}
 
     def figure(system: str) -> float:
-        command = [__file__, "--as", system, "--iterations", str(arguments.iterations), "--data", str(arguments.data)]
+        options = (("--iterations", arguments.iterations), ("--seed", arguments.seed), ("--data", arguments.data))
+        command = [__file__, "--as", system, *(str(part) for option in options for part in option)]
         found[system] = measured(command, *SYSTEMS[system][:2])
         return found[system]["seconds"]
 
@@ -75,9 +77,11 @@ def main() -> None:
         print(f"{system}: final val loss {result['evaluations'][-1]:.4f}")
 
 
-def run(system: str, iterations: int, folder: Path) -> None:
+def run(system: str, iterations: int, seed: int, folder: Path) -> None:
     """One rank of a system."""
-    work = recipe([*SYSTEMS[system][2], f"train.steps={iterations}"], folder)
+    from peers.draws import drawn
+
+    work = drawn(recipe([*SYSTEMS[system][2], f"train.steps={iterations}"], folder), seed)
     seconds, losses = (peer if system == "nanogpt" else ours)(work)
     report({"seconds": seconds, "training": losses.training, "evaluations": losses.evaluations})
 
@@ -107,6 +111,8 @@ def ours(work: Workload) -> tuple[float, Losses]:
 
     joined()
     rank = rank_of(work)
+    for name, master in rank.memory.masters.items():
+        master.copy_(work.weights[name])
     seen = Seen()
     rank.transport.meet()
     start = perf_counter()

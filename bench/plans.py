@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from measure import trained
+from measure import profiled, trained
 
 SPECS = Path(__file__).parents[1] / "specs"
 # Steps in which a run warms up.
@@ -42,8 +40,7 @@ def main() -> None:
         folder = Path(name)
         source = folder / arguments.file.name
         shutil.copy(arguments.file, source)
-        machine = folder / "machine.json"
-        subprocess.run([sys.executable, "-m", "partita", "profile", "--ranks", "2", "-o", str(machine)], check=True)
+        profiled("2", folder / "machine.json")
         given, diagnostics = load(source, arguments.overrides)
         assert given is not None, [diagnostic.render() for diagnostic in diagnostics]
         assert given.mesh is not None

@@ -2,24 +2,22 @@
 
     python bench/predictions.py [--rounds 3] [--steps 10] [CASE ...]
 
-In each round the machine is profiled, and then all runs follow each other: what is predicted is this machine in this
-hour, whose speed drifts. A measured time is the median step of a run (`partita run`, its first steps left out). Times
-and ratios are medians over the rounds. The ranking of a case's schedules is compared wherever two measured ones differ
-by more than 10%.
+In each round the machine is profiled for one rank, then all that is predicted for one rank runs; then the same for two:
+what is predicted is this machine in these minutes, as its speed drifts. A measured time is the median step of a run
+(`partita run`, its first steps left out). Times and ratios are medians over the rounds. The ranking of a case's
+schedules is compared wherever two measured ones differ by more than 10%.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from measure import trained
+from measure import profiled, trained
 from rich.console import Console
 from rich.table import Table
 
@@ -61,19 +59,18 @@ def main() -> None:
     keys = [(case, schedule) for case in arguments.cases or CASES for schedule in SCHEDULES]
     measured: dict[Key, list[float]] = {key: [] for key in keys}
     predicted: dict[Key, list[float]] = {key: [] for key in keys}
-    ranks = ",".join(sorted({case.split()[-1] for case, _ in keys}))
     with TemporaryDirectory() as folder:
         here = Path(folder)
         for number in range(arguments.rounds):
-            command = [sys.executable, "-m", "partita", "profile", "--ranks", ranks, "-o", str(here / "machine.json")]
-            subprocess.run(command, check=True, capture_output=True)
-            for key in keys:
-                said = _predicted(here, *key)
-                speeds = trained([str(CASES[key[0]][0]), *_overrides(*key)], arguments.steps)
-                predicted[key].append(said.step_time)
-                measured[key].append(median(said.tokens / speed for speed in speeds[WARM_UP:]))
-                ratio = predicted[key][-1] / measured[key][-1]
-                print(f"round {number + 1}/{arguments.rounds}", *key, f"{ratio:.2f}", flush=True)
+            for ranks, its in groupby(sorted(keys, key=_ranks), _ranks):
+                profiled(ranks, here / "machine.json")
+                for key in its:
+                    said = _predicted(here, *key)
+                    speeds = trained([str(CASES[key[0]][0]), *_overrides(*key)], arguments.steps)
+                    predicted[key].append(said.step_time)
+                    measured[key].append(median(said.tokens / speed for speed in speeds[WARM_UP:]))
+                    ratio = predicted[key][-1] / measured[key][-1]
+                    print(f"round {number + 1}/{arguments.rounds}", *key, f"{ratio:.2f}", flush=True)
     show(measured, predicted)
 
 
@@ -102,6 +99,10 @@ def show(measured: dict[Key, list[float]], predicted: dict[Key, list[float]]) ->
                 wrong += 1
                 console.print(f"ranked wrongly: {a[0]}: {a[1]} and {b[1]}")
     console.print(f"of {pairs} pairs that differ by more than 10%, {wrong} are ranked wrongly")
+
+
+def _ranks(key: Key) -> str:
+    return key[0].split()[-1]
 
 
 def _overrides(case: str, schedule: str) -> list[str]:

@@ -73,10 +73,12 @@ def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collectio
     return units
 
 
-def compiled_units(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[list[Node]]:
-    """The nodes in the order in which they then run: those of a segment together, any other alone."""
+def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collection[Value]) -> list[list[Node]]:
+    """The nodes in the order in which they then run: those of a segment together, any other alone. `known` are numbers
+    from elsewhere.
+    """
     units: list[list[Node]] = []
-    for together, run in _runs(nodes, keep, literal):
+    for together, run in _runs(nodes, keep, literals(nodes, keep, known)):
         units += [run] if together and len(run) >= SHORTEST else [[node] for node in run]
     return units
 
@@ -101,7 +103,6 @@ def _runs(
     nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
 ) -> Iterator[tuple[bool, list[Node]]]:
     """Runs of what can be compiled together (True), and of what cannot be."""
-    literal = literals(nodes, keep, literal)
     adding = fused(nodes, keep)
     under_way: set[Value] = set()
     run: list[Node] = []

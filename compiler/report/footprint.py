@@ -27,7 +27,7 @@ The bound comes apart by what memory is for (`PARTS`), as it is at the greatest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -79,21 +79,18 @@ def peak_memory(state: Compilation, rank: RankProgram) -> int:
 
 def footprint(state: Compilation, rank: RankProgram) -> Footprint:
     """The bound of each rank that runs the program of a pipeline rank, in parts."""
-    assert state.partitioned is not None
-    assert state.update is not None
-    stages = [state.partitioned.stages[index] for index in rank.stages]
-    reduce = {index: list(nodes) for index, nodes in state.update.reduce if index in rank.stages}
+    stages = _stages(state, rank)
     inputs = _inputs(state, rank)
     remade = max((_constants(stage, remade=True) for stage in stages), default=0)
     gathering = _largest_buffer(node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE)
-    kept, reducing, messages = max(_moments(state, rank, stages, reduce), key=sum)
+    kept, reducing, messages = max(_among(state, rank), key=sum)
     moments = (
         Footprint("as a step begins", remade, 0, 0, 0, inputs + gathering),
         Footprint("among the microbatches", 0, reducing, 0, kept, inputs + messages),
         *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
     )
     most = max(moments, key=lambda each: each.total)
-    always = _always(state, rank, stages)
+    always = _always(state, rank)
     return Footprint(
         most.moment,
         always.parameters + most.parameters,
@@ -106,12 +103,11 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
 
 def _ends(state: Compilation, rank: RankProgram) -> tuple[Footprint, Footprint]:
     """What there is at the end of a step, beside what is always there, and inputs."""
-    assert state.update is not None
-    reduce = [nodes for index, nodes in state.update.reduce if index in rank.stages]
+    reduce = _reductions(state, rank).values()
     update = update_nodes(state, rank)
     # Updates work in place: their results are parameter and state.
     in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
-    sums = sum(map(left_over, reduce))
+    sums = sum(map(_left_over, reduce))
     updating = working_set(line_by_line(in_place), ()) + _largest_buffer(update)
     return (
         Footprint("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
@@ -126,10 +122,8 @@ def at_end(state: Compilation, rank: RankProgram) -> int:
 
 def beside(state: Compilation, rank: RankProgram) -> int:
     """Bytes of a rank among the microbatches, beside what those in flight keep and the function that runs."""
-    assert state.partitioned is not None
-    stages = [state.partitioned.stages[index] for index in rank.stages]
-    there = _always(state, rank, stages).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
-    return there + _largest_buffer(chain(*map(_of_microbatches, stages)))
+    there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
+    return there + _largest_buffer(_of_microbatches(_stages(state, rank)))
 
 
 def largest(state: Compilation, rank: RankProgram, part: str) -> dict[str, int]:
@@ -161,17 +155,27 @@ def room(state: Compilation, rank: RankProgram, limit: float) -> float:
     last of them, whatever function runs.
     """
     assert state.program is not None
-    assert state.update is not None
     peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
     # A stage's gradients may be reduced while another stage's microbatches are not through.
-    reduce = [nodes for index, nodes in state.update.reduce if index in rank.stages] if len(rank.stages) > 1 else []
-    reducing = sum(map(left_over, reduce)) + _largest_buffer(chain(*reduce))
+    reduce = list(_reductions(state, rank).values()) if len(rank.stages) > 1 else []
+    reducing = sum(map(_left_over, reduce)) + _largest_buffer(chain(*reduce))
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
 
-def _always(state: Compilation, rank: RankProgram, stages: Sequence[StageGraph]) -> Footprint:
+def _stages(state: Compilation, rank: RankProgram) -> list[StageGraph]:
+    assert state.partitioned is not None
+    return [state.partitioned.stages[index] for index in rank.stages]
+
+
+def _reductions(state: Compilation, rank: RankProgram) -> dict[int, Sequence[Node]]:
+    """What reduces the gradients of each of a rank's stages that has any to reduce."""
+    assert state.update is not None
+    return {index: nodes for index, nodes in state.update.reduce if index in rank.stages}
+
+
+def _always(state: Compilation, rank: RankProgram) -> Footprint:
     assert state.program is not None
-    program = state.program
+    program, stages = state.program, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
     sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
     return Footprint(
@@ -222,13 +226,12 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
     return whole + sum(parts.values())
 
 
-def _moments(
-    state: Compilation, rank: RankProgram, stages: Sequence[StageGraph], reduce: Mapping[int, Sequence[Node]]
-) -> Iterator[tuple[int, int, int]]:
+def _among(state: Compilation, rank: RankProgram) -> Iterator[tuple[int, int, int]]:
     """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages with
     the greatest collective of those that there may be by then.
     """
     assert state.program is not None
+    reduce = _reductions(state, rank)
     sizes = _messages(state)
     arriving: Counter[tuple[int, str]] = Counter()
     leaving: Counter[tuple[int, str]] = Counter()
@@ -236,7 +239,7 @@ def _moments(
         arriving[message.destination, message.direction] += size
         leaving[message.source, message.direction] += size
     kept = reducing = 0
-    messages = collective = _largest_buffer(chain(*map(_of_microbatches, stages)))
+    messages = collective = _largest_buffer(_of_microbatches(_stages(state, rank)))
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
@@ -254,7 +257,7 @@ def _moments(
             messages -= sizes[instruction.transfer.message]
         if i in rank.reductions:
             begun = [reduce[index] for index in rank.reductions[i] if index in reduce]
-            reducing += sum(map(left_over, begun))
+            reducing += sum(map(_left_over, begun))
             greatest = max(collective, _largest_buffer(chain(*begun)))
             messages += greatest - collective
             collective = greatest
@@ -274,9 +277,9 @@ def _messages(state: Compilation) -> dict[Message, int]:
     return found
 
 
-def _of_microbatches(stage: StageGraph) -> list[Node]:
-    """What a stage runs for each microbatch."""
-    return [node for node in stage.nodes if node.phase is not Phase.PROLOGUE]
+def _of_microbatches(stages: Sequence[StageGraph]) -> Iterator[Node]:
+    """What stages run for each microbatch."""
+    return (node for stage in stages for node in stage.nodes if node.phase is not Phase.PROLOGUE)
 
 
 def _largest_buffer(nodes: Iterable[Node]) -> int:
@@ -292,7 +295,7 @@ def _buffer(node: Node) -> int:
     return sent + got + (got // 2 if isinstance(node.op, AllReduce) else 0)
 
 
-def left_over(nodes: Sequence[Node]) -> int:
+def _left_over(nodes: Sequence[Node]) -> int:
     """Bytes that are left of the results of nodes: those that no other of them reads."""
     read: set[Value] = {value for node in nodes for value in node.inputs}
     return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)

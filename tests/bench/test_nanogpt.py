@@ -10,6 +10,8 @@ import nanogpt
 import peers.nanogpt
 import pytest
 import torch
+from peers.draws import drawn
+from torch import nn
 
 from partita.runtime.training import VirtualRun
 
@@ -65,3 +67,53 @@ def test_what_differs_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch, wro
     else:
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
     assert peers.nanogpt.Training(work).run().training != pytest.approx(right, rel=1e-7)
+
+
+def test_nanogpts_own_draws(folder: Path):
+    """Of its modules, made in the order of its `GPT`, and of its batches, in the order of its loop."""
+    work = nanogpt.recipe(list(SMALL), folder)
+    found = drawn(work, 1337)
+    torch.manual_seed(1337)
+    model = _Gpt(*work.weights["nanogpt.wte"].shape, positions=8, layers=work.layers)
+    last = work.layers - 1
+    weights = {name.removeprefix("nanogpt."): each.float() for name, each in found.weights.items()}
+    assert torch.equal(weights["wte"], model.head.weight)
+    assert torch.equal(weights["wpe"], model.positions.weight)
+    assert torch.equal(
+        weights[f"layer.{last}.attention.wk"].reshape(16, 16), model.blocks[last].qkv.weight.t()[:, 16:32]
+    )
+    assert torch.equal(weights[f"layer.{last}.attention.wo"].reshape(16, 16), model.blocks[last].out.weight.t())
+    assert torch.equal(weights["layer.0.mlp.up"], model.blocks[0].up.weight.t())
+    assert torch.equal(weights["layer.0.mlp.down"], model.blocks[0].down.weight.t())
+    assert torch.equal(weights["scale"], torch.ones(16))
+
+    def places(length: int) -> list[int]:
+        return torch.randint(length - 8, (4,)).tolist()
+
+    first = places(2_700)
+    drawn_then = [places(length) for length in (2_700, 2_700, 300, 300, 2_700)]  # evaluations, and the next batch
+    assert found.dataset.places[:2] == [first, drawn_then[-1]]
+    assert len(found.dataset.places) > 8
+    batch = found.dataset.batch(1)
+    assert (batch["tokens"][:, 1:] == batch["targets"][:, :-1]).all()
+    assert found.dataset.holdout_batch(1)["tokens"].shape == (4, 8)
+
+
+class _Block(nn.Module):
+    def __init__(self, embed: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(embed, 3 * embed, bias=False), nn.Linear(embed, embed, bias=False)
+        self.up, self.down = nn.Linear(embed, 4 * embed, bias=False), nn.Linear(4 * embed, embed, bias=False)
+
+
+class _Gpt(nn.Module):
+    def __init__(self, vocab: int, embed: int, positions: int, layers: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, embed), nn.Embedding(positions, embed)
+        self.blocks = nn.ModuleList(_Block(embed) for _ in range(layers))
+        self.head = nn.Linear(embed, vocab, bias=False)
+        self.tokens.weight = self.head.weight
+        self.apply(lambda module: nn.init.normal_(module.weight, 0.0, 0.02) if hasattr(module, "weight") else None)
+        for block in self.blocks:
+            for each in (block.out, block.down):
+                nn.init.normal_(each.weight, 0.0, 0.02 / (2 * layers) ** 0.5)
