@@ -24,19 +24,26 @@ SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; 
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
+OF_STAGES = ("graph", "joint", "partitioned", "python")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--emit", choices=FORMS, help="print this form of the program")
-    parser.add_argument("--stage", type=int, metavar="N", help="with --emit: only this stage")
+    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, but of `schedule`: only this stage")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     add_output_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile, hold the file's claims against the program, and print. 0; 1 with diagnostics."""
+    if arguments.stage is not None and arguments.emit not in OF_STAGES:
+        print(f"partita: --stage is for --emit {', '.join(OF_STAGES)}", file=sys.stderr)
+        return 2
+    if arguments.json and arguments.emit is not None:
+        print("partita: --json is the summary, --emit a form instead of it", file=sys.stderr)
+        return 2
     state = compile_or_report(arguments)
     if state is None:
         return 1
@@ -99,12 +106,19 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
 
 def _stage_source(source: str, wanted: set[str]) -> str:
     """The functions of one stage and the shared ones that they call."""
-    import re
+    import ast
 
-    functions = re.split(r"(?m)^(?=def )", source)
-    bodies = {match[1]: text for text in functions if (match := re.match(r"def (\w+)", text))}
-    called = [name for name in bodies if any(f"{name}(" in bodies[w] for w in wanted) and name not in wanted]
-    return functions[0] + "".join(text for name, text in bodies.items() if name in wanted or name in called)
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    needed, more = set[str](), wanted
+    while more:
+        needed |= more
+        used = {each.id for name in more for each in ast.walk(functions[name]) if isinstance(each, ast.Name)}
+        more = (used & functions.keys()) - needed
+    lines = source.splitlines(keepends=True)
+    starts = [min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1 for node in functions.values()]
+    parts = zip(functions, starts, [*starts[1:], len(lines)], strict=True)
+    texts = ["".join(lines[start:end]) for name, start, end in parts if name in needed]
+    return "".join(lines[: starts[0]]) + "".join(texts)
 
 
 def show(state: Compilation, summary: Summary, console: Console, expected: Sequence[Outcome] = ()) -> None:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from math import isfinite
+
+from partita.dsl.limits import DIGITS
+from partita.dsl.units import shortened
 
 
 def count(text: str) -> int:
     """A count from 1 up."""
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"`{text}` is no count from 1 up")
+    if not (text.isdecimal() and len(text) <= DIGITS and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"`{shortened(text)}` is no count from 1 up")
     return int(text)
+
+
+def up_to(most: int) -> Callable[[str], int]:
+    """A count that is no greater."""
+
+    def limited(text: str) -> int:
+        value = count(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is more than {most:,}")
+        return value
+
+    return limited
 
 
 def number(text: str) -> float:

@@ -7,27 +7,29 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.numbers import count
+from partita.cli.numbers import count, up_to
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.dsl.limits import RANKS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.compiler.planning.search import Found, Plan
 
+A_DAY = 24 * 60 * 60
 SUMMARY = "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--devices", type=count, metavar="N", help="so many, instead of the mesh's")
+    parser.add_argument("--devices", type=up_to(RANKS), metavar="N", help="so many, instead of the mesh's")
     parser.add_argument("--device", metavar="NAME", help="a100, h100, h200 or b200 in usual machines, for the mesh's")
     parser.add_argument("--keep-mesh", action="store_true", help="keep the sizes of the mesh")
     parser.add_argument("--top", type=count, default=10, metavar="K", help="so many plans (default: 10)")
     parser.add_argument(
-        "--within", type=count, default=15, metavar="SECONDS", help="search for about so long (default: 15)"
+        "--within", type=up_to(A_DAY), default=15, metavar="SECONDS", help="search for about so long (default: 15)"
     )
     parser.add_argument("--json", action="store_true", help="the plans as JSON")
     parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")
@@ -41,20 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.compiler.planning.search import Search
     from partita.compiler.planning.space import FABRICS, space_of
     from partita.compiler.planning.writing import written_plan
-    from partita.dsl import spec
     from partita.dsl.diagnostic import Refused
 
-    mesh = None
-    if arguments.device is not None:
-        if arguments.device not in FABRICS:
-            print(f"partita: --device is one of {', '.join(FABRICS)}", file=sys.stderr)
-            return 2
-        there = given.mesh
-        mesh = spec.Mesh(
-            there.name if there else "cluster", there.axes if there else (), spec.Call(arguments.device, {}), {}
-        )
+    if arguments.device is not None and arguments.device not in FABRICS:
+        print(f"partita: --device is one of {', '.join(FABRICS)}", file=sys.stderr)
+        return 2
     try:
-        space = space_of(given, arguments.devices, arguments.keep_mesh, mesh)
+        space = space_of(given, arguments.devices, arguments.keep_mesh, arguments.device)
         found = Search(space, arguments.top, arguments.within).run()
         text = None
         if arguments.output is not None:

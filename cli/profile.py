@@ -9,9 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from partita.cli.output import deliver
+from partita.dsl.limits import DIGITS, LOCAL_RANKS
 
 SUMMARY = "measure this machine's device and links; the cost model reads the record"
 RANK_FILE = "--record"
+MOST_COUNTS = 8  # a record of each, in every precision: so many stay well within what a file may have
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _counts(text: str) -> tuple[int, ...]:
     words = text.split(",")
-    counts = tuple(sorted({int(each) for each in words if each.isdecimal()}))
-    if not all(each.isdecimal() for each in words) or counts[0] < 1 or counts[-1] > 256:
-        raise argparse.ArgumentTypeError("numbers of ranks, from 1 to 256: `1,2`")
+    good = all(each.isdecimal() and len(each) <= DIGITS and 1 <= int(each) <= LOCAL_RANKS for each in words)
+    counts = tuple(sorted(set(map(int, words)))) if good else ()
+    if not 1 <= len(counts) <= MOST_COUNTS:
+        raise argparse.ArgumentTypeError(f"at most {MOST_COUNTS} numbers of ranks, from 1 to {LOCAL_RANKS}: `1,2`")
     return counts
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write. 0; 3 where a rank failed."""
+    """Measure and write. 0; 2 where there are fewer GPUs than ranks, or the record cannot be written; what a rank that
+    failed ended with.
+    """
     if arguments.record is not None:
         return _measure(arguments)
     import torch
@@ -49,25 +54,27 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import launch
 
-    on_gpus = torch.cuda.is_available() and arguments.transport != "gloo"
-    most = torch.cuda.device_count() if on_gpus else max(2, len(usable()))
-    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= most)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    transport = arguments.transport or ("nccl" if gpus else "gloo")
+    most = gpus if transport == "nccl" else max(2, len(usable()))
+    counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
+    if transport == "nccl" and counts[-1] > gpus:
+        help = "ask for fewer --ranks, or for --transport gloo"
+        print(f"partita: ranks: {counts[-1]}; GPUs, of which NCCL takes one each: {gpus}; {help}", file=sys.stderr)
+        return 2
     records = []
     with TemporaryDirectory() as folder:
         for count in counts:
             path = Path(folder) / f"{count}.json"
-            command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path)]
-            for name in ("transport", "precision"):
-                values = getattr(arguments, name) or ()
-                for value in [values] if isinstance(values, str) else values:
-                    command += [f"--{name}", value]
+            command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path), "--transport", transport]
+            command += [word for each in arguments.precision or () for word in ("--precision", each)]
             command += ["--quick"] * arguments.quick
             print(f"{count} rank{'s' * (count > 1)} at work:", flush=True)
             status = launch(command, count)
             if status != 0:
                 return status
             records += json.loads(path.read_text())["records"]
-    text = json.dumps({"records": records}, indent=1) + "\n"
+    text = json.dumps({"records": records}, separators=(",", ":")) + "\n"
     read(text)
     status = deliver(text, arguments.output)
     if status:

@@ -383,7 +383,8 @@ def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if transport is None:
-        transport = "nccl" if gpus > identity.local_rank else "gloo"
+        # For all ranks of a machine alike: half a group on NCCL would wait for the other half for ever.
+        transport = "nccl" if gpus >= identity.local_ranks else "gloo"
     if transport == "nccl":
         if gpus <= identity.local_rank:
             from partita.dsl.diagnostic import refuse

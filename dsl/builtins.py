@@ -255,9 +255,9 @@ DEVICES = _table(
     Signature(
         "device",
         (
-            Setting("flops", Number(FLOPS, above=0)),
+            Setting("flops", Number(FLOPS, least=1)),
             Setting("memory", Number(BYTES, integer=True, least=1)),
-            Setting("bandwidth", Number(BYTES_PER_SECOND, above=0)),
+            Setting("bandwidth", Number(BYTES_PER_SECOND, least=1)),
         ),
     ),
 )
@@ -270,8 +270,8 @@ LINKS = _table(
     Signature(
         "link",
         (
-            Setting("bandwidth", Number(BYTES_PER_SECOND, above=0)),
-            Setting("latency", Number(SECONDS, least=0)),
+            Setting("bandwidth", Number(BYTES_PER_SECOND, least=1)),
+            Setting("latency", Number(SECONDS, least=0, most=60)),
         ),
     ),
 )

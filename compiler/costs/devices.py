@@ -57,7 +57,8 @@ class Device:
 
     In seconds, `launch` is what a kernel takes beside its work, `action` what each action of a schedule takes beside
     its kernels, and `step` what a step takes beside all of these. `node` is how many stand in one machine, joined by
-    a faster link than machines are. `timings` are measured, where the device is profiled.
+    a faster link than machines are. Programs are compiled for a `gpu` unless they say otherwise, and it has a memory of
+    its own. `timings` are measured, where the device is profiled.
     """
 
     name: str
@@ -71,13 +72,9 @@ class Device:
     step: float = 0.0
     vector: float = 0.0
     node: int = 1
+    gpu: bool = False
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
-
-    @property
-    def gpu(self) -> bool:
-        """Whether programs are compiled for it unless they say otherwise."""
-        return self.products.units > 0
 
 
 # What the shares are of. Bekman's table has the best that any shape reaches: A100 271.2 TFLOP/s with 1024 × 5120 ×
@@ -113,6 +110,7 @@ def _gpu(
         launch=_LAUNCH,
         vector=vector,
         node=8,
+        gpu=True,
         sources=(*sources, _PRODUCTS, _STREAMING),
     )
 

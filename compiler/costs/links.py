@@ -21,7 +21,8 @@ class Link:
     """Bandwidth in bytes/s in one direction, as a rank's messages reach it, and latency in seconds of a message; and
     `post`, seconds for which a rank is busy with posting a message or waiting for it (nothing where a device does that
     by itself). Collectives may reach less than messages do, and have figures of their own then (0: they have the
-    same). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it.
+    same). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it. What has
+    one `name` is one wire.
     """
 
     name: str
@@ -109,7 +110,8 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
     if call.name == "profile":
         return Link("profiled", **recorded(call, mesh.ranks).link)
     if call.name not in LINKS:
-        return Link("link", float(call.arguments["bandwidth"]), float(call.arguments["latency"]))
+        bandwidth, latency = (float(call.arguments[each]) for each in ("bandwidth", "latency"))
+        return Link(f"link of {bandwidth:g} and {latency:g}", bandwidth, latency)
     link, node = LINKS[call.name], device_of(mesh).node
     if not link.ports or node == 1:
         return link

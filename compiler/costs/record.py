@@ -1,8 +1,8 @@
 """What `partita profile` writes of a machine and `profile("machine.json")` reads: a device, a link, and timings.
 
-JSON: `{"records": [{"ranks": 2, "device": {…}, "link": {…}, "timings": [{"kernel", "dtype",
-"features", "work", "seconds"}]}]}`; keys are the fields of `Record`, `Device`, `Link` and `Timing`. Ranks
-that share a machine share its caches, its memory and its power, so each number of them has a record.
+JSON: `{"records": [{"ranks": 2, "device": {…}, "link": {…}, "timings": [[kernel, dtype, [feature, …], work, seconds],
+…]}]}`; keys are the fields of `Record`, `Device` and `Link`, and a timing has the fields of `Timing` in their order.
+Ranks that share a machine share its caches, its memory and its power, so each number of them has a record.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import cache
 from math import dist, exp, log
 from typing import Any
 
-from attrs import define, field, fields, frozen
+from attrs import define, field, frozen
 
 from partita.compiler.ops.op import Kernel
 from partita.dsl.diagnostic import refuse
+from partita.dsl.limits import NAME_CHARACTERS
 from partita.dsl.source import Source
 from partita.dsl.spec import Call
 
@@ -52,7 +53,9 @@ class Timings:
         return self._found[key]
 
     def _interpolated(self, kernel: Kernel, dtype: str) -> float | None:
-        found = [each for each in self.all if each.kernel == kernel.name and each.dtype == dtype]
+        # Another version may have known a kernel by more features.
+        alike = kernel.name, dtype, len(kernel.features)
+        found = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == alike]
         if not found:
             return None
         place = _logarithms(kernel.features)
@@ -80,23 +83,30 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `read` reads."""
-        names = [each.name for each in fields(Timing)]
-        timings = [{name: getattr(each, name) for name in names} for each in self.timings.all]
         return {
             "ranks": self.ranks,
             "device": self.device,
             "link": self.link,
-            "timings": timings,
+            "timings": [
+                [each.kernel, each.dtype, [*map(_short, each.features)], _short(each.work), _short(each.seconds)]
+                for each in self.timings.all
+            ],
         }
 
 
+def _short(value: float) -> float:
+    """A whole number as it is; of others six digits, which is more than is known."""
+    return int(value) if value.is_integer() else float(f"{value:.6g}")
+
+
 # What is measured of a device.
-DEVICE = {"name": str, "flops": dict, "memory": int} | dict.fromkeys(
+DEVICE = {"name": str, "gpu": bool, "flops": dict, "memory": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
 LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency"), float)
 _MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency")
-_TIMING = {"kernel": str, "dtype": str, "features": list, "work": float, "seconds": float}
+# Smaller ones are slips, and would make sums of seconds infinite.
+_LEAST, _MOST = 1e-15, 1e30
 
 
 @cache
@@ -116,20 +126,23 @@ def _record(found: object) -> Record:
     parts = _checked(found, {"ranks": int, "device": dict, "link": dict, "timings": list}, "a record")
     device = _checked(parts["device"], DEVICE, "`device`")
     flops = _checked(device["flops"], dict.fromkeys(("f32", "bf16", "f64"), float), "`flops`")
-    timings = []
-    for each in parts["timings"]:
-        timing = _checked(each, _TIMING, "a timing")
-        features = tuple(_number(value, "a feature") for value in timing["features"])
-        timings.append(Timing(timing["kernel"], timing["dtype"], features, timing["work"], timing["seconds"]))
-    lengths: dict[str, int] = {}
-    if any(lengths.setdefault(each.kernel, len(each.features)) != len(each.features) for each in timings):
-        raise ValueError("timings of one kernel have different features")
+    if not (device["name"].isprintable() and len(device["name"]) <= NAME_CHARACTERS):
+        raise ValueError("`name` is printable, and not long")
+    timings = [_timing(each) for each in parts["timings"]]
     return Record(
         parts["ranks"],
         {**device, "flops": flops},
         _checked(parts["link"], LINK, "`link`"),
         Timings(tuple(timings)),
     )
+
+
+def _timing(found: object) -> Timing:
+    match found:
+        case [str(kernel), str(dtype), [*features], work, seconds]:
+            each = tuple(_number(value, "a feature") for value in features)
+            return Timing(kernel, dtype, each, _number(work, "work"), _number(seconds, "seconds"))
+    raise ValueError("a timing is [kernel, dtype, [feature, …], work, seconds]")
 
 
 def recorded(call: Call, ranks: int) -> Record:
@@ -158,9 +171,9 @@ def _checked(found: object, wanted: Mapping[str, type], what: str) -> dict[str, 
 
 
 def _number(value: object, what: str) -> float:
-    """Finite, not negative; what is divided by is above nothing."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e30:
+    """Not so small or large that sums end in nothing or in infinity; what is divided by is above nothing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
         raise ValueError(f"{what} is a number, and not less than nothing")
-    if value == 0 and what.strip("`") not in _MAY_BE_NOTHING:
-        raise ValueError(f"{what} is above nothing")
+    if value < _LEAST and (value or what.strip("`") not in _MAY_BE_NOTHING):
+        raise ValueError(f"{what} is above nothing, and at least {_LEAST:g}")
     return float(value)

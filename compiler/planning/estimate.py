@@ -85,15 +85,15 @@ def _order(name: str, ranks: int, chunks: int, microbatches: int) -> tuple[Sched
 
 
 def memory(
-    stages: Stages, own: Sequence[Figures], candidate: Candidate, microbatches: int, inputs: float
+    stages: Stages, own: Sequence[Figures], candidate: Candidate, microbatches: int, more: float
 ) -> tuple[float, ...]:
-    """Bytes of each rank of the pipeline; `inputs` are those of a microbatch's inputs on a rank.
+    """Bytes of each rank of the pipeline; `more` are those of inputs that the miniature did not have, on ranks that
+    read them.
 
     What does not grow with turns (the working set of a function, buffers) counts once for each rank, however many
     stages it has.
     """
     placement = placement_of(candidate)
-    more = inputs * max(0, microbatches - 4)
     if candidate.stages == 1:
         (one,) = own
         return (one.beside + max(one.saved + max(one.in_forward, one.in_whole), one.reduced) + more,)

@@ -102,15 +102,17 @@ def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
         if space.turns < 2:
             return Stages(one, one, one, Figures())
         (two,) = _measured(space, candidate, links, microbatches, 2, ())
-        return Stages(one, one, one, (two - one) * (1 / len(space.steps)))
-    if len(space.steps) == 1:
+        turn = (two - one) * (1 / space.runs)
+        one -= turn * (space.runs - 1)
+        return Stages(one, one, one, turn)
+    if space.runs == 1:
         small = evolve(candidate, pipe=len(COUNTS))
         first, middle, two, last = _measured(space, small, links, microbatches, sum(COUNTS), COUNTS)
         return Stages(first, middle, last, two - middle)
-    # Several repeats: a turn is the mean of theirs, and what stands outside of them counts for the last stage.
+    # Several repeats, or one that runs several times: a turn is the mean of theirs, and what stands outside of them
+    # counts for the last stage.
     alone = stages_of(space, evolve(candidate, pipe=1), links)
-    rest = alone.last - alone.turn * len(space.steps)
-    return Stages(alone.turn, alone.turn, alone.turn + rest, alone.turn)
+    return Stages(alone.turn, alone.turn, alone.last, alone.turn)
 
 
 def _measured(

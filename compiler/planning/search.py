@@ -26,13 +26,14 @@ from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import Compilation, compile_spec
 from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
-from partita.compiler.planning.miniature import Links, Stages, stages_of
+from partita.compiler.planning.miniature import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
 from partita.compiler.report.prediction import Prediction, predict, silenced, stage_seconds
 from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.units import BYTES, written
 
 # What of a device's memory a program may take: kernels have workspaces, and allocators gaps.
 USABLE = 0.95
@@ -100,6 +101,7 @@ class Search:
     _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
     _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
     _outlooks: dict[Candidate, Outlook] = field(factory=dict, init=False)
+    _nearest: dict[str, tuple[float, Candidate]] = field(factory=dict, init=False)
     _took: float = field(default=0.0, init=False)
     _made: int = field(default=0, init=False)
     _parameters: float = field(init=False)
@@ -124,7 +126,7 @@ class Search:
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
         first = min(larger, key=self._seconds, default=None)
         if not plans:
-            raise self._nothing(bool(bounds))
+            raise self._nothing()
         beyond = None
         if first is not None and self._seconds(first) < plans[0].prediction.step_time:
             beyond = first, self._outlooks[first]
@@ -134,10 +136,10 @@ class Search:
 
     def _own(self, best: Plan) -> Plan | None:
         """The file as it stands, where there is time."""
-        candidate = self.space.own()
-        if candidate is None or self._too_late_for(best.candidate):
-            return None
         try:
+            candidate = self.space.own()
+            if candidate is None or self._too_late_for(best.candidate):
+                return None
             return predicted(self.space.as_it_stands(candidate), candidate)
         except Refused:
             return None
@@ -190,21 +192,21 @@ class Search:
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
         for zero in (1, 2, 3) if candidate.data > 1 else (0,):
             candidate = evolve(candidate, zero=zero)
-            if NEAR * (max(0.0, beside) + self._stored(candidate) + activations) <= self.room:
-                seconds, sums = (
-                    least(stages, own, candidate, microbatches, self.space.turns),
-                    self._reduction(candidate),
-                )
+            needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
+            if needed <= self.room:
+                seconds = least(stages, own, candidate, microbatches, self.space.turns)
+                sums = self._reduction(candidate)
                 if zero > 1:
                     seconds = max(seconds, sums * microbatches)
                 return seconds + own.end * chunks / candidate.data + sums, candidate
+            self._too_large("bounded", needed, candidate)
         return None
 
     def _reference(self, candidate: Candidate) -> Stages | None:
         """The stages of a candidate without data parallelism, in a pipeline where it has turns to cut. As a microbatch
         grows, they move about on a line; and what recomputation adds grows with it.
         """
-        shape = evolve(candidate, data=1, pipe=2 if len(self.space.steps) == 1 else 1, zero=0)
+        shape = evolve(candidate, data=1, pipe=2 if self.space.runs == 1 else 1, zero=0)
         if not self.space.free:
             return self._known(shape)
         first, second = SIZES
@@ -273,6 +275,7 @@ class Search:
                 found.append(candidate)
                 best = nsmallest(self.top, [*best, outlook.parts.step])
                 continue
+            self._too_large("estimated", outlook.peak, candidate)
             for smaller in self._smaller(candidate):
                 if smaller not in known:
                     known.add(smaller)
@@ -312,19 +315,25 @@ class Search:
             return None
         microbatches = self.space.microbatches(candidate)
         own = cut(stages, candidate, self.space.turns)
+        whole, part = self._inputs(candidate)
         found = Outlook(
             parts(stages, own, candidate, microbatches, self.device.step),
-            memory(stages, own, candidate, microbatches, self._inputs(candidate)),
+            tuple(each + whole for each in memory(stages, own, candidate, microbatches, part)),
         )
         self._outlooks[candidate] = found
         return found
 
-    def _inputs(self, candidate: Candidate) -> float:
-        """Bytes of a microbatch's inputs on a rank."""
-        model = self.space.given.model
+    def _inputs(self, candidate: Candidate) -> tuple[float, float]:
+        """Bytes of inputs that its miniature does not have: of the whole, which ranks of a processor hold beside their
+        part, and of a rank's part.
+        """
+        space = self.space
+        model = space.given.model
         assert model is not None
-        types = model.body.types[: len(model.body.inputs)]
-        return sum(t.bytes for t in types) / self.space.rows * candidate.size
+        microbatches = space.microbatches(candidate)
+        left = 1 - min(MICROBATCHES, microbatches) / microbatches if space.free else 0.0
+        missing = left * sum(type.bytes for type in model.body.types[: len(model.body.inputs)])
+        return 0.0 if self.device.gpu else missing, missing / (candidate.data * space.beside)
 
     def _variants(self, best: list[Candidate]) -> Iterator[Candidate]:
         """The best once more without sequence parallelism, and without ZeRO."""
@@ -347,7 +356,10 @@ class Search:
                 break
             mesh = candidate.data, candidate.pipe, candidate.tensor
             plan = planned(self.space, candidate) if meshes[mesh] < alike else None
-            if plan is None or plan.peak > self.room:
+            if plan is None:
+                continue
+            if plan.peak > self.room:
+                self._too_large("compiled", plan.peak, candidate)
                 continue
             # With few microbatches some schedules are one.
             same = *mesh, plan.prediction.step_time, plan.peak
@@ -357,25 +369,29 @@ class Search:
                 meshes[mesh] += 1
         return tuple(sorted(plans, key=lambda plan: plan.prediction.step_time))
 
-    def _nothing(self, bounded: bool) -> Refused:
-        """Why there is no plan."""
+    def _too_large(self, look: str, needed: float, candidate: Candidate) -> None:
+        """A candidate does not fit, by one of the looks."""
+        if needed < self._nearest.get(look, (float("inf"), candidate))[0]:
+            self._nearest[look] = needed, candidate
+
+    def _nothing(self) -> Refused:
+        """Why there is no plan: what the last look says that found something too large."""
         device = self.device
-        looked = [(outlook.peak, candidate) for candidate, outlook in self._outlooks.items()]
-        if looked:
-            peak, candidate = min(looked, key=lambda pair: pair[0])
-            notes = [
-                f"the least that was found is {peak / 2**30:,.1f} GiB on a rank: {described(self.space, candidate)}"
-            ]
-        elif any(each is not None for each in self._references.values()) or not self._references:
+        look = next((each for each in ("compiled", "estimated", "bounded") if each in self._nearest), None)
+        if look is not None:
+            needed, candidate = self._nearest[look]
+            least = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
+            note = f"the least that was found is {least} on a rank: {described(self.space, candidate)}"
+        elif not self._references:
             factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
-            needed = min(map(self._stored, factors)) / 2**30
-            notes = [f"parameters, gradients and the optimizer's state alone need {needed:,.1f} GiB on a rank"]
+            needed = min(map(self._stored, factors))
+            note = f"parameters, gradients and the optimizer's state alone need {written(needed, BYTES)} on a rank"
         else:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
         return refuse(
             "E0902",
-            f"nothing fits into {USABLE:.0%} of the {device.memory / 2**30:,.1f} GiB of {device.name}",
-            notes=notes,
+            f"nothing fits into {USABLE:.0%} of the {written(device.memory, BYTES)} of {device.name}",
+            notes=[note],
             help="more devices, devices with more memory, a smaller batch or a shorter sequence",
         )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import isqrt, prod
 
 from attrs import evolve, frozen
 
@@ -68,9 +68,9 @@ class Candidate:
 @frozen(eq=False)
 class Space:
     """All candidates of a file for a number of devices. `split` and `sequence` are axes of tensors, `staged` the names
-    of the repeats that are cut, `turns` how many they have, `steps` the repeats themselves; `blocks` can be recomputed;
-    `kept` are rules of the file. `over` are the mesh axes that the batch is split over beside `data`. `sizes` fixes
-    what is not searched.
+    of the repeats that are cut, `steps` the repeats themselves, `runs` how often they run, in all calls and turns of
+    others, and `turns` how many turns they have there; `blocks` can be recomputed; `kept` are rules of the file. `over`
+    are the mesh axes that the batch is split over beside `data`. `sizes` fixes what is not searched.
     """
 
     given: spec.Spec
@@ -86,6 +86,7 @@ class Space:
     sequence: tuple[str, ...]
     staged: tuple[str, ...]
     steps: tuple[spec.Repeat, ...]
+    runs: int
     turns: int
     blocks: tuple[str, ...]
     kept: tuple[spec.Rule, ...]
@@ -95,8 +96,9 @@ class Space:
 
     def factors(self) -> Iterator[tuple[int, int, int]]:
         """The sizes (data, pipe, tensor) that multiply to the devices and divide what they split."""
-        others = prod(size for _, size in self.others)
-        count = self.devices // others
+        count, rest = divmod(self.devices, prod(size for _, size in self.others))
+        if rest:
+            return
         for tensor in _divisors(count):
             # Machines and the sizes of models are powers of two, mostly.
             usual = tensor.bit_count() == 1 or count <= self.node
@@ -308,26 +310,29 @@ class Space:
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 # ---------------------------------------------------------------- the space of a file
 
 
-def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, mesh: spec.Mesh | None = None) -> Space:
+def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, device: str | None = None) -> Space:
     """The space of a file, for its mesh's number of devices unless another is given; with `keep`, for its mesh's sizes
-    too. `mesh` stands instead of the file's.
+    too. A `device` of this name, in usual machines, stands instead of the mesh's devices and links.
 
     Raises Refused: E0410 without a model or a train block, E0901 where the devices cannot be used.
     """
     model, _ = trained(given)
     layout = given.layout
-    mesh = mesh or given.mesh or next(iter(given.meshes.values()), None)
+    mesh = given.mesh or next(iter(given.meshes.values()), None)
     wanted = devices or (mesh.ranks if mesh else None)
     if wanted is None:
         help = "`--devices 8`, or a `mesh` in the file"
         raise refuse("E0901", f"`{given.source.name}` declares no mesh to count devices by", help=help)
     mesh = mesh or spec.Mesh("cluster", (), None, {})
+    if device is not None:
+        mesh = evolve(mesh, device=spec.Call(device, {}), links={})
     call = given.schedule.call if given.schedule else None
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
     rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)] if layout else []
@@ -375,6 +380,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, m
         sequence,
         staged,
         steps,
+        turns_of(model.body, staged, 1),
         turns_of(model.body, staged),
         _blocks(model.body, steps),
         kept,
@@ -446,14 +452,17 @@ def outermost(body: spec.Body, names: tuple[str, ...] | None = None) -> Iterator
                 yield step
 
 
-def turns_of(body: spec.Body, names: tuple[str, ...]) -> int:
-    """The turns of the repeats of some names, of nested ones those of the outermost, in all calls and turns."""
+def turns_of(body: spec.Body, names: tuple[str, ...], each: int | None = None) -> int:
+    """The turns of the repeats of some names, of nested ones those of the outermost, in all calls and turns; or what
+    that would be if they had so many turns `each`.
+    """
     found = 0
     for step in body.steps:
         if isinstance(step, spec.CallBlock):
-            found += turns_of(step.body, names)
+            found += turns_of(step.body, names, each)
         elif isinstance(step, spec.Repeat):
-            found += step.count if step.name in names else step.count * turns_of(step.body, names)
+            own = step.name in names
+            found += (each or step.count) if own else step.count * turns_of(step.body, names, each)
     return found
 
 

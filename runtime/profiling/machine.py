@@ -53,6 +53,7 @@ def profile(
         _peaks(found),
         _memory(device) // ranks if device.type == "cpu" else _memory(device),
         float(_everywhere([_bandwidth(device)], device).mean()),
+        gpu=device.type == "cuda",
         launch=min(each.seconds for each in found),
         timings=Timings(tuple(found)),
     )

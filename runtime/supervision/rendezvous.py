@@ -27,14 +27,15 @@ LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 class Identity:
     """One rank of a run.
 
-    `local_rank` counts the ranks of one machine and chooses the GPU. `launcher` is `partita`, `torchrun` or
-    `slurm`; `rendezvous` is torch.distributed's `init_method`; `local` says that all ranks are on this
-    machine.
+    `local_rank` counts the ranks of one machine, of which there are `local_ranks`, and chooses the GPU. `launcher` is
+    `partita`, `torchrun` or `slurm`; `rendezvous` is torch.distributed's `init_method`; `local` says that all ranks are
+    on this machine.
     """
 
     rank: int
     ranks: int
     local_rank: int
+    local_ranks: int
     launcher: str
     rendezvous: str
     local: bool
@@ -84,7 +85,8 @@ def await_word() -> bool:
 def _from_supervisor(variables: Mapping[str, str]) -> Identity:
     rank = _number(variables, RANK)
     path = _text(variables, RENDEZVOUS)
-    return Identity(rank, _number(variables, RANKS), rank, "partita", f"file://{path}", local=True)
+    ranks = _number(variables, RANKS)
+    return Identity(rank, ranks, rank, ranks, "partita", f"file://{path}", local=True)
 
 
 def _from_torchrun(variables: Mapping[str, str]) -> Identity:
@@ -96,7 +98,8 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     if not 0 <= rank < ranks:
         raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
     local_rank = int(variables.get("LOCAL_RANK", rank))
-    return Identity(rank, ranks, local_rank, "torchrun", "env://", local)
+    local_ranks = int(variables.get("LOCAL_WORLD_SIZE", ranks if local else local_rank + 1))
+    return Identity(rank, ranks, local_rank, local_ranks, "torchrun", "env://", local)
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
@@ -112,14 +115,24 @@ def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
     # The same port on every rank, another one for another job on the same machine; below the ephemeral ports.
     port = int(variables.get("MASTER_PORT") or 15_000 + int(variables.get("SLURM_JOB_ID", "0")) % 15_000)
     local = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
+    local_rank = int(variables.get("SLURM_LOCALID", "0"))
     return Identity(
         _number(variables, "SLURM_PROCID"),
         ranks,
-        int(variables.get("SLURM_LOCALID", "0")),
+        local_rank,
+        ranks if local else _slurm_tasks(variables, local_rank + 1),
         "slurm",
         f"tcp://{address}:{port}",
         local,
     )
+
+
+def _slurm_tasks(variables: Mapping[str, str], otherwise: int) -> int:
+    """The tasks of this machine: `8(x2),4` says those of three, in the order of their numbers."""
+    text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
+    counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    number = int(variables.get("SLURM_NODEID", "0"))
+    return counts[number] if number < len(counts) else otherwise
 
 
 def first_host(nodes: str) -> str:

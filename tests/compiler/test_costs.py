@@ -90,6 +90,16 @@ def test_ranks_of_a_group_in_one_machine_use_its_ports_together(sizes: tuple[int
     assert link_of(found, "tensor") == LINKS["nvlink3"]
 
 
+def test_links_that_differ_are_wires_of_their_own():
+    links = {
+        name: Call("link", {"bandwidth": bandwidth, "latency": 1e-6})
+        for name, bandwidth in (("a", 1e9), ("b", 1e10), ("c", 1e9))
+    }
+    mesh = Mesh("m", (("a", 2), ("b", 2), ("c", 2)), None, links)
+    a, b, c = (link_of(mesh, name).name for name in "abc")
+    assert a == c != b
+
+
 def test_groups_share_the_one_port_of_a_machine():
     port = LINKS["ethernet"]
     assert link_of(mesh(32, 1, 8, "ethernet"), "data").bandwidth == pytest.approx(port.bandwidth / 8)

@@ -41,29 +41,30 @@ LINK = {
 }
 
 
+DEVICE: dict[str, Any] = {
+    "name": "this",
+    "gpu": False,
+    "flops": {"f32": 1e11, "bf16": 1e11, "f64": 5e10},
+    "memory": 1 << 30,
+    "bandwidth": 1e10,
+    "streaming": 1.0,
+    "launch": 1e-6,
+    "action": 1e-5,
+    "step": 1e-4,
+}
+
+
 def record(ranks: int = 1, **changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ranks": ranks,
-        "device": {
-            "name": "this",
-            "flops": {"f32": 1e11, "bf16": 1e11, "f64": 5e10},
-            "memory": 1 << 30,
-            "bandwidth": 1e10,
-            "streaming": 1.0,
-            "launch": 1e-6,
-            "action": ranks * 1e-5,
-            "step": 1e-4,
-        },
+        "device": {**DEVICE, "action": ranks * 1e-5},
         "link": LINK,
         "timings": [
-            {"kernel": "dot", "dtype": "f32", "features": [4, 8, 8], "work": 512.0, "seconds": 1e-6},
-            {"kernel": "dot", "dtype": "f32", "features": [64, 64, 64], "work": 524288.0, "seconds": 1e-5},
+            ["dot", "f32", [4, 8, 8], 512, 1e-6],
+            ["dot", "f32", [64, 64, 64], 524288, 1e-5],
         ],
     }
     return found | changes
-
-
-TIMING = {"kernel": "a", "dtype": "f32", "work": 1, "seconds": 1}
 
 
 def text(*records: dict[str, Any]) -> str:
@@ -106,17 +107,14 @@ def test_what_is_written_is_read_again():
         (text(record(ranks=0)), "`ranks` is above nothing"),
         (text(record(link={**LINK, "bandwidth": 0})), "`bandwidth` is above nothing"),
         (text(record(link={**LINK, "bandwidth": "fast"})), "`bandwidth` is a number"),
-        (text(record(timings=[{}])), "a timing has the keys"),
-        (
-            text(
-                record(
-                    timings=[
-                        {"kernel": "a", "dtype": "f32", "features": [n] * n, "work": 1, "seconds": 1} for n in (1, 2)
-                    ]
-                )
-            ),
-            "different features",
-        ),
+        (text(record(link={**LINK, "bandwidth": 1e-320})), "`bandwidth` is above nothing"),
+        (text(record(device={**DEVICE, "gpu": 1})), "`gpu` is no bool"),
+        (text(record(device={**DEVICE, "name": "\x1b[2J"})), "`name` is printable"),
+        (text(record(device={**DEVICE, "name": "\ud800"})), "`name` is printable"),
+        (text(record(timings=[{}])), "a timing is [kernel"),
+        (text(record(timings=[["dot", "f32", [64], 1]])), "a timing is [kernel"),
+        (text(record(timings=[["dot", "f32", [64], 1, 0]])), "seconds is above nothing"),
+        (text(record(timings=[["dot", "f32", [True], 1, 1]])), "a feature is a number"),
         ("[" * 100_000, "it is not JSON"),
     ],
 )
@@ -151,3 +149,5 @@ def test_a_rate_lies_between_measured_ones(measured: list[tuple[int, int, float]
         assert timings.seconds(Kernel("k", (float(m), float(n)), float(m * n)), "f32") == pytest.approx(s)
     assert timings.seconds(Kernel("other", (1.0, 1.0), 1.0), "f32") is None
     assert timings.seconds(Kernel("k", (1.0, 1.0), 1.0), "f64") is None
+    # A version that knew a kernel by more features, or by fewer.
+    assert timings.seconds(Kernel("k", (1.0,), 1.0), "f32") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -20,7 +21,6 @@ from partita.compiler.planning.search import Search, planned, predicted
 from partita.compiler.planning.space import Candidate, space_of
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
-from partita.dsl import spec
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
 
@@ -86,6 +86,8 @@ def test_a_mesh_axis_of_another_purpose_stays():
     best = Search(space, 1).run().plans[0]
     assert best.file.mesh.size("other") == 3
     assert compile_spec(best.file).mesh.ranks == 48
+    with pytest.raises(Refused, match="16 devices cannot all be used"):
+        space_of(given, 16)
 
 
 # ---------------------------------------------------------------- estimates
@@ -116,6 +118,79 @@ def test_estimates_are_near_what_is_compiled(candidate):
     most = 0.4 if candidate.schedule == "zb_v" else 0.15
     assert max(memory(stages, own, candidate, microbatches, 0.0)) == pytest.approx(plan.peak, rel=most)
     assert plan.parts.step == pytest.approx(plan.prediction.step_time)
+
+
+TOWERS = """
+axis batch = 4096, embed = 64, wide = 256
+block mlp(x: [batch, embed]) {{
+  param up: [embed, wide] ~ normal(0.1)
+  param down: [wide, embed] ~ normal(0.1)
+  return x + dot(gelu(dot(x, up, over = embed)), down, over = wide)
+}}
+block tower(x: [batch, embed]) {{
+  repeat 4 as layer {{ let x = mlp(x) }}
+  return x
+}}
+model net(x: [batch, embed]) {{
+  {body}
+  loss mean(x * x)
+}}
+mesh cluster(data = 2, pipe = 2)
+layout split on cluster {{
+  shard batch -> data
+  stage layer -> pipe
+}}
+schedule own = {schedule}
+train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "runs", "turns"),
+    [
+        ("let x = tower(x)", 1, 4),
+        ("let x = tower(tower(x))", 2, 8),
+        ("repeat 3 as outer { let x = tower(x) }", 3, 12),
+        ("let x = tower(x) repeat 2 as layer { let x = mlp(mlp(x)) }", 2, 6),
+    ],
+)
+def test_repeats_that_run_several_times(body, runs, turns):
+    given, diagnostics = load_text(TOWERS.format(body=body, schedule="one_f_one_b(microbatches = 8)"))
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert (space.runs, space.turns) == (runs, turns)
+    for candidate in (Candidate(4, 1, 1, 128), Candidate(2, 2, 1, 128), Candidate(1, 2, 1, 256, recompute="all")):
+        stages = stages_of(space, candidate)
+        own = cut(stages, candidate, turns)
+        estimated = parts(stages, own, candidate, space.microbatches(candidate), 0.0)
+        plan = planned(space, candidate)
+        # Turns of repeats that differ count as the mean of these.
+        near = 0.05 if "mlp(mlp" not in body else 0.25
+        assert estimated.step == pytest.approx(plan.prediction.step_time, rel=near)
+    best = Search(space, 3).run().plans[0]
+    assert best.file.mesh.ranks == 4
+
+
+def test_the_inputs_of_many_microbatches_are_estimated():
+    """Of which a rank of a processor holds all, beside its part."""
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    given, diagnostics = load_text(text, overrides=["batch=65536"])
+    assert given is not None, diagnostics
+    space = space_of(given)
+    candidate = Candidate(2, 2, 1, 512)
+    assert space.microbatches(candidate) == 64
+    outlook = Search(space)._look(candidate)
+    plan = planned(space, candidate)
+    assert plan.peak > 1.4 * (1 << 16) * 64 * 4
+    assert outlook.peak == pytest.approx(plan.peak, rel=0.1)
+
+
+def test_the_files_own_schedule_may_be_broken(tmp_path):
+    (tmp_path / "bad.txt").write_text("F0.0 nonsense")
+    (tmp_path / "net.par").write_text(TOWERS.format(body="let x = tower(x)", schedule='from_file("bad.txt")'))
+    found = Search(space_of(spec_of(tmp_path / "net.par")), 1).run()
+    assert found.plans
+    assert found.own is None
 
 
 def test_the_best_is_no_worse_than_any_candidate():
@@ -190,7 +265,7 @@ def test_json(capsys):
 
 def test_a_device_brings_its_links():
     given = evolve(spec_of(SPECS / "tiny.par"), layout=None, meshes={})
-    space = space_of(given, 32, mesh=spec.Mesh("cluster", (), spec.Call("h100", {}), {}))
+    space = space_of(given, 32, device="h100")
     links = space.mesh_of(Candidate(8, 2, 2, 1)).links
     assert {name: link.name for name, link in links.items()} == {
         "data": "ib400",
@@ -203,7 +278,7 @@ def test_a_device_brings_its_links():
     ("arguments", "code", "said"),
     [
         (["mlp.par", "--devices", "7"], "E0901", "7 devices cannot all be used"),
-        (["gpt.par", "embed=98304", "key=8192"], "E0902", "GiB on a rank"),
+        (["gpt.par", "embed=98304", "key=8192"], "E0902", "iB on a rank"),
     ],
 )
 def test_what_cannot_be_planned(arguments, code, said, capsys):
@@ -232,6 +307,39 @@ def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
     assert main(["plan", str(GPT), "--top", "1", "-o", str(folder / "planned.par")]) == 1
     assert "E0903" in capsys.readouterr().err
     assert not list(folder.iterdir())
+
+
+def test_what_fits_by_no_estimate_is_said_with_what_it_needs(tmp_path):
+    """Activations alone are too large: what is said to be needed is more than there is."""
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    device = "device(flops = 1TFLOP/s, memory = 1MiB, bandwidth = 1TB/s)"
+    text = text.replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}").replace(
+        "batch = 4096", "batch = 4, seq = 4096"
+    )
+    text = text.replace("[batch, embed]", "[batch, seq, embed]")
+    given, diagnostics = load_text(text)
+    assert given is not None, diagnostics
+    with pytest.raises(Refused) as refused:
+        Search(space_of(given)).run()
+    (note,) = refused.value.diagnostics[0].notes
+    found = re.fullmatch(r"the least that was found is about ([\d.]+)MiB on a rank: .*", note)
+    assert found is not None, note
+    assert float(found[1]) > 1
+
+
+def test_a_device_needs_a_number_of_them(tmp_path, capsys):
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    (tmp_path / "net.par").write_text(text[: text.index("mesh")] + text[text.index("train") :])
+    assert main(["plan", str(tmp_path / "net.par"), "--device", "a100"]) == 1
+    assert "E0901" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [("--devices", "10000000000"), ("--within", "9" * 400), ("--top", "0")])
+def test_numbers_beyond_reason_are_status_2(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(GPT), *wrong])
+    assert ended.value.code == 2
+    assert "error: argument" in capsys.readouterr().err
 
 
 def test_an_unknown_device_is_status_2(capsys):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from partita.compiler.costs.nodes import kernel_of
@@ -38,7 +39,7 @@ def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path
     spec, diagnostics = load(tmp_path / "tiny.par", overrides)
     assert spec is not None, diagnostics
     state = compile_spec(spec)
-    known = {(each["kernel"], each["dtype"]) for each in json.loads(machine.read_text())["records"][1]["timings"]}
+    known = {(kernel, dtype) for kernel, dtype, *_ in json.loads(machine.read_text())["records"][1]["timings"]}
     assert state.partitioned is not None
     for stage in state.partitioned.stages:
         for node in stage.nodes:
@@ -72,3 +73,11 @@ def test_no_ranks_are_refused():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "from 1 to 256" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+def test_nccl_without_gpus_is_refused_before_a_rank_starts():
+    command = [sys.executable, "-m", "partita", "profile", "--transport", "nccl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "GPUs, of which NCCL takes one each: 0" in done.stderr

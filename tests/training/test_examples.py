@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -67,6 +68,33 @@ def test_every_form_is_emitted(form: str):
     if form == "python":
         compile(whole.stdout, "emitted", "exec")
         assert "tiny.par:" in whole.stdout
+
+
+def test_a_stages_source_has_all_that_it_calls():
+    """Also what those call, which torch compiles."""
+    command = ("compile", str(SPECS / "tiny.par"), "train.compile=true", "--emit", "python")
+    whole, part = (
+        {
+            node.name: node
+            for node in ast.parse(partita(*each, timeout=100).stdout).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        for each in (command, (*command, "--stage", "0"))
+    )
+    assert 0 < len(part) < len(whole)
+    assert any(node.decorator_list for node in part.values())
+    for name, node in part.items():
+        assert ast.dump(node) == ast.dump(whole[name])
+        assert {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & whole.keys() <= part.keys()
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--stage", "0"), ("--emit", "schedule", "--stage", "0"), ("--emit", "graph", "--json")]
+)
+def test_what_says_nothing_together_is_status_2(wrong: tuple[str, ...]):
+    done = partita("compile", str(SPECS / "tiny.par"), *wrong, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith("partita: --")
 
 
 def test_compile_json_has_the_stable_keys():
