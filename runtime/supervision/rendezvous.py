@@ -97,8 +97,8 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     rank = _number(variables, "RANK")
     if not 0 <= rank < ranks:
         raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
-    local_rank = int(variables.get("LOCAL_RANK", rank))
-    local_ranks = int(variables.get("LOCAL_WORLD_SIZE", ranks if local else local_rank + 1))
+    local_rank = _number(variables, "LOCAL_RANK", rank)
+    local_ranks = _number(variables, "LOCAL_WORLD_SIZE", ranks if local else local_rank + 1)
     return Identity(rank, ranks, local_rank, local_ranks, "torchrun", "env://", local)
 
 
@@ -107,15 +107,15 @@ def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
     # several.
     if "SLURM_STEP_ID" not in variables and "SLURM_STEPID" not in variables:
         return None
-    ranks = int(variables.get("SLURM_STEP_NUM_TASKS") or _text(variables, "SLURM_NTASKS"))
+    ranks = _number(variables, "SLURM_STEP_NUM_TASKS" if variables.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS")
     if ranks == 1:
         return None  # `srun --pty bash`, or one task on purpose: either way nobody else is there
     hosts = variables.get("SLURM_STEP_NODELIST") or _text(variables, "SLURM_JOB_NODELIST")
     address = variables.get("MASTER_ADDR") or first_host(hosts)
     # The same port on every rank, another one for another job on the same machine; below the ephemeral ports.
-    port = int(variables.get("MASTER_PORT") or 15_000 + int(variables.get("SLURM_JOB_ID", "0")) % 15_000)
+    port = _number(variables, "MASTER_PORT", 15_000 + _number(variables, "SLURM_JOB_ID", 0) % 15_000)
     local = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
-    local_rank = int(variables.get("SLURM_LOCALID", "0"))
+    local_rank = _number(variables, "SLURM_LOCALID", 0)
     return Identity(
         _number(variables, "SLURM_PROCID"),
         ranks,
@@ -131,7 +131,7 @@ def _slurm_tasks(variables: Mapping[str, str], otherwise: int) -> int:
     """The tasks of this machine: `8(x2),4` says those of three, in the order of their numbers."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
     counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
-    number = int(variables.get("SLURM_NODEID", "0"))
+    number = _number(variables, "SLURM_NODEID", 0)
     return counts[number] if number < len(counts) else otherwise
 
 
@@ -150,7 +150,10 @@ def _text(variables: Mapping[str, str], name: str) -> str:
     return variables[name]
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
+def _number(variables: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    """A number; `otherwise`, where it is not set and need not be."""
+    if otherwise is not None and not variables.get(name):
+        return otherwise
     value = _text(variables, name)
     if not value.isdigit():
         raise ValueError(f"the environment variable {name} must be a number, not {value!r}")

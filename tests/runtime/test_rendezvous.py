@@ -74,9 +74,21 @@ def test_incomplete_environments_say_what_is_missing(environment: dict[str, str]
         rank_from_environment({**environment, missing: ""})
 
 
-def test_numbers_are_checked() -> None:
-    with pytest.raises(ValueError, match="PARTITA_RANK must be a number, not 'one'"):
-        rank_from_environment({**OURS, "PARTITA_RANK": "one"})
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        (OURS, "PARTITA_RANK"),
+        (TORCHRUN, "LOCAL_RANK"),
+        (TORCHRUN, "LOCAL_WORLD_SIZE"),
+        (SLURM, "SLURM_LOCALID"),
+        (SLURM, "SLURM_NODEID"),
+        (SLURM, "SLURM_STEP_NUM_TASKS"),
+        (SLURM, "MASTER_PORT"),
+    ],
+)
+def test_numbers_are_checked(environment: dict[str, str], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a number, not 'one'"):
+        rank_from_environment({**environment, name: "one"})
 
 
 @pytest.mark.parametrize(
