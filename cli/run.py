@@ -10,7 +10,8 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
-from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.cli.source import add_source_arguments, report
+from partita.dsl.load import load
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
 FAILED = 3
 INTERRUPTED = 130
 STALL_SECONDS = 600.0
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one there is no GPU, and no need to import torch and ask it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
     if identity is not None and identity.launcher == "partita":
         # Ctrl-C is the supervisor's. A rank that is interrupted alone ends at once, wherever it waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Warnings are said once: by the supervisor, which its ranks need not repeat, or by the first rank.
+    # Warnings are said once: by the supervisor, which its ranks need not repeat, or by the first rank. Errors are said
+    # by the first rank of each machine, which may have another file, other data or other devices.
     quiet = identity is not None and (identity.launcher == "partita" or identity.rank > 0)
-    spec = load_or_report(arguments, quiet)
+    first_here = identity is None or identity.local_rank == 0
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
+    if not quiet or (spec is None and first_here):
+        report(diagnostics)
     if spec is None:
         return 1
     try:
@@ -104,8 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _supervise(arguments, spec)
         return _train(arguments, spec, identity, quiet)
     except Refused as refused:
-        # A wrong file is wrong on every rank alike: the first one says so.
-        if identity is None or identity.rank == 0:
+        if first_here:
             report(refused.diagnostics)
         return 1
 
@@ -134,7 +139,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     from partita.runtime.data.binding import open_data
     from partita.runtime.supervision.launcher import launch
 
-    state, evaluation = compile_run(spec)
+    transport = _transport(arguments, spec)
+    state, evaluation = compile_run(spec, gpu=transport == "nccl")
     report((*state.warnings, *doubts(state)))
     program = state.program
     assert program is not None
@@ -151,17 +157,49 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     if trace is not None and not _recordable(spec, trace):
         return 2
     command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
-    for name in ("root", "run_dir", "transport", "stall_timeout", "trace"):
+    command += ["--transport", transport]
+    for name in ("root", "run_dir", "stall_timeout", "trace"):
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     if trace is not None:
         measured.forget(trace, program)
     lookout = _lookout(arguments, spec, program, evaluation.program if evaluation else None)
-    status = launch(command, program.mesh.ranks, restarts=arguments.restarts, lookout=lookout)
+    try:
+        status = launch(command, program.mesh.ranks, restarts=arguments.restarts, lookout=lookout)
+    except OSError as error:
+        print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
+        return FAILED
     if trace is not None and status in (0, INTERRUPTED):
         measured.draw(trace, program)
     return status
+
+
+def _transport(arguments: argparse.Namespace, spec: Spec) -> str:
+    """The transport of all ranks, which are on this machine. Refused: E0611."""
+    ranks = spec.mesh.ranks if spec.mesh is not None else 1
+    if arguments.transport == "gloo" or not any(Path(each).exists() for each in DRIVERS):
+        gpus = 0
+    else:
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return _settled(arguments.transport, gpus, ranks)
+
+
+def _settled(transport: str | None, gpus: int, ranks: int) -> str:
+    """NCCL where there is a GPU for each of a machine's ranks: half a group on NCCL would wait for the other half for
+    ever. Refused: E0611 where NCCL is asked for and there is not.
+    """
+    if transport == "nccl" and gpus < ranks:
+        from partita.dsl.diagnostic import refuse
+
+        raise refuse(
+            "E0611",
+            f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",
+            help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
+        )
+    return transport or ("nccl" if gpus >= ranks else "gloo")
 
 
 def _lookout(arguments: argparse.Namespace, spec: Spec, training: Program, evaluation: Program | None) -> Lookout:
@@ -243,7 +281,8 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
 
         report((*plan.training.warnings, *doubts(plan.training)))
     directory = _directory(arguments, spec)
-    if identity is None and not _writable(directory):
+    # The supervisor has looked for the ranks that it has started.
+    if (identity is None or identity.launcher != "partita") and not _writable(directory):
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
@@ -282,11 +321,13 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, setting
     from partita.cli.watch import Watch
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
+    from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import rank_environment
     from partita.runtime.training import VirtualRun
 
     # As many threads as each rank would have if it were a process.
-    torch.set_num_threads(int(rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"]))
+    threads = rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
+    torch.set_num_threads(int(threads) if threads.isdecimal() and 0 < int(threads) <= len(usable()) else 1)
     with Watch(plan, directory) as watch:
         run = VirtualRun(plan)
         checkpoints = [Checkpoints(rank, settings, _say) for rank in run.ranks] if settings is not None else []
@@ -378,21 +419,13 @@ def _train_rank(
 
 
 def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
-    """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo."""
+    """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo. Refused: E0611."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if transport is None:
-        # For all ranks of a machine alike: half a group on NCCL would wait for the other half for ever.
-        transport = "nccl" if gpus >= identity.local_ranks else "gloo"
-    if transport == "nccl":
-        if gpus <= identity.local_rank:
-            from partita.dsl.diagnostic import refuse
-
-            raise refuse(
-                "E0611",
-                f"rank {identity.rank} finds {gpus} GPUs on its machine, and would use number {identity.local_rank}",
-                help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
-            )
-        return torch.device("cuda", identity.local_rank)
+    number, ranks = (0, 1) if identity.own_gpu else (identity.local_rank, identity.local_ranks)
+    if _settled(transport, gpus, ranks) == "nccl":
+        return torch.device("cuda", number)
+    if transport is None and gpus and identity.local_rank == 0:
+        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on processors", file=sys.stderr)
     return torch.device("cpu")

@@ -29,11 +29,10 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="DIR", help="imports may not leave it (default: FILE's directory)")
 
 
-def load_or_report(arguments: argparse.Namespace, quiet: bool = False) -> Spec | None:
-    """The meaning of the file; its diagnostics go to stderr (not where `quiet`). None where there is an error."""
+def load_or_report(arguments: argparse.Namespace) -> Spec | None:
+    """The meaning of the file; its diagnostics go to stderr. None where there is an error."""
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
-    if not quiet:
-        report(diagnostics)
+    report(diagnostics)
     return spec
 
 

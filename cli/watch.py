@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.progress import Display
-from partita.runtime.telemetry import Telemetry
+from partita.runtime.telemetry import FILE_NAME, Telemetry
 from partita.runtime.training import Plan, StepResult
 
 
@@ -20,6 +22,7 @@ class Watch:
         self._telemetry: Telemetry | None = None
         self._after = 0
         self._open = False
+        self._lost = False
 
     def __enter__(self) -> Watch:
         self.display.__enter__()
@@ -52,26 +55,33 @@ class Watch:
             "grad_norm": result.grad_norm,
             "tokens_per_second": result.tokens_per_second,
         }
-        telemetry = self._writer()
-        if telemetry is not None:
-            record = telemetry.step(
-                result.step,
-                result.loss,
-                result.learning_rate,
-                result.grad_norm,
-                result.tokens_per_second,
-                result.metrics,
-            )
+        figures = result.loss, result.learning_rate, result.grad_norm, result.tokens_per_second
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                record = telemetry.step(result.step, *figures, result.metrics)
         self.display.step(record)
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Record and show an evaluation."""
         named = {f"eval_{name}": value for name, value in metrics.items()}
         record: Mapping[str, object] = {"step": step, "eval_loss": loss, **named}
-        telemetry = self._writer()
-        if telemetry is not None:
-            record = telemetry.evaluation(step, loss, metrics)
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                record = telemetry.evaluation(step, loss, metrics)
         self.display.evaluation(record)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A disk that is full costs lines of metrics, and no training: that is said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._lost:
+                where = f"{self.directory}/{FILE_NAME}"
+                print(f"partita: cannot write to {where}: {error.strerror}; the run goes on", file=sys.stderr)
+            self._lost = True
 
     def _writer(self) -> Telemetry | None:
         """The metrics file, from the first record on: until then it is not known which of its lines stay."""

@@ -8,6 +8,7 @@ and no infinity: they are written as null. One rank of a run writes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class Telemetry:
         tokens_per_second: float,
         metrics: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
-        """Write a step; returns what was written."""
+        """Write a step; returns what was written. Raises OSError, and leaves whole lines."""
         record = {
             "step": step,
             "loss": loss,
@@ -56,7 +57,7 @@ class Telemetry:
         return self._write({**record, **(metrics or {})})
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Write an evaluation; returns what was written."""
+        """Write an evaluation; returns what was written. Raises OSError, and leaves whole lines."""
         named = {f"eval_{name}": value for name, value in (metrics or {}).items()}
         return self._write({"step": step, "eval_loss": loss, **named})
 
@@ -72,7 +73,11 @@ class Telemetry:
 
     def _write(self, record: Mapping[str, Any]) -> dict[str, Any]:
         plain = {name: _plain(value) for name, value in record.items()}
-        os.write(self._file, (json.dumps(plain, allow_nan=False) + "\n").encode())
+        line = (json.dumps(plain, allow_nan=False) + "\n").encode()
+        written = os.write(self._file, line)
+        if written < len(line):  # a full disk may take a part
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return plain
 
 

@@ -92,7 +92,8 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
         values = values.masked_fill(_over_rows(outside, values), 0)
-    if shared or table.dim() != 2 or not table.is_contiguous():
+    # On a GPU `index_add_` adds in whatever order, and copies of the table on several ranks would drift apart.
+    if shared or table.dim() != 2 or not table.is_contiguous() or not table.is_cpu:
         return table.index_put_((*_batch_index(ids, shared), ids), values, accumulate=True)
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
 

@@ -30,13 +30,14 @@ from attrs import define, field
 
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
-from partita.runtime.supervision.rendezvous import LOOPBACK_INTERFACE, RANKS
+from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, RANKS
 
 if TYPE_CHECKING:
     from partita.runtime.supervision.lookout import Lookout
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 POLL_SECONDS = 0.02
+PATIENCE_SECONDS = 1.0  # for a rank to end whose peers have lost it
 LOOK_SECONDS = 0.25  # between two looks at the flight recorders
 FAILED = 3  # the exit status of a run that failed
 # Exit statuses after which starting again would end the same way: wrong input, wrong arguments, numbers that are none.
@@ -116,7 +117,7 @@ class _Attempts:
 
 
 def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """The variables of all ranks: an equal share of the cores each, and Gloo on the loopback interface.
+    """The variables of all ranks: an equal share of the cores each, and Gloo and NCCL on the loopback interface.
 
     Thread counts that the user has set stay as they are.
     """
@@ -124,7 +125,7 @@ def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, st
     threads = str(max(1, len(usable()) // ranks))
     for name in THREAD_VARIABLES:
         variables.setdefault(name, variables.get("OMP_NUM_THREADS", threads))
-    variables["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE
+    variables |= dict.fromkeys(INTERFACES, LOOPBACK_INTERFACE)
     variables[RANKS] = str(ranks)
     return variables
 
@@ -158,6 +159,7 @@ class _Supervision:
     prepare: Callable[[], None] | None = None  # called once the ranks have begun: for the next attempt
     deadline: float | None = None  # when what has not ended by itself is killed
     causes: list[Rank] = field(factory=list)
+    patience: float | None = None  # until when those that lost a peer are not yet taken for the cause
     stall: str | None = None
     doing: str = ""  # what the ranks did when some died
     next_look: float = 0.0
@@ -184,6 +186,8 @@ class _Supervision:
             # What the ranks wrote last; their children may hold the pipes open, so there is no waiting for
             # its end.
             self._forward(selector, 0.0)
+        if not self.causes and not self.received and self.stall is None:
+            self.causes = self._failed()  # the last ones, together, between two looks
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
         if self.deadline is not None:
@@ -192,7 +196,9 @@ class _Supervision:
 
     def _watch(self) -> None:
         if not self.causes and not self.received and self.stall is None:
-            self.causes = [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
+            self.causes = self._failed()
+            if self._may_follow():
+                self.causes = []
             if self.lookout is not None:
                 self._look(self.lookout)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
@@ -201,6 +207,17 @@ class _Supervision:
             self._signal(signal.SIGCONT)  # a stopped rank hears no other signal
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
+
+    def _failed(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
+
+    def _may_follow(self) -> bool:
+        """Whether those that have ended have only lost a peer, which may be about to end and say why."""
+        statuses = {rank.process.returncode for rank in self.causes}
+        if statuses != {PEER_LOST} or not any(rank.alive for rank in self.ranks):
+            return False
+        self.patience = self.patience or time.monotonic() + PATIENCE_SECONDS
+        return time.monotonic() < self.patience
 
     def _look(self, lookout: Lookout) -> None:
         """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
@@ -255,13 +272,11 @@ class _Supervision:
             return 128 + number
         if self.stall is not None:
             return FAILED
-        # The last ranks may have failed together, between two looks.
-        failed = self.causes or [rank for rank in self.ranks if rank.process.returncode != 0]
-        if not failed:
+        if not self.causes:
             return 0
         # Of several that died together, those that a signal killed come before those that ended by
         # themselves, and those that only lost their peer last.
-        first = min(failed, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
+        first = min(self.causes, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
         if first.process.returncode == NOT_FINITE:
             self.say("the run ended before a step that is not finite could change the parameters")
             return FAILED

@@ -21,6 +21,7 @@ STANDBY = "PARTITA_STANDBY"  # set where a rank is to wait at its standard input
 WORD = b"!"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables that say over which one to meet
 
 
 @frozen
@@ -29,7 +30,7 @@ class Identity:
 
     `local_rank` counts the ranks of one machine, of which there are `local_ranks`, and chooses the GPU. `launcher` is
     `partita`, `torchrun` or `slurm`; `rendezvous` is torch.distributed's `init_method`; `local` says that all ranks are
-    on this machine.
+    on this machine; `own_gpu` that each sees no GPU but its own.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class Identity:
     launcher: str
     rendezvous: str
     local: bool
+    own_gpu: bool = False
 
 
 def rank_from_environment(environment: Mapping[str, str] | None = None) -> Identity | None:
@@ -60,14 +62,15 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Ident
 def connect(identity: Identity, backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> None:
     """Make torch.distributed's process group of all ranks; returns when all of them are there.
 
-    On one machine Gloo is bound to the loopback interface. `timeout` bounds the wait for the others, and any
-    single operation later.
+    On one machine Gloo and NCCL's own meeting are bound to the loopback interface. `timeout` bounds the wait for the
+    others.
     """
     # Imported here: the supervisor reads the environment too, and has no need of torch.
     import torch.distributed as dist
 
     if identity.local:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        for name in INTERFACES:
+            os.environ.setdefault(name, LOOPBACK_INTERFACE)
     dist.init_process_group(
         backend,
         init_method=identity.rendezvous,
@@ -97,7 +100,8 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     rank = _number(variables, "RANK")
     if not 0 <= rank < ranks:
         raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
-    local_rank = _number(variables, "LOCAL_RANK", rank)
+    # Without it, as some operators of Kubernetes start pods, there is one rank on a machine.
+    local_rank = _number(variables, "LOCAL_RANK", rank if local else 0)
     local_ranks = _number(variables, "LOCAL_WORLD_SIZE", ranks if local else local_rank + 1)
     return Identity(rank, ranks, local_rank, local_ranks, "torchrun", "env://", local)
 
@@ -124,6 +128,7 @@ def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
         "slurm",
         f"tcp://{address}:{port}",
         local,
+        own_gpu=variables.get("SLURM_GPUS_PER_TASK") == "1",
     )
 
 

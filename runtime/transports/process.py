@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from threading import Thread
 from typing import Any
 
@@ -37,6 +38,9 @@ __all__ = ["ConnectionLost", "ProcessTransport"]
 
 CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
 CLOSE_SECONDS = 5.0
+# Of one operation. That a run stands still is for the lookout to say, which knows what is slow on purpose: a first step
+# that compiles, or a checkpoint on a slow disk. torch's own patience with NCCL would be 10 minutes.
+PATIENCE = timedelta(days=1)
 
 
 @define(eq=False, slots=True)
@@ -101,7 +105,7 @@ class ProcessTransport:
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._channels: dict[Channel, _End] = {}
         self._axes: dict[str, AxisGroup] = {}
-        self._world = dist.new_group(backend=self.backend, group_desc="partita: sums over all ranks")
+        self._world = self._group(None, "sums over all ranks")
 
     def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
@@ -110,7 +114,7 @@ class ProcessTransport:
         for axis in mesh.sharding:
             for first in _first_ranks(mesh, axis):
                 ranks = mesh.group(first, axis)
-                group = dist.new_group(list(ranks), backend=self.backend, group_desc=f"partita: {axis}")
+                group = self._group(ranks, axis)
                 if self.rank in ranks:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
             self.all_gather(axis, (greeting,), (0,)).done()
@@ -119,9 +123,7 @@ class ProcessTransport:
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
-                description = f"partita: {between}"
-                options = self._channel_options()
-                group = dist.new_group(list(ends), backend=self.backend, pg_options=options, group_desc=description)
+                group = self._group(ends, str(between), self._channel_options())
                 if self.rank in ends:
                     self._channels[channel] = _End(between, self.rank, group)
             if channel in self._channels:
@@ -187,10 +189,17 @@ class ProcessTransport:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
+    def _group(self, ranks: Sequence[int] | None, what: str, options: Any = None) -> dist.ProcessGroup | None:
+        """A group of these ranks, or of all; every rank asks for every group."""
+        there = None if ranks is None else list(ranks)
+        named = f"partita: {what}"
+        return dist.new_group(there, PATIENCE, backend=self.backend, pg_options=options, group_desc=named)
+
     def _channel_options(self) -> Any:
         if self.backend != "nccl":
             return None
         options = dist.ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
         if hasattr(options, "config"):
             options.config.min_ctas = 1
             options.config.max_ctas = CTAS_PER_CHANNEL

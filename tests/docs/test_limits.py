@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT
 
 STATED = {
     "a file with all that it imports": (limits.FILE_BYTES, limits.TOKENS),
-    "the schedules that they name": (limits.FILE_BYTES,),
+    "the schedules and profiles that they name": (limits.FILE_BYTES,),
     "files imported": (limits.IMPORTS,),
     "brackets within brackets": (limits.BRACKETS,),
     "operators, calls and brackets": (limits.EXPRESSION_DEPTH,),

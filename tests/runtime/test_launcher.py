@@ -150,6 +150,17 @@ if rank == 0:
     assert errors.startswith("partita: rank 1 was killed by SIGKILL")
 
 
+def test_a_cause_that_ends_after_its_peer_is_named(start: Callable[..., Run]) -> None:
+    """Who fails closes its connections first; who loses one may be gone before it."""
+    program = f"""
+ready()
+if rank == 0: sys.exit({PEER_LOST})
+time.sleep(0.2)
+sys.exit(7)"""
+    status, errors = start(program).finish()
+    assert (status, errors) == (3, "partita: rank 1 ended with exit status 7; the other ranks were ended\n")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("program", [SLEEP, STUBBORN], ids=["sleeping", "stubborn"])
 @pytest.mark.parametrize(

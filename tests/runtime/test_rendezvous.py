@@ -49,6 +49,15 @@ SLURM = {
             {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "1,3(x2),1", "SLURM_NODEID": "2"},
             Identity(3, 8, 1, 3, "slurm", "tcp://gpu012:25017", False),
         ),
+        (
+            {**SLURM, "SLURM_GPUS_PER_TASK": "1"},
+            Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False, own_gpu=True),
+        ),
+        # A pod of a Kubernetes job that has one rank.
+        (
+            {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")},
+            Identity(9, 16, 0, 1, "torchrun", "env://", False),
+        ),
         # A batch script, and a shell from `srun --pty`: no others are there.
         ({key: value for key, value in SLURM.items() if "STEP" not in key}, None),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),

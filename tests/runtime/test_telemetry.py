@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,30 @@ def test_a_new_run_begins_anew(tmp_path: Path) -> None:
             telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
     assert len(read(telemetry.path)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """As the system says it of a file that may not grow; later lines are written when there is room again."""
+    program = f"""
+import resource
+from pathlib import Path
+from partita.runtime.telemetry import Telemetry
+
+telemetry = Telemetry(Path({str(tmp_path)!r}))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+refused = 0
+for step in range(1, 21):
+    if step == 18:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        telemetry.step(step, 1.0, 0.1, 1.0, 100.0)
+    except OSError:
+        refused += 1
+print(refused)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    found = read(tmp_path / "metrics.jsonl")
+    refused = int(done.stdout)
+    assert 0 < refused < 17
+    assert [each["step"] for each in found] == [*range(1, 18 - refused), 18, 19, 20]
