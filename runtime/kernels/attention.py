@@ -3,6 +3,9 @@
 q is [shared…, own…, position?, along]; k and v are [shared… (1 where lacking), over, along]; mask and bias broadcast to
 the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal` the first
 query stands at key `start`, and each query reads the keys up to its own.
+
+torch's fused kernels serve where there is one. Elsewhere scores are made: with a mask or a bias, and on a GPU also in
+f32, where the compiler's memory bound does not know of them.
 """
 
 from __future__ import annotations
@@ -95,6 +98,16 @@ def _fused(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> bool:
     return mask is None and bias is None and q.is_cpu
 
 
+def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, start: int) -> bool:
+    """Whether FlashAttention serves, on a GPU: in half precision, with heads that it takes. Where it is causal, its
+    last query stands at the last key, ours the first at the first: with as many keys as queries that is the same.
+    """
+    if mask is not None or bias is not None or not q4.is_cuda:
+        return False
+    fits = q4.dtype in (torch.bfloat16, torch.float16) and q4.shape[-1] % 8 == 0 and q4.shape[-1] <= 256
+    return fits and (not causal or (start == 0 and q4.shape[-2] == k4.shape[-2]))
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -115,6 +128,8 @@ def attend(
         o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
             q4, k4, v4, 0.0, alone, attn_mask=added, scale=scale
         )
+    elif _flash(q4, k4, mask, bias, causal, start):
+        o, denominator, *_ = aten._scaled_dot_product_flash_attention(q4, k4, v4, 0.0, causal, scale=scale)
     else:
         scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
         denominator = torch.logsumexp(scores, -1)
@@ -173,6 +188,13 @@ def attend_gradient(
         alone, added = _causality(q4, k4, causal, start)
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d4, q4, k4, v4, o4, l4, 0.0, alone, attn_mask=added, scale=scale
+        )
+    elif _flash(q4, k4, mask, bias, causal, start):
+        # Without dropout nothing is read of the random numbers' state; sequences of one length have no list of them.
+        state, offset = q4.new_empty(2, dtype=torch.uint64), q4.new_empty((), dtype=torch.uint64)
+        lengths = None, None, q4.shape[-2], k4.shape[-2]
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+            d4, q4, k4, v4, o4, l4, *lengths, 0.0, causal, state, offset, scale=scale
         )
     else:
         scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)

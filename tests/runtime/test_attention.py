@@ -1,0 +1,71 @@
+"""Attention takes torch's fused kernels where there is one: no scores are made. GPUs are fake here: shapes only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from partita.runtime.kernels.attention import _flash, attend, attend_gradient
+
+BATCH, HEADS, SEQ, KEY = 2, 4, 512, 64
+GROUPS = (2, 0, 1)
+ORDER = (0, 1, 2, 3)
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that is made, and the operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.elements = max([self.elements, *(each.numel() for each in tensors)])
+        self.operations.append(str(func))
+        return made
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
+def test_no_scores_are_made(device: str, dtype: torch.dtype, causal: bool):
+    settings: dict[str, Any] = {"groups": GROUPS, "causal": causal, "scale": 0.125}
+    with FakeTensorMode(), Largest() as found:
+        q, k, v, d = (torch.empty(BATCH, HEADS, SEQ, KEY, device=device, dtype=dtype) for _ in range(4))
+        o, denominator = attend(q, k, v, **settings, orders=(ORDER, ORDER[:3]))
+        gradients = attend_gradient(
+            q, k, v, **settings, result=(o, denominator, d), shapes=[(tuple(q.shape), ORDER)] * 3
+        )
+        assert o.shape == q.shape
+        assert denominator.shape == q.shape[:3]
+        assert denominator.dtype == torch.float32
+        assert [(each.shape, each.dtype) for each in gradients] == [(q.shape, dtype)] * 3
+    assert found.elements <= BATCH * HEADS * SEQ * KEY
+    assert any("flash_attention" in each for each in found.operations)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "key", "keys", "causal", "start"),
+    [
+        (torch.float32, 64, SEQ, True, 0),
+        (torch.bfloat16, 60, SEQ, True, 0),
+        (torch.bfloat16, 64, SEQ // 2, True, 0),
+        (torch.bfloat16, 64, SEQ, True, 1),
+    ],
+)
+def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_taken(
+    dtype: torch.dtype, key: int, keys: int, causal: bool, start: int
+):
+    with FakeTensorMode():
+        q = torch.empty(BATCH, HEADS, SEQ, key, device="cuda", dtype=dtype)
+        k = torch.empty(BATCH, HEADS, keys, key, device="cuda", dtype=dtype)
+        assert not _flash(q, k, None, None, causal, start)
+        half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
+        assert _flash(half, half, None, None, causal, 0)
