@@ -96,12 +96,13 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     ranks = _number(variables, "WORLD_SIZE")
     address = _text(variables, "MASTER_ADDR")
     _number(variables, "MASTER_PORT")
-    local = address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks)
+    # Kubernetes' operators start one rank a pod, without these, and name the first pod to itself as localhost.
+    alone = not (variables.get("LOCAL_RANK") or variables.get("LOCAL_WORLD_SIZE"))
+    local = not alone and (address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks))
     rank = _number(variables, "RANK")
     if not 0 <= rank < ranks:
         raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
-    # Without it, as some operators of Kubernetes start pods, there is one rank on a machine.
-    local_rank = _number(variables, "LOCAL_RANK", rank if local else 0)
+    local_rank = _number(variables, "LOCAL_RANK", 0 if alone else rank)
     local_ranks = _number(variables, "LOCAL_WORLD_SIZE", ranks if local else local_rank + 1)
     return Identity(rank, ranks, local_rank, local_ranks, "torchrun", "env://", local)
 

@@ -15,6 +15,7 @@ TORCHRUN = {
     "MASTER_ADDR": "node7",
     "MASTER_PORT": "29500",
 }
+POD = {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")}
 SLURM = {
     "SLURM_PROCID": "3",
     "SLURM_NTASKS": "8",
@@ -53,11 +54,9 @@ SLURM = {
             {**SLURM, "SLURM_GPUS_PER_TASK": "1"},
             Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False, own_gpu=True),
         ),
-        # A pod of a Kubernetes job that has one rank.
-        (
-            {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")},
-            Identity(9, 16, 0, 1, "torchrun", "env://", False),
-        ),
+        # A pod of a Kubernetes job that has one rank, and the first one.
+        (POD, Identity(9, 16, 0, 1, "torchrun", "env://", False)),
+        ({**POD, "RANK": "0", "MASTER_ADDR": "localhost"}, Identity(0, 16, 0, 1, "torchrun", "env://", False)),
         # A batch script, and a shell from `srun --pty`: no others are there.
         ({key: value for key, value in SLURM.items() if "STEP" not in key}, None),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),
