@@ -327,7 +327,7 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, setting
 
     # As many threads as each rank would have if it were a process.
     threads = rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
-    torch.set_num_threads(int(threads) if threads.isdecimal() and 0 < int(threads) <= len(usable()) else 1)
+    torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
     with Watch(plan, directory) as watch:
         run = VirtualRun(plan)
         checkpoints = [Checkpoints(rank, settings, _say) for rank in run.ranks] if settings is not None else []

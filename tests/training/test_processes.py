@@ -34,6 +34,15 @@ def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):
     assert ran(tmp_path, "zb_v", "schedule=zb_v") == gloo
 
 
+@pytest.mark.parametrize("threads", ["4,2", "many"])
+def test_any_number_of_threads_will_do(tmp_path: Path, threads: str):
+    """OpenMP takes a list of them; what is no number is none of its user's."""
+    launcher = ("env", f"OMP_NUM_THREADS={threads}", sys.executable)
+    command = ("run", str(SPECS / "mlp.par"), "train.steps=1", "--transport", "virtual", "--run-dir=run")
+    done = partita(*command, cwd=tmp_path, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.soak
 def test_every_schedule_trains_alike_to_the_last_bit(tmp_path: Path):
     """20 steps in f32 on two processes: whatever the order and the cut, gradients sum the same in the same order.
