@@ -94,12 +94,12 @@ def show(measured: dict[Key, list[float]], predicted: dict[Key, list[float]]) ->
     for a, b in combinations(measured, 2):
         # By round: both ran within a minute or two.
         longer = sorted(one / other for one, other in zip(measured[a], measured[b], strict=True))
-        said = median(predicted[a]) / median(predicted[b])
-        if a[0] == b[0] and max(median(longer), 1 / median(longer)) > DIFFERENT:
+        found, said = median(longer), median(predicted[a]) / median(predicted[b])
+        if a[0] == b[0] and max(found, 1 / found) > DIFFERENT:
             pairs += 1
-            right = (median(longer) < 1) == (said < 1) and said != 1
+            right = (found < 1) == (said < 1) and said != 1
             wrong += not right
-            taken = f"{median(longer):.2f} times as long ({longer[0]:.2f} to {longer[-1]:.2f}), predicted {said:.2f}"
+            taken = f"{found:.2f} times as long ({longer[0]:.2f} to {longer[-1]:.2f}), predicted {said:.2f}"
             console.print(f"{a[0]}: {a[1]} against {b[1]}: {taken}{'' if right else ': ranked wrongly'}")
     console.print(f"of {pairs} pairs that differ by more than 10%, {wrong} are ranked wrongly")
 

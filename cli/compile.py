@@ -24,7 +24,7 @@ SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; 
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
-OF_STAGES = ("graph", "joint", "partitioned", "python")
+OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # that is of ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

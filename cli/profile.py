@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from partita.cli.numbers import up_to
 from partita.cli.output import deliver
-from partita.dsl.limits import DIGITS, LOCAL_RANKS
+from partita.dsl.limits import LOCAL_RANKS
 
 SUMMARY = "measure this machine's device and links; the cost model reads the record"
 RANK_FILE = "--record"
@@ -34,9 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    good = all(each.isdecimal() and len(each) <= DIGITS and 1 <= int(each) <= LOCAL_RANKS for each in words)
-    counts = tuple(sorted(set(map(int, words)))) if good else ()
+    try:
+        counts = tuple(sorted(set(map(up_to(LOCAL_RANKS), text.split(",")))))
+    except argparse.ArgumentTypeError:
+        counts = ()
     if not 1 <= len(counts) <= MOST_COUNTS:
         raise argparse.ArgumentTypeError(f"at most {MOST_COUNTS} numbers of ranks, from 1 to {LOCAL_RANKS}: `1,2`")
     return counts
@@ -48,13 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.record is not None:
         return _measure(arguments)
-    import torch
-
+    from partita.cli.run import gpus_here
     from partita.compiler.costs.record import read
     from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import launch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpus_here()
     transport = arguments.transport or ("nccl" if gpus else "gloo")
     most = gpus if transport == "nccl" else max(2, len(usable()))
     counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))

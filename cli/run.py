@@ -178,13 +178,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
 def _transport(arguments: argparse.Namespace, spec: Spec) -> str:
     """The transport of all ranks, which are on this machine. Refused: E0611."""
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
-    if arguments.transport == "gloo" or not any(Path(each).exists() for each in DRIVERS):
-        gpus = 0
-    else:
-        import torch
-
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return _settled(arguments.transport, gpus, ranks)
+    unasked = arguments.transport == "gloo" or not any(Path(each).exists() for each in DRIVERS)
+    return _settled(arguments.transport, 0 if unasked else gpus_here(), ranks)
 
 
 def _settled(transport: str | None, gpus: int, ranks: int) -> str:
@@ -418,11 +413,18 @@ def _train_rank(
     return FAILED if checkpoints is not None and checkpoints.unsaved else 0
 
 
+def gpus_here() -> int:
+    """The GPUs that this process sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
     """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo. Refused: E0611."""
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpus_here()
     number, ranks = (0, 1) if identity.own_gpu else (identity.local_rank, identity.local_ranks)
     if _settled(transport, gpus, ranks) == "nccl":
         return torch.device("cuda", number)

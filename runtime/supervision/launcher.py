@@ -186,8 +186,7 @@ class _Supervision:
             # What the ranks wrote last; their children may hold the pipes open, so there is no waiting for
             # its end.
             self._forward(selector, 0.0)
-        if not self.causes and not self.received and self.stall is None:
-            self.causes = self._failed()  # the last ones, together, between two looks
+        self.causes = self.causes or self._failed()  # the last ones may end together, between two looks
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
         if self.deadline is not None:
@@ -196,9 +195,8 @@ class _Supervision:
 
     def _watch(self) -> None:
         if not self.causes and not self.received and self.stall is None:
-            self.causes = self._failed()
-            if self._may_follow():
-                self.causes = []
+            failed = self._failed()
+            self.causes = [] if self._may_follow(failed) else failed
             if self.lookout is not None:
                 self._look(self.lookout)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
@@ -211,9 +209,9 @@ class _Supervision:
     def _failed(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
 
-    def _may_follow(self) -> bool:
+    def _may_follow(self, failed: Sequence[Rank]) -> bool:
         """Whether those that have ended have only lost a peer, which may be about to end and say why."""
-        statuses = {rank.process.returncode for rank in self.causes}
+        statuses = {rank.process.returncode for rank in failed}
         if statuses != {PEER_LOST} or not any(rank.alive for rank in self.ranks):
             return False
         self.patience = self.patience or time.monotonic() + PATIENCE_SECONDS
