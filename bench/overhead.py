@@ -8,14 +8,14 @@ divided by the actions that it has more, is the cost of one: what happens once a
 of both ranks.
 
 The cost is CPU time of the main thread. It holds all that a system does for an action: both runtimes, autograd on a
-CPU and the posting of Gloo's transfers run in that thread. It does not hold what a rank waits for: Gloo's waits sleep,
-and its own thread moves what arrives. So it hardly depends on how early the other rank is; going to sleep and waking up
-do count, for the transport below too. Wall time stands beside it; ranks with next to nothing to compute spend it
-waiting for each other.
+CPU and the posting of transfers run in that thread. It does not hold what a rank waits for: Gloo's waits sleep, and its
+own thread moves what arrives; our transport looks for a while before it sleeps, and says how long it has. So it hardly
+depends on how early the other rank is; going to sleep and waking up do count, for the transport below too. Wall time
+stands beside it; ranks with next to nothing to compute spend it waiting for each other.
 
 What is not a system's own is measured in the same processes, alternately with the steps, and taken out:
-- transport: `isend`, `irecv` and `wait` for the same messages in the order of our instructions, in process groups as
-  the system has them: one for each channel (ours), one for all (torch). That torch batches messages is its own choice.
+- transport: the same messages in the order of our instructions, over our transport, or by `isend`, `irecv` and `wait`
+  in the process group of all ranks (torch). That torch batches messages is its own choice.
 - arithmetic: the three products of a layer with nothing around them. The loss stays.
 """
 
@@ -26,10 +26,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median, quantiles
 from time import perf_counter, thread_time
+from typing import TYPE_CHECKING
 
 from measure import alternately, joined, measured, report
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from partita.runtime.transports.transport import Transport
 
 # Ours, torch's name in `peers.pipelining`, chunks.
 SCHEDULES = {
@@ -95,18 +99,23 @@ def run(family: str, schedule: str, pairs: int) -> None:
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
+    from partita.runtime.transports.process import ProcessTransport
+
     joined()
     ours, theirs, chunks = SCHEDULES[schedule]
     settings = (f"embed={WIDTH}", f"layers={RANKS * chunks}", f"schedule={ours}")
     works = [workload("linear.par", (*settings, f"fast.microbatches={m}", f"batch={ROWS * m}")) for m in (FEW, MANY)]
     systems = [Ours(work) if family == "partita" else Pipeline(work, theirs, False) for work in works]
     steps = [partial(system.step, *next(work.batches())) for system, work in zip(systems, works, strict=True)]
-    messages = [Messages(work.plan.program, family == "partita").run for work in works]
+    transports = [ProcessTransport() for _ in works] if family == "partita" else []
+    over = transports or [None, None]
+    messages = [Messages(work.plan.program, each).run for work, each in zip(works, over, strict=True)]
     arithmetic = partial(Layer(ROWS, WIDTH).run, chunks * (MANY - FEW))
-    costs = [[_cost(each) for each in (*steps, *messages, arithmetic)] for _ in range(WARM_UP + pairs)][WARM_UP:]
+    transports += [system.rank.transport for system in systems if isinstance(system, Ours)]
+    costs = [[_cost(each, transports) for each in (*steps, *messages, arithmetic)] for _ in range(WARM_UP + pairs)]
     found = []
     for clock in (0, 1):
-        usual = [_usual([each[clock] for each in run]) for run in zip(*costs, strict=True)]
+        usual = [_usual([each[clock] for each in run]) for run in zip(*costs[WARM_UP:], strict=True)]
         found.append((usual[1] - usual[0], usual[3] - usual[2], usual[4]))
     actions = 2 * chunks * (MANY - FEW)
     means = torch.tensor(found, dtype=torch.float64) / (RANKS * actions) * 1e6
@@ -116,11 +125,12 @@ def run(family: str, schedule: str, pairs: int) -> None:
     dist.destroy_process_group()
 
 
-def _cost(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of this thread's CPU time, and of wall time."""
-    wall, own = perf_counter(), thread_time()
+def _cost(run: Callable[[], object], transports: Sequence[Transport]) -> tuple[float, float]:
+    """Seconds of this thread's CPU time, without those in which it waited, and of wall time."""
+    spun, wall, own = sum(each.spun for each in transports), perf_counter(), thread_time()
     run()
-    return thread_time() - own, perf_counter() - wall
+    own, wall = thread_time() - own, perf_counter() - wall
+    return own + spun - sum(each.spun for each in transports), wall
 
 
 def _usual(seconds: Sequence[float]) -> float:

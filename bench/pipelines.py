@@ -30,6 +30,8 @@ OURS = {
     "interleaved": (),
     "interleaved4": ("fast.chunks=4",),
     "bfs": ("schedule=looped_bfs",),
+    "zb_v": ("schedule=zb_v",),
+    "auto": ("schedule=auto",),
 }
 SYSTEMS = ("partita:interleaved", "torch:interleaved", "bound:interleaved", "partita:1f1b", "torch:1f1b", "plain")
 WARM_UP = 3

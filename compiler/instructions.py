@@ -29,6 +29,18 @@ class Channel:
         return f"{self.source}->{self.destination} {self.direction}"
 
 
+@frozen
+class Traffic:
+    """What a step sends on a channel at most: a number of messages, and bytes of all of them."""
+
+    messages: int
+    bytes: int
+
+    def or_more(self, other: Traffic) -> Traffic:
+        """What either sends at most."""
+        return Traffic(max(self.messages, other.messages), max(self.bytes, other.bytes))
+
+
 @frozen(cache_hash=True)
 class Message:
     """A value sent from a stage to another one for each microbatch.

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from partita.compiler.instructions import Channel, Instruction, Message, Transfer
+from partita.compiler.instructions import Channel, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
@@ -169,7 +169,7 @@ class Program:
     parameters: tuple[ParameterRecord, ...]
     stages: tuple[StageProgram, ...]
     ranks: tuple[RankProgram, ...]
-    channels: tuple[Channel, ...]
+    channels: Mapping[Channel, Traffic]  # in order
     statistics: tuple[str, ...]
     schedule: Schedule
     source: str = field(repr=False)

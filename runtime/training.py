@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from attrs import field, frozen
 
+from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.partition.update import SQUARE
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
@@ -83,6 +84,15 @@ class Plan:
         return self.training.program
 
     @property
+    def channels(self) -> Mapping[Channel, Traffic]:
+        """Those of both programs, with the more that either sends."""
+        found = dict(self.program.channels)
+        evaluation = self.evaluation.program if self.evaluation else None
+        for channel, traffic in evaluation.channels.items() if evaluation else ():
+            found[channel] = traffic.or_more(found.get(channel, traffic))
+        return found
+
+    @property
     def ranks(self) -> int:
         """The number of ranks, those of the whole mesh."""
         return self.program.mesh.ranks
@@ -116,8 +126,7 @@ class Rank:
         self.memory = Memory()
         self.failed = False  # a step was not finite
         evaluation = plan.evaluation.program if plan.evaluation else None
-        channels = set(plan.program.channels) | set(evaluation.channels if evaluation else ())
-        transport.open(plan.program.mesh, sorted(channels))
+        transport.open(plan.program.mesh, plan.channels)
         self._initialise()
         seed = plan.train.seed
         self.flight = flight or Flight(None)

@@ -11,36 +11,42 @@ import torch.distributed as dist
 
 from partita.compiler.instructions import Channel, Compute, PostReceive, PostSend, Transfer
 from partita.compiler.program import Program
+from partita.runtime.transports.transport import Transport
 
 
 class Messages:
     """The messages of a rank's step, without the step: posted and waited for in the order of its instructions.
 
-    Each channel has a process group of its own, as in our transport, or all have that of all ranks, as in torch's
-    pipelining, and tags instead. What is sent is always the same.
+    They go over our transport, or over the process group of all ranks, with tags, as in torch's pipelining. What is
+    sent is always the same.
     """
 
-    def __init__(self, program: Program, groups: bool) -> None:
+    def __init__(self, program: Program, transport: Transport | None) -> None:
         rank = program.ranks[dist.get_rank()]
-        ways: dict[Channel, dict[str, Any]] = {}
-        for number, channel in enumerate(program.channels):  # in the same order on all ranks
-            ways[channel] = {"group": dist.new_group()} if groups else {"tag": number}
+        tags = {channel: tag for tag, channel in enumerate(program.channels)}
+        self.transport = transport
+        if transport is not None:
+            transport.open(program.mesh, program.channels)
         works: dict[Transfer, Any] = {}
-        self.runs = [self._bound(each, ways, works) for each in rank.instructions if not isinstance(each, Compute)]
+        self.runs = [self._bound(each, tags, works) for each in rank.instructions if not isinstance(each, Compute)]
 
-    def _bound(self, instruction: Any, ways: Mapping[Channel, Any], works: dict[Transfer, Any]) -> Callable[[], None]:
-        transfer = instruction.transfer
+    def _bound(self, instruction: Any, tags: Mapping[Channel, int], works: dict[Transfer, Any]) -> Callable[[], None]:
+        transfer, ours = instruction.transfer, self.transport
         channel, tensor = transfer.channel, torch.zeros(transfer.message.bytes // 4)
         if isinstance(instruction, PostSend):
-            post = partial(dist.isend, tensor, channel.destination, **ways[channel])
+            there = partial(dist.isend, tensor, channel.destination, tag=tags[channel])
+            post = partial(ours.send, channel, tensor) if ours else there
         elif isinstance(instruction, PostReceive):
-            post = partial(dist.irecv, tensor, channel.source, **ways[channel])
+            here = partial(dist.irecv, tensor, channel.source, tag=tags[channel])
+            post = partial(ours.receive, channel, tensor) if ours else here
+        elif ours:
+            return lambda: works.pop(transfer).done()
         else:
             return lambda: works.pop(transfer).wait()
         return lambda: works.update({transfer: post()})
 
     def run(self) -> None:
-        """Those of one step."""
+        """Those of one step; with our transport, which asks for that, the ranks meet after it."""
         for run in self.runs:
             run()
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from partita.compiler.communication import communicate
 from partita.compiler.emission.emit import StageEmitter
 from partita.compiler.emission.memory import beside, held
 from partita.compiler.emission.writer import Module, Probe, Writer
 from partita.compiler.graph import Graph, Node, Parameter
-from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Instruction, Message, PostSend, Transfer
+from partita.compiler.instructions import (
+    ONWARD,
+    TIED,
+    Channel,
+    Compute,
+    Instruction,
+    Message,
+    PostSend,
+    Traffic,
+    Transfer,
+)
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.communication import Receive, Send
@@ -72,8 +82,7 @@ def assemble(
         _rank_program(rank, module, schedule, stages, update, instructions[rank], tied)
         for rank in range(schedule.ranks)
     )
-    used = {i.transfer.channel for list_ in instructions for i in list_ if isinstance(i, PostSend)}
-    used |= {transfer.transfer.channel for transfer in tied}
+    sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
     stage_sets = partitioned.stage_sets()
     updates = {each.name: each for each in update.parameters}
     return Program(
@@ -90,11 +99,19 @@ def assemble(
         ),
         stages=stages,
         ranks=ranks,
-        channels=tuple(sorted(used)),
+        channels=_traffic((*sends, *(each.transfer for each in tied))),
         statistics=tuple(name for name, _, _ in update.statistics),
         schedule=schedule,
         source=module.source,
     )
+
+
+def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
+    """What a step sends on each channel."""
+    found: dict[Channel, list[int]] = {}
+    for each in transfers:
+        found.setdefault(each.channel, []).append(each.message.bytes)
+    return {channel: Traffic(len(sizes), sum(sizes)) for channel, sizes in sorted(found.items())}
 
 
 def _check_ends(partitioned: Partitioned) -> None:

@@ -1,8 +1,8 @@
 """What a program takes beside its operations: messages and collectives, and the host's own time for actions and steps.
 
 All from a pipeline of next to nothing, on as many ranks as the record is for. `post` is the main thread's CPU time for
-a message; `action` the same for an action of a schedule, its messages and operations taken out; `step` what is left of
-the wall time of a step, from the dataset's batch to the update, over what is predicted of it.
+a message, without what it waits; `action` the same for an action of a schedule, its messages and operations taken out;
+`step` what is left of the wall time of a step, from the dataset's batch to the update, over what is predicted of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import evolve
 
 from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link
-from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend
+from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import Compilation
 from partita.compiler.report.prediction import predict, stage_seconds
@@ -57,7 +57,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
     """The link between the first two ranks, by messages that go to and fro; every rank takes part in opening it."""
     there, back = Channel(0, 1, ONWARD), Channel(1, 0, BACK)
     own = transport()
-    own.open(Mesh((("pipe", ranks),), "pipe"), (there, back))
+    own.open(Mesh((("pipe", ranks),), "pipe"), dict.fromkeys((there, back), Traffic(1, LARGE)))
     seconds: list[float] = []
     busy = 0.0
     for size in (SMALL, LARGE):
@@ -67,7 +67,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
         out, into = (there, back) if own.rank == 0 else (back, there)
         times = []
         for exchange in range(WARM_UP + EXCHANGES):
-            own_time, start = thread_time(), perf_counter()
+            spun, own_time, start = own.spun, thread_time(), perf_counter()
             if own.rank == 0:
                 own.send(out, tensor).done()
                 own.receive(into, tensor).done()
@@ -77,7 +77,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             if exchange >= WARM_UP:
-                times.append((perf_counter() - start, thread_time() - own_time))
+                times.append((perf_counter() - start, thread_time() - own_time - (own.spun - spun)))
         if size == SMALL:
             busy = median(cpu for _, cpu in times) / 2
         seconds.append(median(wall for wall, _ in times) / 2)
@@ -91,7 +91,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
 def collectives(between: Link, transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
     """The link with what collectives of all ranks reach; their messages and bytes are counted as it counts them."""
     own = transport()
-    own.open(Mesh((("data", ranks),), None), ())
+    own.open(Mesh((("data", ranks),), None), {})
     unit = Link("unit", 1.0, 1.0)
     latencies, bandwidths = [], []
     for run, counted, gathered in (
@@ -156,10 +156,10 @@ def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
     dataset = open_data(plan.program, plan.train, Path())
     found = []
     for number in range(1, WARM_UP + STEPS + 1):
-        own, start = thread_time(), perf_counter()
+        spun, own, start = rank.transport.spun, thread_time(), perf_counter()
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         for _ in rank.step(number, batch, 0.0):
             raise AssertionError("a real transport waits inside its handles")
         rank.results(rank.training)
-        found.append((perf_counter() - start, thread_time() - own))
+        found.append((perf_counter() - start, thread_time() - own - (rank.transport.spun - spun)))
     return median(wall for wall, _ in found[WARM_UP:]), median(cpu for _, cpu in found[WARM_UP:])

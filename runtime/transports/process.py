@@ -1,10 +1,11 @@
 """Ranks that are processes: Gloo between CPUs, NCCL between GPUs, both over `torch.distributed`.
 
 Each channel has a communicator of its own (a process group of its two ranks) in every column of the mesh, so that no
-transfer blocks behind an unrelated one, and transfers are matched by their order in it, without tags. Each line of
-ranks along a mesh axis has one for its collectives. Every rank goes through all of them in one order, creates those
-that it belongs to, and warms each up in that order: communicators that are set up lazily, in whichever order a
-schedule first meets them, can deadlock.
+transfer blocks behind an unrelated one, and transfers are matched by their order in it, without tags. Between two CPU
+ranks of one machine it is memory that both share instead, where a step sends no more than that holds (`shared`). Each
+line of ranks along a mesh axis has a communicator for its collectives. Every rank goes through all of them in one
+order, creates those that it belongs to, and warms each up in that order: communicators that are set up lazily, in
+whichever order a schedule first meets them, can deadlock.
 
 Groups are made one by one rather than by `DeviceMesh`, which would also connect ranks along the pipeline's axis, and
 would let an axis that spans all ranks share the default group. A rank hears of the groups that it does not belong to
@@ -17,7 +18,7 @@ the device together, which is why channels ask for few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
@@ -27,12 +28,14 @@ import torch
 import torch.distributed as dist
 from attrs import define, evolve
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.transport import Tensors
+from partita.runtime.transports.neighbours import Neighbours, meet
+from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
+from partita.runtime.transports.transport import Handle, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
@@ -63,17 +66,19 @@ class _End:
     `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
     """
 
+    spun = 0.0  # Gloo sleeps
+
     def __init__(self, between: Channel, rank: int, group: dist.ProcessGroup) -> None:
-        self.between = between
         self.sends = between.source == rank
         self.operation = group.send if self.sends else group.recv
-        other = between.destination if self.sends else between.source
-        self.peer = dist.get_group_rank(group, other)
-        self.description = f"the {'send to' if self.sends else 'receive from'} rank {other} ({between})"
+        self.peer = dist.get_group_rank(group, between.destination if self.sends else between.source)
+        self.description = _described(between, rank)
+
+    def close(self) -> None:
+        """Nothing: groups are destroyed together."""
 
     def post(self, tensor: torch.Tensor) -> Transferring:
         """Post the next transfer."""
-        assert tensor.is_contiguous(), f"{self.description}: a tensor that is not contiguous"
         return Transferring(post(self.description, self.operation, [tensor], self.peer, 0), tensor, self.description)
 
 
@@ -103,11 +108,16 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self._channels: dict[Channel, _End] = {}
+        self._channels: dict[Channel, _End | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
         self._world = self._group(None, "sums over all ranks")
 
-    def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
+    @property
+    def spun(self) -> float:
+        """Seconds of waiting that count as CPU time of this thread."""
+        return sum(end.spun for end in self._channels.values())
+
+    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         greeting = torch.zeros(1, device=self.device)
@@ -119,29 +129,38 @@ class ProcessTransport:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
             self.all_gather(axis, (greeting,), (0,)).done()
         columns = _first_ranks(mesh, mesh.pipe)
-        for channel in sorted(set(channels)):
+        neighbours = meet(self._world) if channels and self.backend == "gloo" else Neighbours()
+        for channel, traffic in sorted(channels.items()):
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
-                group = self._group(ends, str(between), self._channel_options())
-                if self.rank in ends:
+                shared = traffic.bytes <= LIMIT and neighbours.near(*ends)
+                group = None if shared else self._group(ends, str(between), self._channel_options())
+                if self.rank not in ends:
+                    continue
+                if shared:
+                    self._channels[channel] = _shared(between, self.rank, traffic, neighbours)
+                else:
                     self._channels[channel] = _End(between, self.rank, group)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
                 transfer(channel, greeting).done()
+        neighbours.close()
         # All wait here, so that whatever is wrong with the network shows before the first step.
         self.meet()
 
-    def send(self, channel: Channel, tensor: torch.Tensor) -> Transferring:
+    def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
         """Post a send of a contiguous tensor; it must not change until it is done."""
         end = self._channels[channel]
-        assert end.sends, f"rank {self.rank} cannot send on {end.between}"
+        assert end.sends, f"rank {self.rank} cannot send on {channel}"
+        assert tensor.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
         return end.post(tensor)
 
-    def receive(self, channel: Channel, buffer: torch.Tensor) -> Transferring:
+    def receive(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         """Post a receive into a contiguous tensor."""
         end = self._channels[channel]
-        assert not end.sends, f"rank {self.rank} cannot receive on {end.between}"
+        assert not end.sends, f"rank {self.rank} cannot receive on {channel}"
+        assert buffer.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
         return end.post(buffer)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
@@ -183,6 +202,8 @@ class ProcessTransport:
 
         Where other ranks have died this may not come to an end: then it is left after 5 s.
         """
+        for end in self._channels.values():
+            end.close()
         self._channels.clear()
         self._axes.clear()
         closing = Thread(target=_destroy, name="partita-close", daemon=True)
@@ -204,6 +225,21 @@ class ProcessTransport:
             options.config.min_ctas = 1
             options.config.max_ctas = CTAS_PER_CHANNEL
         return options
+
+
+def _shared(between: Channel, rank: int, traffic: Traffic, neighbours: Neighbours) -> Outgoing | Incoming:
+    """This rank's end of a channel in memory, of which the sender decides how much."""
+    what, name = _described(between, rank), str(between)
+    if between.source == rank:
+        return Outgoing(what, *neighbours.offer(name, between.destination, size_for(traffic)), traffic)
+    return Incoming(what, *neighbours.take(name), traffic, neighbours.spins)
+
+
+def _described(between: Channel, rank: int) -> str:
+    """A rank's end of a channel."""
+    if between.source == rank:
+        return f"the send to rank {between.destination} ({between})"
+    return f"the receive from rank {between.source} ({between})"
 
 
 def _first_ranks(mesh: Mesh, axis: str | None) -> list[int]:

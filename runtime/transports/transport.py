@@ -17,12 +17,12 @@ axis, and wait for them, in the same order. Sums are in the dtype of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,10 +48,15 @@ class Transport(Protocol):
     rank: int
     ranks: int
 
-    def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
+    @property
+    def spun(self) -> float:
+        """Seconds of waiting that count as CPU time of this thread, since the transport was made."""
+
+    def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program.
 
-        Every rank calls it once, with the same arguments.
+        Every rank calls it once, with the same arguments. No step sends more on a channel than it says, and between
+        two steps are sums over all ranks.
         """
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:

@@ -18,7 +18,7 @@ names for every rank what it waits for, and the cycle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -42,7 +42,12 @@ class VirtualTransport:
     channels: dict[Channel, Line] = field(factory=dict, repr=False)
     groups: dict[str, Line] = field(factory=dict, repr=False)
 
-    def open(self, mesh: Mesh, channels: Sequence[Channel]) -> None:
+    @property
+    def spun(self) -> float:
+        """None."""
+        return 0.0
+
+    def open(self, mesh: Mesh, channels: Iterable[Channel]) -> None:
         """Open the groups along the mesh's axes, and the channels of the program that end here."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         for axis in mesh.sharding:

@@ -78,14 +78,24 @@ def test_under_the_supervisor_transfers_arrive_and_nothing_listens_beyond_loopba
     assert run.returncode == 0, run.stderr
     found = records(run.stdout)
     check_exchange(found)
+    assert [record["shared"] for record in found] == [4, 4]
     for record in found:
         assert record["listening"], "Gloo listens for its peers; if not, this test sees nothing"
         assert set(record["listening"]) == {"0100007F"}, record["listening"]
         assert record["threads"] == 1
 
 
-def test_a_peer_that_leaves_is_reported_and_closing_ends() -> None:
-    run = supervised(EXCHANGE, "--leave", OMP_NUM_THREADS="1")
+def test_channels_that_send_much_go_over_gloo() -> None:
+    run = supervised(EXCHANGE, "--much", OMP_NUM_THREADS="1")
+    assert run.returncode == 0, run.stderr
+    found = records(run.stdout)
+    check_exchange(found)
+    assert [record["shared"] for record in found] == [0, 0]
+
+
+@pytest.mark.parametrize("much", [(), ("--much",)])
+def test_a_peer_that_leaves_is_reported_and_closing_ends(much: tuple[str, ...]) -> None:
+    run = supervised(EXCHANGE, "--leave", *much, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
     (record,) = records(run.stdout)
     assert record["rank"] == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.packing import as_bytes
 from partita.runtime.transports.transport import Transport
@@ -39,7 +39,7 @@ def digest(tensors: tuple[torch.Tensor, ...]) -> list[str]:
 
 def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iterator[None]:
     """All collectives of a mesh: posted together, waited for in another order."""
-    transport.open(mesh, CHANNELS if mesh.pipe else [])
+    transport.open(mesh, dict.fromkeys(CHANNELS, Traffic(1, 12)) if mesh.pipe else {})
     posted: dict[str, Any] = {}
     for axis in mesh.sharding:
         for i, bucket in enumerate(buckets(transport.rank)):

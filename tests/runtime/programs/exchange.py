@@ -1,6 +1,7 @@
 """One rank of an exchange: transfers on two channels each way, waited for in the reverse order, and a sum.
 
-Prints what it received as one JSON line. With `--leave` rank 1 leaves without a word before the end.
+Prints what it received as one JSON line. With `--leave` rank 1 leaves without a word before the end. With `--much` the
+channels are said to send more than shared memory is used for.
 """
 
 import json
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from partita.compiler.instructions import Channel
+from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.supervision.rendezvous import connect, rank_from_environment
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
+from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing
 
 identity = rank_from_environment()
 assert identity is not None
@@ -21,11 +23,11 @@ connect(identity)
 transport = ProcessTransport()
 rank, other = transport.rank, 1 - transport.rank
 ways = ("backward", "forward")
-transport.open(
-    Mesh((("pipe", 2),), "pipe"), [Channel(a, b, way) for way in ways for a, b in ((rank, other), (other, rank))]
-)
-
 large = 300_000  # elements: far more than any socket buffers
+traffic = Traffic(4, 8 * (large + 3) if "--much" not in sys.argv else LIMIT + 1)
+channels = {Channel(a, b, way): traffic for way in ways for a, b in ((rank, other), (other, rank))}
+transport.open(Mesh((("pipe", 2),), "pipe"), channels)
+
 receives = [
     (way, i, transport.receive(Channel(other, rank, way), buffer), buffer)
     for way in ways
@@ -60,6 +62,7 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
                 listening.append(fields[1].split(":")[0])
 
+shared = sum(isinstance(end, Outgoing | Incoming) for end in transport._channels.values())
 lost = None
 if "--leave" in sys.argv:
     if rank == 1:
@@ -77,6 +80,7 @@ record = {
     "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
     "threads": torch.get_num_threads(),
     "lost": lost,
+    "shared": shared,
 }
 # One write, so that the ranks' lines do not mix on a shared output.
 os.write(1, (json.dumps(record) + "\n").encode())
