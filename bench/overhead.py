@@ -14,8 +14,9 @@ depends on how early the other rank is; going to sleep and waking up do count, f
 stands beside it; ranks with next to nothing to compute spend it waiting for each other.
 
 What is not a system's own is measured in the same processes, alternately with the steps, and taken out:
-- transport: the same messages in the order of our instructions, over our transport, or by `isend`, `irecv` and `wait`
-  in the process group of all ranks (torch). That torch batches messages is its own choice.
+- transport: from torch's, `isend`, `irecv` and `wait` for the same messages in the order of our instructions, in the
+  process group of all ranks. That torch batches messages is its own choice. Ours sends through memory, which is a part
+  of it; nothing is taken out.
 - arithmetic: the three products of a layer with nothing around them. The loss stays.
 """
 
@@ -99,19 +100,15 @@ def run(family: str, schedule: str, pairs: int) -> None:
     from peers.pipelining import Pipeline
     from peers.workload import workload
 
-    from partita.runtime.transports.process import ProcessTransport
-
     joined()
     ours, theirs, chunks = SCHEDULES[schedule]
     settings = (f"embed={WIDTH}", f"layers={RANKS * chunks}", f"schedule={ours}")
     works = [workload("linear.par", (*settings, f"fast.microbatches={m}", f"batch={ROWS * m}")) for m in (FEW, MANY)]
     systems = [Ours(work) if family == "partita" else Pipeline(work, theirs, False) for work in works]
     steps = [partial(system.step, *next(work.batches())) for system, work in zip(systems, works, strict=True)]
-    transports = [ProcessTransport() for _ in works] if family == "partita" else []
-    over = transports or [None, None]
-    messages = [Messages(work.plan.program, each).run for work, each in zip(works, over, strict=True)]
+    messages = [Messages(work.plan.program).run if family == "torch" else _nothing for work in works]
     arithmetic = partial(Layer(ROWS, WIDTH).run, chunks * (MANY - FEW))
-    transports += [system.rank.transport for system in systems if isinstance(system, Ours)]
+    transports = [system.rank.transport for system in systems if isinstance(system, Ours)]
     costs = [[_cost(each, transports) for each in (*steps, *messages, arithmetic)] for _ in range(WARM_UP + pairs)]
     found = []
     for clock in (0, 1):
@@ -123,6 +120,10 @@ def run(family: str, schedule: str, pairs: int) -> None:
     names = (*PARTS, *(f"wall {part}" for part in PARTS))
     report(dict(zip(names, means.flatten().tolist(), strict=True)))
     dist.destroy_process_group()
+
+
+def _nothing() -> None:
+    """What is not taken out."""
 
 
 def _cost(run: Callable[[], object], transports: Sequence[Transport]) -> tuple[float, float]:

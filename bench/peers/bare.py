@@ -11,42 +11,34 @@ import torch.distributed as dist
 
 from partita.compiler.instructions import Channel, Compute, PostReceive, PostSend, Transfer
 from partita.compiler.program import Program
-from partita.runtime.transports.transport import Transport
 
 
 class Messages:
     """The messages of a rank's step, without the step: posted and waited for in the order of its instructions.
 
-    They go over our transport, or over the process group of all ranks, with tags, as in torch's pipelining. What is
-    sent is always the same.
+    They go through the process group of all ranks, as those of torch's pipelining do, with a tag for each channel. What
+    is sent is always the same.
     """
 
-    def __init__(self, program: Program, transport: Transport | None) -> None:
+    def __init__(self, program: Program) -> None:
         rank = program.ranks[dist.get_rank()]
         tags = {channel: tag for tag, channel in enumerate(program.channels)}
-        self.transport = transport
-        if transport is not None:
-            transport.open(program.mesh, program.channels)
         works: dict[Transfer, Any] = {}
         self.runs = [self._bound(each, tags, works) for each in rank.instructions if not isinstance(each, Compute)]
 
     def _bound(self, instruction: Any, tags: Mapping[Channel, int], works: dict[Transfer, Any]) -> Callable[[], None]:
-        transfer, ours = instruction.transfer, self.transport
+        transfer = instruction.transfer
         channel, tensor = transfer.channel, torch.zeros(transfer.message.bytes // 4)
         if isinstance(instruction, PostSend):
-            there = partial(dist.isend, tensor, channel.destination, tag=tags[channel])
-            post = partial(ours.send, channel, tensor) if ours else there
+            post = partial(dist.isend, tensor, channel.destination, tag=tags[channel])
         elif isinstance(instruction, PostReceive):
-            here = partial(dist.irecv, tensor, channel.source, tag=tags[channel])
-            post = partial(ours.receive, channel, tensor) if ours else here
-        elif ours:
-            return lambda: works.pop(transfer).done()
+            post = partial(dist.irecv, tensor, channel.source, tag=tags[channel])
         else:
             return lambda: works.pop(transfer).wait()
         return lambda: works.update({transfer: post()})
 
     def run(self) -> None:
-        """Those of one step; with our transport, which asks for that, the ranks meet after it."""
+        """Those of one step."""
         for run in self.runs:
             run()
 

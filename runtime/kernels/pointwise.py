@@ -17,8 +17,8 @@ aten = torch.ops.aten
 # gelu(x) = x·sigmoid(ROOT·(x + CUBE·x³)), as (1 + tanh(u))/2 = sigmoid(2u).
 ROOT = 2 * sqrt(2 / pi)
 CUBE = 0.044715
-# Elements that several passes go over in turn, so that all but the first find them in a cache (a core's second level
-# has 1 or 2 MB nowadays).
+# Elements of a thread that several passes go over in turn, so that all but the first find them in a cache (a core's
+# second level has 1 or 2 MB nowadays).
 BLOCK = 1 << 16
 
 
@@ -41,7 +41,8 @@ def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
     result = torch.empty_like(x)
     parts = [(d, x, result)]
     if d.is_contiguous() and x.is_contiguous():
-        parts = list(zip(*(torch.split(each.view(-1), BLOCK) for each in (d, x, result)), strict=True))
+        block = BLOCK * torch.get_num_threads()
+        parts = list(zip(*(torch.split(each.view(-1), block) for each in (d, x, result)), strict=True))
     for d_part, part, s in parts:
         u = _inner(part)
         torch.sigmoid(u, out=s)

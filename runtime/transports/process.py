@@ -33,7 +33,7 @@ from partita.compiler.mesh import Mesh
 from partita.runtime.transports.collectives import total
 from partita.runtime.transports.failures import ConnectionLost, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.neighbours import Neighbours, meet
+from partita.runtime.transports.neighbours import Neighbours, find_neighbours
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.transport import Handle, Tensors
 
@@ -60,7 +60,7 @@ class Transferring:
         return True
 
 
-class _End:
+class _GroupEnd:
     """This rank's end of a channel: an operation of the communicator of its two ranks, and the other's number in it.
 
     `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
@@ -108,7 +108,7 @@ class ProcessTransport:
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
-        self._channels: dict[Channel, _End | Outgoing | Incoming] = {}
+        self._channels: dict[Channel, _GroupEnd | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
         self._world = self._group(None, "sums over all ranks")
 
@@ -129,7 +129,7 @@ class ProcessTransport:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
             self.all_gather(axis, (greeting,), (0,)).done()
         columns = _first_ranks(mesh, mesh.pipe)
-        neighbours = meet(self._world) if channels and self.backend == "gloo" else Neighbours()
+        neighbours = find_neighbours(self._world) if channels and self.backend == "gloo" else Neighbours()
         for channel, traffic in sorted(channels.items()):
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
@@ -141,7 +141,7 @@ class ProcessTransport:
                 if shared:
                     self._channels[channel] = _shared(between, self.rank, traffic, neighbours)
                 else:
-                    self._channels[channel] = _End(between, self.rank, group)
+                    self._channels[channel] = _GroupEnd(between, self.rank, group)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
                 transfer(channel, greeting).done()

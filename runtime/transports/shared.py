@@ -18,7 +18,7 @@ from contextlib import suppress
 from mmap import mmap
 from socket import MSG_DONTWAIT, socket
 from threading import Lock
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 from attrs import define
@@ -26,7 +26,7 @@ from attrs import define
 from partita.compiler.instructions import Traffic
 from partita.runtime.transports.failures import ConnectionLost
 
-LIMIT = 16 << 20  # bytes of a channel: where a step sends more, what a message takes is its bytes
+LIMIT = 16 << 20  # bytes: where a step sends more, copying is most of it, and Gloo does that nearly as well
 LOOK_SECONDS = 1e-3  # what one looks for before one sleeps
 LINE = 64  # bytes of a cache line; messages begin at one
 # Words of 8 bytes, in cache lines of their own: who writes one does not slow down who reads another.
@@ -66,7 +66,8 @@ class _End:
         self._connection.close()
 
     def _view(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """The message that begins at a byte, as a tensor like another. They lie at few places, so views are kept."""
+        """The message that begins at a byte, as a tensor like another. They lie at few places as a rule, and views are
+        kept: as many as there are cache lines at most."""
         view = self._views.get(start)
         if view is None or view.dtype != like.dtype or view.shape != like.shape:
             with torch.inference_mode(False):  # so that it may be written to in either mode
@@ -183,11 +184,10 @@ class Incoming(_End):
         """Wait until a message is there."""
         words = self._words
         if self._spins:
-            now = begin = perf_counter()
-            while words[SENT] <= number and now < begin + LOOK_SECONDS:
-                self._looking.poll(0)  # other threads of this process get the interpreter meanwhile
-                now = perf_counter()
-            self.spun += now - begin
+            begin, until = thread_time(), perf_counter() + LOOK_SECONDS
+            while words[SENT] <= number and perf_counter() < until:
+                self._looking.poll(0)  # lets go of the interpreter: another thread of this process may get it
+            self.spun += thread_time() - begin
         while words[SENT] <= number:
             words[ASLEEP] = 1
             self._settle()

@@ -85,8 +85,22 @@ def test_under_the_supervisor_transfers_arrive_and_nothing_listens_beyond_loopba
         assert record["threads"] == 1
 
 
-def test_channels_that_send_much_go_over_gloo() -> None:
-    run = supervised(EXCHANGE, "--much", OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("threads", ["1", "16"])
+def test_many_messages_to_and_fro(threads: str) -> None:
+    """Where ranks have more threads than cores, they sleep at once."""
+    run = supervised(EXCHANGE, "--pingpong", OMP_NUM_THREADS=threads)
+    assert run.returncode == 0, run.stderr
+    found = records(run.stdout)
+    check_exchange(found)
+    for record in found:
+        assert record["shared"] == 4
+        # Two ranks of 16 threads each have not the cores of any machine that these tests run on.
+        assert (record["spun"] > 0) == (2 * int(threads) <= len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("case", ["--much", "--apart"])
+def test_channels_that_send_much_or_far_go_over_gloo(case: str) -> None:
+    run = supervised(EXCHANGE, case, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
     found = records(run.stdout)
     check_exchange(found)
@@ -149,7 +163,9 @@ def test_under_torchrun_on_two_nodes() -> None:
     ]
     outputs = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
-    check_exchange(records(*(output for output, _ in outputs)))
+    found = records(*(output for output, _ in outputs))
+    check_exchange(found)
+    assert [record["shared"] for record in found] == [4, 4], "they are on one machine, whatever they are told"
 
 
 def test_under_slurm() -> None:

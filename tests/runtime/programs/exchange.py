@@ -1,25 +1,31 @@
 """One rank of an exchange: transfers on two channels each way, waited for in the reverse order, and a sum.
 
 Prints what it received as one JSON line. With `--leave` rank 1 leaves without a word before the end. With `--much` the
-channels are said to send more than shared memory is used for.
+channels are said to send more than shared memory is used for; with `--apart` the ranks believe to be on two machines.
+With `--pingpong` 20,000 messages go to and fro, some after a while.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from random import Random
+from time import sleep
 
 import torch
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.supervision.rendezvous import connect, rank_from_environment
+from partita.runtime.transports import neighbours
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
-from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing
+from partita.runtime.transports.shared import LIMIT, LOOK_SECONDS, Incoming, Outgoing
 
 identity = rank_from_environment()
 assert identity is not None
 connect(identity)
+if "--apart" in sys.argv:
+    neighbours.BOOT = Path(f"/proc/{os.getpid()}/cmdline") if identity.rank else neighbours.BOOT
 transport = ProcessTransport()
 rank, other = transport.rank, 1 - transport.rank
 ways = ("backward", "forward")
@@ -45,6 +51,18 @@ for handle in sends:
     assert handle.done()
 got = {f"{way} {i}": sorted(set(buffer.tolist())) for way, i, _, buffer in receives}
 
+if "--pingpong" in sys.argv:
+    out, into = (Channel(a, b, "forward") for a, b in ((rank, other), (other, rank)))
+    random = Random(rank)
+    for i in range(20_000):
+        # Beside the moment at which a rank that waits lies down to sleep.
+        if random.random() < 0.02:
+            sleep(random.choice((0.0, 0.5e-3, LOOK_SECONDS, 1.2e-3)))
+        tensor, buffer = torch.full((3,), 2.0 * i + rank), torch.zeros(3)
+        transport.send(out, tensor)
+        transport.receive(into, buffer).done()
+        assert buffer.tolist() == [2.0 * i + other] * 3, (i, buffer)
+
 # 0.1 + 0.2 and so on: what matters is that every rank has the same bits.
 total = torch.tensor([0.1 * (rank + 1), 1e8 * (-1) ** rank], dtype=torch.float32)
 assert transport.sum_over_ranks(total).done()
@@ -62,6 +80,7 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
                 listening.append(fields[1].split(":")[0])
 
+spun = transport.spun
 shared = sum(isinstance(end, Outgoing | Incoming) for end in transport._channels.values())
 lost = None
 if "--leave" in sys.argv:
@@ -81,6 +100,7 @@ record = {
     "threads": torch.get_num_threads(),
     "lost": lost,
     "shared": shared,
+    "spun": spun,
 }
 # One write, so that the ranks' lines do not mix on a shared output.
 os.write(1, (json.dumps(record) + "\n").encode())
