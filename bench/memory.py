@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ from rich.table import Table
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from partita.runtime.transports.process import ProcessTransport
+from partita.runtime.transports.shared import Incoming, Outgoing
 
 if TYPE_CHECKING:
     from partita.runtime.training import Plan
@@ -138,12 +142,13 @@ class Live(TorchDispatchMode):
     """Counts the bytes of all tensors that are alive, after each operation that makes one; `peak` is the most.
 
     What a kernel allocates and frees by itself is not seen. (torch's own profile sees that, but not what other threads
-    free, as Gloo's do.)
+    free, as Gloo's do.) Nor is what lies at addresses `aside`: messages in memory that two ranks share.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
+        self.aside: list[range] = []
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
@@ -154,6 +159,8 @@ class Live(TorchDispatchMode):
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor):
                 storage = each.untyped_storage()
+                if any(storage.data_ptr() in part for part in self.aside):
+                    continue
                 known = self._alive.get(storage._cdata)
                 if known is None or known[0].expired():
                     self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
@@ -180,20 +187,29 @@ def ours(case: Case) -> None:
     from partita.compiler.report.footprint import peak_memory
     from partita.runtime.data.binding import open_data
     from partita.runtime.training import Rank, train
-    from partita.runtime.transports.process import ProcessTransport
 
     plan = case.prepared()
     dataset = open_data(plan.program, plan.train, case.file.parent)
     joined()
     transport = ProcessTransport(torch.device("cpu"))
     with Live() as live:
-        for _ in train(Rank(plan, dist.get_rank(), transport, torch.device("cpu")), dataset):
+        rank = Rank(plan, dist.get_rank(), transport, torch.device("cpu"))
+        live.aside = list(_shared(transport))
+        for _ in train(rank, dataset):
             pass
     peaks = _gathered(live.peak)
     pipe_ranks = [plan.program.mesh.pipe_rank(rank) for rank in range(plan.ranks)]
     bounds = [peak_memory(plan.training, plan.program.ranks[rank]) for rank in pipe_ranks]
     report({"peak": peaks, "bound": bounds})
     transport.close()
+
+
+def _shared(transport: ProcessTransport) -> Iterator[range]:
+    """The addresses of the memory that a transport shares with other ranks."""
+    for end in transport._channels.values():
+        if isinstance(end, (Outgoing, Incoming)):
+            start = torch.frombuffer(end.memory, dtype=torch.uint8).data_ptr()
+            yield range(start, start + len(end.memory))
 
 
 def torchs(case: Case) -> None:

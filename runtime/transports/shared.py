@@ -54,7 +54,7 @@ class _End:
         self.description = description
         self.spun = 0.0  # seconds
         self._connection = connection
-        self._memory = memory
+        self.memory = memory
         self._words = memoryview(memory)[: _head(traffic)].cast("q")
         self._messages = traffic.messages
         self._head = _head(traffic)
@@ -71,7 +71,7 @@ class _End:
         view = self._views.get(start)
         if view is None or view.dtype != like.dtype or view.shape != like.shape:
             with torch.inference_mode(False):  # so that it may be written to in either mode
-                flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=start)
+                flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
                 view = self._views[start] = flat.view(like.shape)
         return view
 
@@ -114,7 +114,7 @@ class Outgoing(_End):
             self._next = self._head
         start = self._next
         stop = start + _whole_lines(size)
-        room = stop <= len(self._memory) and number - taken < self._messages
+        room = stop <= len(self.memory) and number - taken < self._messages
         assert room, f"{self.description}: more messages than a step sends"
         self._view(start, tensor).copy_(tensor)
         place = self._place(number)
