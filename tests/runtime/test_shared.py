@@ -148,7 +148,7 @@ def test_only_ranks_that_reach_each_other_are_near() -> None:
     assert not Neighbours().near(0, 0)
 
 
-def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_not_let_in() -> None:
     """Nor is what they hand over, whatever they call it; and nobody waits for ever."""
     with met() as found:
         name = found._doors[1][0]
