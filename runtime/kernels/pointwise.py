@@ -39,16 +39,21 @@ def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
         s = torch.sigmoid(u)
         return (s + 3 * sigmoid_gradient(u - 2 / 3 * ROOT * x, s)) * d
     result = torch.empty_like(x)
-    parts = [(d, x, result)]
-    if d.is_contiguous() and x.is_contiguous():
-        block = BLOCK * torch.get_num_threads()
-        parts = list(zip(*(torch.split(each.view(-1), block) for each in (d, x, result)), strict=True))
-    for d_part, part, s in parts:
-        u = _inner(part)
-        torch.sigmoid(u, out=s)
-        u.sub_(part, alpha=2 / 3 * ROOT)
-        s.add_(sigmoid_gradient(u, s), alpha=3).mul_(d_part)
+    if not (d.shape == x.shape and d.is_contiguous() and x.is_contiguous()):
+        return _gelu_derivative(x, result).mul(d)
+    block = BLOCK * torch.get_num_threads()
+    d_parts, parts, results = (torch.split(each.view(-1), block) for each in (d, x, result))
+    for d_part, part, of_part in zip(d_parts, parts, results, strict=True):
+        _gelu_derivative(part, of_part).mul_(d_part)
     return result
+
+
+def _gelu_derivative(x: Tensor, s: Tensor) -> Tensor:
+    """gelu'(x), in s."""
+    u = _inner(x)
+    torch.sigmoid(u, out=s)
+    u.sub_(x, alpha=2 / 3 * ROOT)
+    return s.add_(sigmoid_gradient(u, s), alpha=3)
 
 
 def _inner(x: Tensor) -> Tensor:
