@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from partita.compiler.costs.devices import Device
 from partita.compiler.emission.memory import VIEWS, roots
-from partita.compiler.emission.segments import fused
+from partita.compiler.emission.sums import accumulated
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.collective import Collective
@@ -91,7 +91,7 @@ def timed(
     `keep` outlives them. What is added where it is made takes no time of its own; of collectives that is up to the
     caller.
     """
-    adding = fused(nodes, ())
+    adding = accumulated(nodes, ())
     added = set(adding.values())
     kernels = _kernels(nodes, device, keep) if compiled else {}
     for node in nodes:

@@ -315,7 +315,7 @@ def _emit_finish(
     texts = []
     for value in wanted:
         texts.append(as_tensor(writer.argument(value)).text)
-    body = [*writer.lines, f"return ({', '.join(texts)}{',' if texts else ''})"]
+    body = [*writer.body(), f"return ({', '.join(texts)}{',' if texts else ''})"]
     name = f"rank{rank}_finish"
     module.add(name, FINISH, body, f"Statistics that rank {rank} makes.")
     return name
@@ -346,5 +346,5 @@ def _emit_update(
         nodes += [*each.finish, *each.update]
     writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set(), {})
     name = f"rank{rank}_update"
-    module.add(name, UPDATE, writer.lines or ["pass"], f"The optimizer of rank {rank}, in place.")
+    module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank}, in place.")
     return name

@@ -121,7 +121,7 @@ class StageEmitter:
         results = [writer.argument(value).text for value in self.constants]
         of = dict(zip(self.constants.values(), results, strict=True))
         results += [of[text] + how for text, how in self.views]
-        body = [*writer.lines, f"return ({', '.join(results)}{',' if results else ''})"]
+        body = [*writer.body(), f"return ({', '.join(results)}{',' if results else ''})"]
         name = f"stage{self.stage.index}_prologue"
         self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
 
@@ -132,7 +132,7 @@ class StageEmitter:
             writer.texts[each.value] = Argument(f"a[{i}]", each.value.type)
         writer.block(list(nodes), set(totals), {})
         texts = [writer.argument(value).text for value in totals]
-        body = [*writer.lines, f"return ({', '.join(texts)},)"]
+        body = [*writer.body(), f"return ({', '.join(texts)},)"]
         name = f"stage{self.stage.index}_reduce"
         self.functions["R"] = self.module.add(name, REDUCE, body, "Once a step: accumulators as the update wants them.")
 
@@ -159,7 +159,7 @@ class StageEmitter:
         wanted = (keep | sent) - self.literal
         accumulators = {each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)}
         self._segments(writer, nodes, wanted, passing, accumulators)
-        body += writer.lines
+        body += writer.body()
         for value in stored:
             if value in received:
                 continue
@@ -198,7 +198,7 @@ class StageEmitter:
                 self._call(writer, turn, run, keep, accumulators)
             ended = [v for v in reads if not writer.argument(v).literal]
             if ended:
-                writer.lines.append(f"del {', '.join(writer.argument(v).text for v in ended)}")
+                writer.delete(ended)
             passing.difference_update(reads)
             passing |= made & keep - wanted
 
@@ -269,7 +269,7 @@ class StageEmitter:
                 outside = "d" if value.name.startswith("d(") else "x"
             names.append(inner.name(value, outside))
             given.append(outer.text)
-            if outer.views is not None:
+            if value in self.constants and outer.views is not None:
                 inner.texts[value] = evolve(inner.texts[value], views=partial(view, outer, names[-1]))
         targets: dict[str, tuple[str, Value]] = {}
         for node in run:
@@ -280,7 +280,7 @@ class StageEmitter:
                 targets[node.op.target] = (inner.argument(value).text, value)
         results = [v for v in _ordered(made, run) if v in keep and not _is_literal(v, run)]
         inner.block(run, set(results), targets)
-        body = list(inner.lines)
+        body = inner.body()
         texts = [inner.argument(v).text for v in results]
         body.append(f"return {', '.join(texts)}" if texts else "return")
         # Of some constants only views are read.
@@ -299,7 +299,7 @@ class StageEmitter:
         if results:
             left = ", ".join(writer.name(v) for v in results)
             call = f"{left} = {call}"
-        writer.lines.append(f"{call}  # a turn of {without_turns(turn)}")
+        writer.line(f"{call}  # a turn of {without_turns(turn)}")
 
 
 def _within(value: Value, scope: str) -> bool:

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from attrs import frozen
 
+from partita.compiler.emission.sums import accumulated, stand_ins, uses_of
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import Argument, as_tensor
+from partita.compiler.ops.op import as_tensor
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.ops.shape import Expand
@@ -48,25 +49,9 @@ def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[V
     return found
 
 
-def fused(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
-    """Nodes whose only result goes into an accumulator and nowhere else, and that can add it there themselves."""
-    made = {value: node for node in nodes for value in node.outputs}
-    uses = _uses(nodes)
-    found: dict[Node, Node] = {}
-    for node in nodes:
-        if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
-            (value,) = node.inputs
-            producer = made.get(value)
-            if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
-                target = Argument("t", node.op.type)
-                if producer.op.emit_added(target, _stand_ins(producer), producer.output.type) is not None:
-                    found[producer] = node
-    return found
-
-
 def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node | Segment]:
     """The nodes with segments for what torch compiles. `keep` outlives the nodes; `literal` are numbers."""
-    uses = _uses(nodes)
+    uses = uses_of(nodes)
     units: list[Node | Segment] = []
     for together, run in _runs(nodes, keep, literal):
         units += [_segment(run, uses, keep)] if together and len(run) >= SHORTEST else run
@@ -85,7 +70,7 @@ def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collec
 
 def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:
     """A run with what it reads from outside, and what is read of it there; `uses` counts the reads of all nodes."""
-    own = _uses(run)
+    own = uses_of(run)
     made = dict.fromkeys(value for node in run for value in node.outputs)
     return Segment(
         tuple(run),
@@ -94,16 +79,11 @@ def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value])
     )
 
 
-def _uses(nodes: Sequence[Node]) -> Counter[Value]:
-    """How often nodes read each value, in the order of the first reads."""
-    return Counter(value for node in nodes for value in node.inputs)
-
-
 def _runs(
     nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
 ) -> Iterator[tuple[bool, list[Node]]]:
     """Runs of what can be compiled together (True), and of what cannot be."""
-    adding = fused(nodes, keep)
+    adding = accumulated(nodes, keep)
     under_way: set[Value] = set()
     run: list[Node] = []
     later: list[Node] = []
@@ -139,11 +119,7 @@ def _pure(node: Node, literal: Collection[Value]) -> bool:
     """Whether a node reads nothing but tensors and numbers that are always the same."""
     if isinstance(node.op, Collective):
         return False
-    arguments = _stand_ins(node, literal)
+    arguments = stand_ins(node, literal)
     if not node.op.takes_numbers:
         arguments = [as_tensor(each) for each in arguments]
     return not _MOMENT.search(node.op.emit(arguments, [value.type for value in node.outputs]))
-
-
-def _stand_ins(node: Node, literal: Collection[Value] = ()) -> list[Argument]:
-    return [Argument("1.0" if v in literal else f"x{i}", v.type, v in literal) for i, v in enumerate(node.inputs)]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.emission.segments import Segment, fused, literals, segmented
+from partita.compiler.emission.segments import Segment, literals, segmented
+from partita.compiler.emission.sums import accumulated, summed
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Receive, Send
@@ -21,6 +23,11 @@ from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.ops.shape import Expand
 from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+# A view of a local tensor, in a line under way: the tensor, and what makes the view.
+_VIEW = re.compile("\0(.*?)\1(.*?)\2")
+_DELETE = "del "
 
 HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
 
@@ -100,17 +107,50 @@ class Writer:
         self.module = module
         self.probe = module.probe if module is not None else probe
         self.stem = stem
-        self.lines: list[str] = []
+        self._lines: list[str] = []
         self.waits = False  # whether it waits for collectives: then the function is a generator
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives under way
         self.texts: dict[Value, Argument] = dict(known or {})
         self._taken = set(arguments.split(", "))
         self._counts: dict[str, int] = {}  # where to go on looking for a free name
 
+    def body(self) -> list[str]:
+        """The lines. A view that several of them take of one tensor is made once, and ends with the tensor."""
+        counts = Counter(view for line in self._lines for view in _VIEW.findall(line))
+        made: dict[tuple[str, str], str] = {}
+        found: list[str] = []
+
+        def written(view: re.Match[str]) -> str:
+            tensor, how = view.groups()
+            if counts[tensor, how] == 1:
+                return tensor + how
+            if (tensor, how) not in made:
+                made[tensor, how] = self.free_name(f"{tensor}_matrix")
+                found.append(f"{made[tensor, how]} = {tensor}{how}")
+            return made[tensor, how]
+
+        for line in self._lines:
+            if line.startswith(_DELETE):
+                ended = line.removeprefix(_DELETE).split(", ")
+                views = [name for (tensor, _), name in made.items() if tensor in ended]
+                found.append(_DELETE + ", ".join([*ended, *views]))
+            else:
+                # The views that it takes come before it.
+                found.append(_VIEW.sub(written, line))
+        return found
+
+    def line(self, text: str) -> None:
+        """One more line."""
+        self._lines.append(text)
+
+    def delete(self, values: Iterable[Value]) -> None:
+        """Let go of tensors."""
+        self._lines.append(_DELETE + ", ".join(self.argument(value).text for value in values))
+
     def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
         text = self.free_name(stem or local_stem(value.name))
-        self.texts[value] = Argument(text, value.type)
+        self.texts[value] = _named(text, value.type)
         return text
 
     def free_name(self, stem: str) -> str:
@@ -145,11 +185,11 @@ class Writer:
             del self._started[other]
         if len(node.outputs) == 1:
             # The handle's name becomes the tensor's.
-            self.texts[value] = Argument(handle, value.type)
-            self.lines.append(f"({handle},) = yield {handle}")
+            self.texts[value] = _named(handle, value.type)
+            self._lines.append(f"({handle},) = yield {handle}")
         else:
             names = ", ".join(self.name(other) for other in node.outputs)
-            self.lines.append(f"{names} = yield {handle}; del {handle}")
+            self._lines.append(f"{names} = yield {handle}; del {handle}")
         self._probe(node)
         return node.outputs
 
@@ -157,7 +197,7 @@ class Writer:
         """What the probe wants to have behind a node."""
         if self.probe is not None:
             names = () if added else [self.argument(value).text for value in node.outputs]
-            self.lines += self.probe.after(node, added, names)
+            self._lines += self.probe.after(node, added, names)
 
     def block(
         self,
@@ -168,17 +208,21 @@ class Writer:
     ) -> None:
         """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
 
-        A result that only one accumulation reads is added where it is made; locals end with their last use: those of
-        the last line with the function, unless it has `more` lines.
+        A result that only one accumulation or addition reads is added where it is made (with a probe, which wants to
+        see every value, only into accumulators); locals end with their last use: those of the last line with the
+        function, unless it has `more` lines.
         """
-        adding = fused(nodes, keep)
+        adding = accumulated(nodes, keep)
         read = {value for node in nodes for value in node.inputs}
         literal = literals(nodes, keep, {value for value in read if value in self.texts and self.texts[value].literal})
         units: Sequence[Node | Segment] = nodes
         if self.module is not None and self.module.compiled:
             units = segmented(nodes, keep, literal)
-        last = {value: i for i, unit in enumerate(units) for value in unit.inputs}
-        written: set[Node] = set()
+        # What torch compiles has its sums itself.
+        sums = summed(nodes, keep, literal) if units is nodes and self.probe is None else {}
+        written: set[Node] = set(sums.values())
+        reads = [_reads(unit, sums, written) for unit in units]
+        last = {value: i for i, each in enumerate(reads) for value in each}
         local: set[Value] = set()
         count = len(units) + more
         for i, node in enumerate(units):
@@ -188,7 +232,7 @@ class Writer:
                 local.update(value for read in node.inputs for value in self._arrived(read))
                 self._segment(node)
                 local.update(node.outputs)
-                self._end(node, i, local, last, keep, count)
+                self._end((*reads[i], *node.outputs), i, local, last, keep, count)
                 continue
             if isinstance(node.op, (Receive, Send)):
                 continue
@@ -199,8 +243,9 @@ class Writer:
             if isinstance(node.op, Expand) and node.output in literal:
                 self.texts[node.output] = evolve(self.argument(node.inputs[0]), type=node.output.type)
                 continue
-            local.update(value for read in node.inputs for value in self._arrived(read))
+            local.update(value for read in reads[i] for value in self._arrived(read))
             arguments = [self.argument(value) for value in node.inputs]
+            outputs = node.outputs
             if not node.op.takes_numbers:
                 arguments = [as_tensor(argument) for argument in arguments]
             if isinstance(node.op, Collective):
@@ -213,26 +258,36 @@ class Writer:
                 self._added(node, adding[node], arguments, accumulators)
                 written.add(adding[node])
             else:
-                text = node.op.emit(arguments, [value.type for value in node.outputs])
-                names = ", ".join(self.name(value) for value in node.outputs)
-                local.update(node.outputs)
-                self._line(f"{names} = {text}" if names else text, node)
+                types = [value.type for value in outputs]
+                if node in sums:
+                    outputs = (sums[node].output, *outputs[1:])
+                    expression = node.op.emit_sum(self.argument(reads[i][-1]), arguments, types)
+                else:
+                    expression = node.op.emit(arguments, types)
+                assert expression is not None
+                names = ", ".join(self.name(value) for value in outputs)
+                local.update(outputs)
+                self._line(f"{names} = {expression}" if names else expression, node)
                 self._probe(node)
-            self._end(node, i, local, last, keep, count)
+            self._end((*reads[i], *outputs), i, local, last, keep, count)
         for value in list(self._started):
             self._arrived(value)
 
     def _end(
-        self, unit: Node | Segment, i: int, local: set[Value], last: Mapping[Value, int], keep: set[Value], count: int
+        self,
+        values: Iterable[Value],
+        i: int,
+        local: set[Value],
+        last: Mapping[Value, int],
+        keep: set[Value],
+        count: int,
     ) -> None:
-        """Delete what unit `i` of `count` is the last to read; the last unit leaves that to the end of the function."""
-        ended = [
-            v
-            for v in dict.fromkeys((*unit.inputs, *unit.outputs))
-            if v in local and v not in keep and last.get(v, i) <= i
-        ]
+        """Delete those of a unit's values that unit `i` of `count` is the last to read; the last unit leaves that to
+        the end of the function.
+        """
+        ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
         if ended and i + 1 < count:
-            self.lines.append(f"del {', '.join(self.argument(v).text for v in ended)}")
+            self.delete(ended)
         local.difference_update(ended)
 
     def _segment(self, segment: Segment) -> None:
@@ -253,12 +308,12 @@ class Writer:
         name = self.module.shared(
             f"{self.stem}_segment",
             ", ".join(names),
-            [*inner.lines, f"return {results}"],
+            [*inner.body(), f"return {results}"],
             "@kernels.compiled\n",
             tuple(value.type for value in segment.inputs),
         )
         left = ", ".join(self.name(value) for value in segment.outputs)
-        self.lines.append(f"{left} = {name}({', '.join(given)})")
+        self._lines.append(f"{left} = {name}({', '.join(given)})")
 
     def _added(
         self,
@@ -276,7 +331,22 @@ class Writer:
         self._probe(node, added=True)
 
     def _line(self, text: str, node: Node) -> None:
-        self.lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
+        self._lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
+
+
+def _named(text: str, type: Type) -> Argument:
+    """A local tensor, whose views are marked until it is known how many lines take each."""
+    return Argument(text, type, views=lambda how: f"\0{text}\1{how}\2")
+
+
+def _reads(unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node]) -> tuple[Value, ...]:
+    """What a unit reads; at last the other operand of the sum that it makes."""
+    if unit in written:
+        return ()
+    if not isinstance(unit, Node) or unit not in sums:
+        return unit.inputs
+    (other,) = (value for value in sums[unit].inputs if value is not unit.outputs[0])
+    return (*unit.inputs, other)
 
 
 def place_text(span: Span) -> str:

@@ -79,6 +79,23 @@ class _Attention(Positioned):
         text = f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
         return text if start == "0" else f"{text}, start={start}"
 
+    def _usual(self, arguments: Sequence[Argument]) -> bool:
+        """Whether q, k and v are [batch, heads, position, along] alike, with queries from the first key on."""
+        if self.mask or self.bias:
+            return False
+        q, k, v = (argument.type for argument in arguments)
+        shared, own, position = self._orders(q, k, v)
+        alike = all(x.has(name) for x in (k, v) for name in shared)
+        whole = not self.causal or offset_text(q.axis(self.over), self.shards) == "0"
+        return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
+
+    def _heads(self, arguments: Sequence[Argument]) -> str:
+        """The text of q, k and v, permuted."""
+        q, k, v = arguments
+        shared, _, position = self._orders(q.type, k.type, v.type)
+        ends = [[*shared, *position, self.along], *[[*shared, self.over, self.along]] * 2]
+        return ", ".join(permuted(x.text, x.type.names, order) for x, order in zip((q, k, v), ends, strict=True))
+
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By how many queries there are, how many keys each sees, and the axis of the products."""
         q, k = operands[:2]
@@ -163,6 +180,8 @@ class Attend(_Attention):
         orders = (results[0].names, results[1].names)
         first = tuple([*names, self.along].index(name) for name in orders[0])
         second = tuple(names.index(name) for name in orders[1])
+        if self._usual(arguments):
+            return f"kernels.attend_heads({self._heads(arguments)}, {self.causal}, {self.scale!r}, ({first}, {second}))"
         return f"kernels.attend({self._call(arguments)}, orders=({first}, {second}))"
 
 
@@ -226,6 +245,11 @@ class AttendGradient(_Attention):
             for x, order in ((o, [*names, self.along]), (denominator, names), (d, [*names, self.along]))
         )
         shared = self._orders(*types[:3])[0]
+        if self._usual(inputs):
+            layout = [[*names, self.along], *[[*shared, self.over, self.along]] * 2]
+            orders = tuple(tuple(map(each.index, x.names)) for each, x in zip(layout, results, strict=True))
+            heads = self._heads(inputs)
+            return f"kernels.attend_heads_gradient({heads}, {views}, {self.causal}, {self.scale!r}, {orders})"
         layouts = [[*names, self.along]]
         layouts += [[*(n for n in shared if x.has(n)), self.over, self.along] for x in types[1:3]]
         if self.bias:

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
 
 
+def _positions(type: Type, over: Sequence[str]) -> tuple[int, ...]:
+    """Of these axes, from the last, which is -1; ascending."""
+    return tuple(sorted(type.position(name) - len(type.axes) for name in over))
+
+
 def _means(build: Builder, over: Sequence[str], *values: Value) -> list[Value]:
     """Means of values of equal axes, whose sums stand side by side, so that they can be reduced together."""
     sums = [total(build, value, over, value.type.dtype) for value in values]
@@ -96,8 +101,7 @@ class Normalize(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
         (x,) = arguments
-        positions = tuple(x.type.position(name) for name in self.over)
-        return f"kernels.normalize({x.text}, {positions}, {self.eps}, {self.center})"
+        return f"kernels.normalize({x.text}, {_positions(x.type, self.over)}, {self.eps}, {self.center})"
 
 
 @op("normalize_gradient")
@@ -140,10 +144,16 @@ class NormalizeGradient(Op):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
+        return f"kernels.normalize_gradient({self._call(arguments)})"
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """In the kernel's last pass."""
+        return f"kernels.normalize_gradient({self._call(arguments)}, plus={other.text})"
+
+    def _call(self, arguments: Sequence[Argument]) -> str:
         d, y, rate = arguments
-        positions = tuple(y.type.position(name) for name in self.over)
         turned = permuted(d.text, d.type.names, y.type.names)
-        return f"kernels.normalize_gradient({turned}, {y.text}, {rate.text}, {positions}, {self.center})"
+        return f"{turned}, {y.text}, {rate.text}, {_positions(y.type, self.over)}, {self.center}"
 
 
 @op("layer_norm_gradient")
@@ -194,8 +204,14 @@ class LayerNormGradient(Op):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
+        return f"kernels.layer_norm_gradient({self._call(arguments)})"
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """In the kernel's last pass."""
+        return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
+
+    def _call(self, arguments: Sequence[Argument]) -> str:
         d, y, rate, scale = arguments
-        positions = tuple(i for i, name in enumerate(y.type.names) if name in self.over)
         turned = permuted(d.text, d.type.names, y.type.names)
         by = broadcast(scale, y.type.names)
-        return f"kernels.layer_norm_gradient({turned}, {y.text}, {rate.text}, {by}, {positions})"
+        return f"{turned}, {y.text}, {rate.text}, {by}, {_positions(y.type, self.over)}"

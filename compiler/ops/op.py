@@ -110,6 +110,12 @@ class Op:
         """A statement that adds the result to `target` in place, or None where there is none better than `+=`."""
         return None
 
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+        """An expression for the results, the first of them added to `other`, which is of its type; None where there is
+        none better than `+`.
+        """
+        return None
+
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to parts of `size`: axes among the fields change."""
         changes: dict[str, Any] = {}

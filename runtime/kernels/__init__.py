@@ -3,7 +3,7 @@
 Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
 """
 
-from partita.runtime.kernels.attention import attend, attend_gradient
+from partita.runtime.kernels.attention import attend, attend_gradient, attend_heads, attend_heads_gradient
 from partita.runtime.kernels.compiling import compiled
 from partita.runtime.kernels.optimizers import adamw, sgd
 from partita.runtime.kernels.pointwise import (
@@ -15,7 +15,7 @@ from partita.runtime.kernels.pointwise import (
     tanh_gradient,
 )
 from partita.runtime.kernels.positions import random, rope
-from partita.runtime.kernels.products import add_matmul, matmul
+from partita.runtime.kernels.products import add_matmul, addmm, matmul
 from partita.runtime.kernels.rows import (
     add_rows,
     exp_sum,
@@ -33,8 +33,11 @@ __all__ = [
     "adamw",
     "add_matmul",
     "add_rows",
+    "addmm",
     "attend",
     "attend_gradient",
+    "attend_heads",
+    "attend_heads_gradient",
     "compiled",
     "exp_sum",
     "first_index",

@@ -19,6 +19,10 @@ from torch import Tensor
 from partita.runtime.kernels.dtypes import widened
 
 aten = torch.ops.aten
+flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+# Groups of axes where q, k and v are [batch, heads, position, along].
+HEADS = (2, 0, 1)
 
 
 def _heads(x: Tensor, shared: int, own: Sequence[int], batch: Sequence[int]) -> Tensor:
@@ -40,19 +44,12 @@ def _four(x: Tensor, lead: int) -> Tensor:
 
 
 def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    if _standard(q, k, v, groups):
-        return _rows(q), _rows(k), _rows(v)
     shared, own, position = groups
     if not position:
         q = q.unsqueeze(-2)
     batch, mine = q.shape[:shared], q.shape[shared : shared + own]
     q4 = _four(q, shared + own)
     return _rows(q4), _rows(_heads(k, shared, mine, batch)), _rows(_heads(v, shared, mine, batch))
-
-
-def _standard(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> bool:
-    """Whether q, k and v are [B, H, T, along] as they come, which is what torch's kernel takes."""
-    return groups == (2, 0, 1) and q.shape[:2] == k.shape[:2] == v.shape[:2]
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -106,6 +103,42 @@ def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, cau
         return False
     fits = q4.dtype in (torch.bfloat16, torch.float16) and q4.shape[-1] % 8 == 0 and q4.shape[-1] <= 256
     return fits and (not causal or (start == 0 and q4.shape[-2] == k4.shape[-2]))
+
+
+def attend_heads(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, orders: tuple[tuple[int, ...], tuple[int, ...]]
+) -> tuple[Tensor, Tensor]:
+    """`attend` for the usual case: all three are [batch, heads, position, along] with equal batch and heads, queries
+    begin at the first key, and there is neither mask nor bias.
+    """
+    if not q.is_cpu:
+        return attend(q, k, v, groups=HEADS, causal=causal, scale=scale, orders=orders)
+    o, denominator = torch._scaled_dot_product_flash_attention_for_cpu(
+        _rows(q), _rows(k), _rows(v), 0.0, causal, scale=scale
+    )
+    return o.permute(orders[0]), denominator.permute(orders[1])
+
+
+def attend_heads_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    denominator: Tensor,
+    d: Tensor,
+    causal: bool,
+    scale: float,
+    orders: tuple[tuple[int, ...], ...],
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v of `attend_heads`, permuted by `orders`, from its results and the first one's cotangent
+    in q's order.
+    """
+    if not q.is_cpu:
+        shapes = [(x.shape, order) for x, order in zip((q, k, v), orders, strict=True)]
+        result = (o, denominator, d)
+        return attend_gradient(q, k, v, groups=HEADS, causal=causal, scale=scale, result=result, shapes=shapes)
+    dq, dk, dv = flash_backward(_rows(d), _rows(q), _rows(k), _rows(v), _rows(o), denominator, 0.0, causal, scale=scale)
+    return dq.permute(orders[0]), dk.permute(orders[1]), dv.permute(orders[2])
 
 
 def attend(
@@ -209,8 +242,6 @@ def attend_gradient(
         ds = (ds * scale).to(q4.dtype)
         dq = ds @ k4
         dk = ds.transpose(-1, -2) @ q4
-    if bias is None and _standard(q, k, v, groups):
-        return tuple([tensor.permute(order) for tensor, (_, order) in zip((dq, dk, dv), shapes, strict=True)])
     batch, own = q.shape[: groups[0]], q.shape[groups[0] : lead]
     found = [
         _shaped(dq, q.shape),

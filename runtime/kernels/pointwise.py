@@ -39,9 +39,9 @@ def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
         s = torch.sigmoid(u)
         return (s + 3 * sigmoid_gradient(u - 2 / 3 * ROOT * x, s)) * d
     result = torch.empty_like(x)
-    if not (d.shape == x.shape and d.is_contiguous() and x.is_contiguous()):
-        return _gelu_derivative(x, result).mul(d)
     block = BLOCK * torch.get_num_threads()
+    if x.numel() <= block or not (d.shape == x.shape and d.is_contiguous() and x.is_contiguous()):
+        return _gelu_derivative(x, result).mul_(d) if d.shape == x.shape else _gelu_derivative(x, result).mul(d)
     d_parts, parts, results = (torch.split(each.view(-1), block) for each in (d, x, result))
     for d_part, part, of_part in zip(d_parts, parts, results, strict=True):
         _gelu_derivative(part, of_part).mul_(d_part)
@@ -65,7 +65,7 @@ def _inner(x: Tensor) -> Tensor:
 
 def _by_sigmoid(x: Tensor) -> bool:
     """Whether several passes with torch's sigmoid are quicker than its own gelu: its tanh is slow on a CPU."""
-    return x.device.type == "cpu" and x.dtype != torch.bfloat16
+    return x.is_cpu and x.dtype != torch.bfloat16
 
 
 @lru_cache(maxsize=8)

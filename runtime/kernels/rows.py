@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,14 +10,20 @@ from torch import Tensor
 from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.dtypes import widened
 
+layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+
 
 def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tuple[Tensor, Tensor]:
-    """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them."""
-    if _as_layer(x, over, center):
+    """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them.
+
+    Here and below `over` counts from the last dimension, which is -1, and ascends.
+    """
+    if center and _as_layer(x, over):
         # Without scale and shift torch's kernel takes twice as long.
-        zeros, ones = _zeros_and_ones(x.shape[over[0] :], x.dtype, x.device)
-        y, _, rate = torch.native_layer_norm(x, x.shape[over[0] :], ones, zeros, eps)
-        return y, rate.view(x.shape[: over[0]])
+        shape = x.shape[over[0] :]
+        zeros, ones = _zeros_and_ones(shape, x.dtype, x.device)
+        y, _, rate = torch.native_layer_norm(x, shape, ones, zeros, eps)
+        return y, rate.squeeze(over)
     wide = widened(x)
     if center:
         wide = wide - wide.mean(over, keepdim=True)
@@ -26,44 +31,58 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
     return (wide * rate).to(x.dtype), rate.squeeze(over)
 
 
-def normalize_gradient(d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool) -> Tensor:
-    """rate·(d − mean(d·y)·y), with `center` less mean(d)."""
-    if _as_layer(y, over, center):
+def normalize_gradient(
+    d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool, plus: Tensor | None = None
+) -> Tensor:
+    """rate·(d − mean(d·y)·y), with `center` less mean(d). What is `plus` is added to it."""
+    rate = _over(rate, over)
+    if center and _as_layer(y, over):
         # torch's kernel for the gradient, told that y is its input: with mean 0 and rate 1.
-        zeros, ones = _zeros_and_ones((*rate.shape, *[1] * len(over)), rate.dtype, rate.device)
-        inner, _, _ = torch.ops.aten.native_layer_norm_backward(
-            d, y, y.shape[over[0] :], zeros, ones, None, None, [True, False, False]
-        )
-        return cast(Tensor, inner).mul_(rate.view(zeros.shape))
+        zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
+        inner, _, _ = layer_norm_backward(d, y, y.shape[over[0] :], zeros, ones, None, None, [True, False, False])
+        return _scaled(inner, rate, plus)
     wide_d, wide_y = widened(d), widened(y)
-    for position in sorted(over):
-        rate = rate.unsqueeze(position)
     mean = (wide_d * wide_y).mean(over, keepdim=True)
     result = torch.addcmul(wide_d, wide_y, mean, value=-1)
     if center:
         result -= wide_d.mean(over, keepdim=True)
-    return result.mul_(rate).to(y.dtype)
+    result = result.mul_(rate).to(y.dtype)
+    return result if plus is None else result.add_(plus)
 
 
 def layer_norm_gradient(
-    d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...]
+    d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...], plus: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor."""
-    if _as_layer(y, over, True):
-        zeros, ones = _zeros_and_ones((*rate.shape, *[1] * len(over)), rate.dtype, rate.device)
-        inner, to_scale, to_shift = torch.ops.aten.native_layer_norm_backward(
+    """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor. What is
+    `plus` is added to the first.
+    """
+    if _as_layer(y, over):
+        rate = _over(rate, over)
+        zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
+        inner, to_scale, to_shift = layer_norm_backward(
             d, y, scale.shape, zeros, ones, scale, scale, [True, True, True]
         )
-        return cast(Tensor, inner).mul_(rate.view(zeros.shape)), to_scale, to_shift
-    rest = tuple(i for i in range(y.dim()) if i not in over)
+        return _scaled(inner, rate, plus), to_scale, to_shift
+    rest = tuple(i for i in range(-y.dim(), 0) if i not in over)
     to_scale, to_shift = (x.sum(rest) if rest else x for x in (d * y, d))
-    return normalize_gradient(d * scale, y, rate, over, True), to_scale, to_shift
+    return normalize_gradient(d * scale, y, rate, over, True, plus), to_scale, to_shift
 
 
-def _as_layer(x: Tensor, over: tuple[int, ...], center: bool) -> bool:
+def _scaled(inner: Tensor, rate: Tensor, plus: Tensor | None) -> Tensor:
+    """The tensor, which nothing else reads, times the rate."""
+    return inner.mul_(rate) if plus is None else torch.addcmul(plus, inner, rate)
+
+
+def _over(rate: Tensor, over: tuple[int, ...]) -> Tensor:
+    """The rate with the dimensions that it has been taken over, of size 1."""
+    for position in reversed(over):
+        rate = rate.unsqueeze(position)
+    return rate
+
+
+def _as_layer(x: Tensor, over: tuple[int, ...]) -> bool:
     """Whether torch's layer norm serves: over the last dimensions, in one dtype. Inductor makes its own."""
-    last = tuple(range(x.dim() - len(over), x.dim()))
-    return center and over == last and x.dtype != torch.bfloat16 and not is_tracing()
+    return over[0] == -len(over) and x.dtype != torch.bfloat16 and not is_tracing()
 
 
 @lru_cache(maxsize=32)
@@ -133,7 +152,7 @@ def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
     """d·(softmax(logits) − one_hot(targets)). `start` is given where logits are a part: its first class."""
-    result = torch.exp(widened(logits) - denominator.unsqueeze(-1))
+    result = torch.sub(widened(logits), denominator.unsqueeze(-1)).exp_()
     index = targets.long()
     if isinstance(d, Tensor):
         d = d.unsqueeze(-1).to(result.dtype)

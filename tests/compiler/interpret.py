@@ -23,7 +23,7 @@ def prepare(
         argument = writer.argument(value)
         text = f"torch.tensor({argument.text}, dtype=torch.float64)" if argument.literal else argument.text
         results.append(text)
-    body = [*writer.lines, f"return [{', '.join(results)}]"]
+    body = [*writer.body(), f"return [{', '.join(results)}]"]
     source = HEADER.format(name="test") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in body)
     namespace: dict[str, object] = {}
     context = Context(seed=0, device=torch.device("cpu"), step=step)

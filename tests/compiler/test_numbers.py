@@ -25,7 +25,7 @@ MASK = torch.tensor([[True, False, True], [False, False, True]])
 def _source(build: Builder, given: list[Value], wanted: Value) -> str:
     writer = Writer("x, c", {value: Argument(value.name, value.type) for value in given})
     writer.block(build.nodes, {wanted}, {})
-    return "\n".join(writer.lines)
+    return "\n".join(writer.body())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import read
-from partita.compiler.emission.segments import fused
+from partita.compiler.emission.sums import accumulated
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.prediction import predict
@@ -62,7 +62,7 @@ def test_every_operation_of_a_program_is_timed_where_it_stands():
     groups += [[*state.update.clip, *update_nodes(state, state.program.ranks[0])], state.update.statistic_nodes([0])]
     expected = set()
     for nodes in groups:
-        adding = fused(nodes, ())
+        adding = accumulated(nodes, ())
         rest = [node for node in nodes if node not in set(adding.values()) and not isinstance(node.op, Constant)]
         expected |= {kernel_of(node, node in adding) for node in rest}
     assert found.keys() == expected - {None}
