@@ -102,15 +102,8 @@ class Dot(Op):
         return f"{total}.addmm_({left}, {right})"
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """The matrix product added to the other as a matrix."""
-        plan = _Plan(self, arguments)
-        if plan.batch or not plan.result_axes or plan.product_axes != other.type.names:
-            return None
-        matrix = other.text if plan.flat else other.viewed(f".reshape{shape_text(plan.matrix_shape)}")
-        left, right = plan.matrices()
-        function = "kernels.addmm" if self._large(plan, results) else "torch.addmm"
-        product = f"{function}({matrix}, {left}, {right})"
-        return product if plan.flat else f"{product}.view{shape_text(plan.product_shape)}"
+        """In place: on CPUs that is quicker than `torch.addmm`, which begins with a copy, and rounds as `+` does."""
+        return f"{self.emit(arguments, results)}.add_({other.text})"
 
     def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
         return self.flops((plan.a.type, plan.b.type), results) >= LARGE * (2 if plan.left_is_turned else 1)

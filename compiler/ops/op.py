@@ -111,8 +111,8 @@ class Op:
         return None
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """An expression for the results, the first of them added to `other`, which is of its type; None where there is
-        none better than `+`.
+        """An expression for the results, with `other`, which is of the first one's type, added to that, to the same
+        bits; None where there is none better than `+`.
         """
         return None
 

@@ -15,7 +15,7 @@ from partita.runtime.kernels.pointwise import (
     tanh_gradient,
 )
 from partita.runtime.kernels.positions import random, rope
-from partita.runtime.kernels.products import add_matmul, addmm, matmul
+from partita.runtime.kernels.products import add_matmul, matmul
 from partita.runtime.kernels.rows import (
     add_rows,
     exp_sum,
@@ -33,7 +33,6 @@ __all__ = [
     "adamw",
     "add_matmul",
     "add_rows",
-    "addmm",
     "attend",
     "attend_gradient",
     "attend_heads",

@@ -56,13 +56,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
 
 
-def addmm(other: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """[m, n] plus [m, k] times [k, n]."""
-    if not _by_onednn(a) or is_tracing():
-        return torch.addmm(other, a, b)
-    return _product(a, b).add_(other)
-
-
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add [m, k] times [k, n] into [m, n], in place."""
     return total.add_(_product(a, b)) if _by_onednn(a) else total.addmm_(a, b)

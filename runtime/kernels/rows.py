@@ -69,8 +69,9 @@ def layer_norm_gradient(
 
 
 def _scaled(inner: Tensor, rate: Tensor, plus: Tensor | None) -> Tensor:
-    """The tensor, which nothing else reads, times the rate."""
-    return inner.mul_(rate) if plus is None else torch.addcmul(plus, inner, rate)
+    """The tensor times the rate, in place."""
+    inner.mul_(rate)
+    return inner if plus is None else inner.add_(plus)
 
 
 def _over(rate: Tensor, over: tuple[int, ...]) -> Tensor:
