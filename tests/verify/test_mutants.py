@@ -75,7 +75,7 @@ def some(mutants: Iterable[Mutant], of_each: int) -> list[Mutant]:
 
 
 # How many of the mutants of layouts are tried.
-LAYOUTS = {"mlp": 70, "llama": 130, "llama zero1": 130, "gpt": 170}
+LAYOUTS = {"mlp": 70, "llama": 80, "llama zero1": 80, "gpt": 60}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -183,12 +183,12 @@ def survey(name: str, mutants: Iterable[Mutant]) -> Counter[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_wrong_communication_is_refused(name: str):
     found, _ = experiment(name)
-    mutants = some(communication_mutants(found.plan.training), 12)
+    mutants = some(communication_mutants(found.plan.training), 5)
     escaped = [str(mutant) for mutant in mutants if not refused(mutant)]
     assert not escaped
 
 
-@pytest.mark.parametrize(("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 3), ("llama zero1", 3), ("gpt", 2)])
+@pytest.mark.parametrize(("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 2), ("llama zero1", 2), ("gpt", 1)])
 def test_wrong_communication_fails(name: str, count: int):
     found, _ = experiment(name)
     survey(name, some(communication_mutants(found.plan.training), count))
