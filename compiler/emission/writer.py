@@ -205,12 +205,13 @@ class Writer:
         keep: set[Value],
         accumulators: Mapping[str, tuple[str, Value]],
         more: bool = False,
+        apart: bool = False,
     ) -> None:
         """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
 
-        A result that only one accumulation or addition reads is added where it is made (with a probe, which wants to
-        see every value, only into accumulators); locals end with their last use: those of the last line with the
-        function, unless it has `more` lines.
+        A result that only one accumulation or addition reads is added where it is made; if operations stand `apart`,
+        or there is a probe, which wants to see every value, only into accumulators. Locals end with their last use:
+        those of the last line with the function, unless it has `more` lines.
         """
         adding = accumulated(nodes, keep)
         read = {value for node in nodes for value in node.inputs}
@@ -218,8 +219,8 @@ class Writer:
         units: Sequence[Node | Segment] = nodes
         if self.module is not None and self.module.compiled:
             units = segmented(nodes, keep, literal)
-        # What torch compiles has its sums itself.
-        sums = summed(nodes, keep, literal) if units is nodes and self.probe is None else {}
+            apart = True
+        sums = {} if apart or self.probe is not None else summed(nodes, keep, literal)
         written: set[Node] = set(sums.values())
         reads = [_reads(unit, sums, written) for unit in units]
         last = {value: i for i, each in enumerate(reads) for value in each}
@@ -303,7 +304,8 @@ class Writer:
             else:
                 names.append(inner.name(value, outer.text if outer.text.isidentifier() else None))
                 given.append(outer.text)
-        inner.block(segment.nodes, set(segment.outputs), {})
+        # Nothing is changed in place there, and torch puts sums to what they are of by itself.
+        inner.block(segment.nodes, set(segment.outputs), {}, apart=True)
         results = ", ".join(inner.argument(value).text for value in segment.outputs)
         name = self.module.shared(
             f"{self.stem}_segment",
