@@ -13,6 +13,7 @@ from typing import Protocol
 
 from attrs import evolve
 
+from partita.compiler.emission.memory import VIEWS
 from partita.compiler.emission.segments import Segment, literals, segmented
 from partita.compiler.emission.sums import accumulated, summed
 from partita.compiler.graph import Node, Value
@@ -145,7 +146,7 @@ class Writer:
 
     def delete(self, values: Iterable[Value]) -> None:
         """Let go of tensors."""
-        self._lines.append(_DELETE + ", ".join(self.argument(value).text for value in values))
+        self.line(_DELETE + ", ".join(self.argument(value).text for value in values))
 
     def name(self, value: Value, stem: str | None = None) -> str:
         """A new local name for a value, from its own."""
@@ -186,10 +187,10 @@ class Writer:
         if len(node.outputs) == 1:
             # The handle's name becomes the tensor's.
             self.texts[value] = _named(handle, value.type)
-            self._lines.append(f"({handle},) = yield {handle}")
+            self.line(f"({handle},) = yield {handle}")
         else:
             names = ", ".join(self.name(other) for other in node.outputs)
-            self._lines.append(f"{names} = yield {handle}; del {handle}")
+            self.line(f"{names} = yield {handle}; del {handle}")
         self._probe(node)
         return node.outputs
 
@@ -197,7 +198,8 @@ class Writer:
         """What the probe wants to have behind a node."""
         if self.probe is not None:
             names = () if added else [self.argument(value).text for value in node.outputs]
-            self._lines += self.probe.after(node, added, names)
+            for text in self.probe.after(node, added, names):
+                self.line(text)
 
     def block(
         self,
@@ -268,6 +270,9 @@ class Writer:
                 assert expression is not None
                 names = ", ".join(self.name(value) for value in outputs)
                 local.update(outputs)
+                if isinstance(node.op, VIEWS):
+                    # What is viewed once more may be a copy, and ends with its line.
+                    self.texts.update((value, evolve(self.argument(value), views=None)) for value in outputs)
                 self._line(f"{names} = {expression}" if names else expression, node)
                 self._probe(node)
             self._end((*reads[i], *outputs), i, local, last, keep, count)
@@ -315,7 +320,7 @@ class Writer:
             tuple(value.type for value in segment.inputs),
         )
         left = ", ".join(self.name(value) for value in segment.outputs)
-        self._lines.append(f"{left} = {name}({', '.join(given)})")
+        self.line(f"{left} = {name}({', '.join(given)})")
 
     def _added(
         self,
@@ -333,7 +338,7 @@ class Writer:
         self._probe(node, added=True)
 
     def _line(self, text: str, node: Node) -> None:
-        self._lines.append(text + (f"  # {place_text(node.span)}" if node.span else ""))
+        self.line(text + (f"  # {place_text(node.span)}" if node.span else ""))
 
 
 def _named(text: str, type: Type) -> Argument:

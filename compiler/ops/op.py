@@ -35,7 +35,7 @@ class Argument:
     """An operand in emitted source: its text (a name or a literal) and type. A literal that has axes is the same number
     everywhere.
 
-    `views` gives the text of a view of it, where such views are made once a step.
+    `views` gives the text of a view of it, where such views are made once for all that take them.
     """
 
     text: str

@@ -23,3 +23,12 @@ def test_gelu(shape: tuple[int, int]) -> None:
     assert exact.grad is not None
     torch.testing.assert_close(found, exact.grad.float(), rtol=2e-5, atol=2e-6)
     torch.testing.assert_close(gelu(x), value.detach().float(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (1,), ()])
+def test_gelu_gradient_where_one_operand_is_repeated(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    d, x = torch.randn(4, 6, 5, generator=generator), torch.randn(shape, generator=generator)
+    repeated = x.expand(d.shape).contiguous()
+    assert same_bits(gelu_gradient(d, x), gelu_gradient(d, repeated))
+    torch.testing.assert_close(gelu_gradient(x, d), gelu_gradient(repeated, d))
