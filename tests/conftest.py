@@ -1,8 +1,14 @@
 """Settings for all tests."""
 
+import signal
+
 from hypothesis import settings
 
 # How long an example takes is the machine's business: no test depends on it. What failed can be run again
 # from the printed blob.
 settings.register_profile("partita", deadline=None, print_blob=True)
 settings.load_profile("partita")
+
+# What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

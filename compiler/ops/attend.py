@@ -58,16 +58,9 @@ class _Attention(Positioned):
     def _call(self, arguments: Sequence[Argument]) -> str:
         """Texts of q as [shared, own, position, along], k and v as [shared, over, along], mask and bias as scores,
         and the numbers of those axes."""
-        q, k, v = arguments[:3]
         types = [argument.type for argument in arguments]
         shared, own, position = self._orders(*types[:3])
-        texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
-        for x in (k, v):
-            have = [name for name in shared if x.type.has(name)]
-            text = permuted(x.text, x.type.names, [*have, self.over, self.along])
-            if have != shared:
-                text += f"[{', '.join(':' if name in have else 'None' for name in shared)}]"
-            texts.append(text)
+        texts = [self._heads(arguments)]
         rest = list(arguments[3:])
         for present, word in ((self.mask, "mask"), (self.bias, "bias")):
             if present:
@@ -75,9 +68,22 @@ class _Attention(Positioned):
         groups = (len(shared), len(own), len(position))
         start = "0"
         if self.causal:
-            start = offset_text(q.type.axis(self.over), self.shards)
+            start = offset_text(arguments[0].type.axis(self.over), self.shards)
         text = f"{', '.join(texts)}, groups={groups}, causal={self.causal}, scale={self.scale!r}"
         return text if start == "0" else f"{text}, start={start}"
+
+    def _heads(self, arguments: Sequence[Argument]) -> str:
+        """Texts of q as [shared, own, position, along], k and v as [shared, over, along]."""
+        q, k, v = arguments[:3]
+        shared, own, position = self._orders(q.type, k.type, v.type)
+        texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
+        for x in (k, v):
+            have = [name for name in shared if x.type.has(name)]
+            text = permuted(x.text, x.type.names, [*have, self.over, self.along])
+            if have != shared:
+                text += f"[{', '.join(':' if name in have else 'None' for name in shared)}]"
+            texts.append(text)
+        return ", ".join(texts)
 
     def _usual(self, arguments: Sequence[Argument]) -> bool:
         """Whether q, k and v are [batch, heads, position, along] alike, with queries from the first key on."""
@@ -88,13 +94,6 @@ class _Attention(Positioned):
         alike = all(x.has(name) for x in (k, v) for name in shared)
         whole = not self.causal or offset_text(q.axis(self.over), self.shards) == "0"
         return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
-
-    def _heads(self, arguments: Sequence[Argument]) -> str:
-        """The text of q, k and v, permuted."""
-        q, k, v = arguments
-        shared, _, position = self._orders(q.type, k.type, v.type)
-        ends = [[*shared, *position, self.along], *[[*shared, self.over, self.along]] * 2]
-        return ", ".join(permuted(x.text, x.type.names, order) for x, order in zip((q, k, v), ends, strict=True))
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
         """By how many queries there are, how many keys each sees, and the axis of the products."""
@@ -245,11 +244,6 @@ class AttendGradient(_Attention):
             for x, order in ((o, [*names, self.along]), (denominator, names), (d, [*names, self.along]))
         )
         shared = self._orders(*types[:3])[0]
-        if self._usual(inputs):
-            layout = [[*names, self.along], *[[*shared, self.over, self.along]] * 2]
-            orders = tuple(tuple(map(each.index, x.names)) for each, x in zip(layout, results, strict=True))
-            heads = self._heads(inputs)
-            return f"kernels.attend_heads_gradient({heads}, {views}, {self.causal}, {self.scale!r}, {orders})"
         layouts = [[*names, self.along]]
         layouts += [[*(n for n in shared if x.has(n)), self.over, self.along] for x in types[1:3]]
         if self.bias:
@@ -258,4 +252,8 @@ class AttendGradient(_Attention):
             (tuple(type.axis(each).size for each in layout), tuple(map(layout.index, type.names)))
             for layout, type in zip(layouts, results, strict=True)
         ]  # written as tuples, which Python makes once
+        if self._usual(inputs):
+            orders = tuple(order for _, order in shapes)
+            heads = self._heads(inputs)
+            return f"kernels.attend_heads_gradient({heads}, {views}, {self.causal}, {self.scale!r}, {orders})"
         return f"kernels.attend_gradient({self._call(inputs)}, result=({views}), shapes={tuple(shapes)})"
