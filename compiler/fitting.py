@@ -49,6 +49,7 @@ def program_of(state: Compilation, schedule: Schedule, probe: Probe | None = Non
         schedule,
         state.batch,
         state.mesh,
+        state.rounds,
         probe,
         compiled=state.compiled and probe is None,
     )

@@ -24,6 +24,7 @@ from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
 from partita.compiler.lowering.recompute import recompute
 from partita.compiler.lowering.rematerialize import rematerialize
+from partita.compiler.lowering.rows import of_more_rows
 from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
 from partita.compiler.ops.position import Dropout, Random
 from partita.compiler.partition.cut import Partitioned, cut, portable_values
@@ -38,7 +39,10 @@ from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import Sharded, gathered_bytes, shard
 from partita.dsl import spec as language
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+
+# What is wrong with a model whose batch is to be cut, or to have more rows.
+OF_THE_BATCH = {"E0406", "E0407"}
 
 # About as many as a transformer of ten thousand layers has; a larger file is a slip.
 MOST_NODES = 100_000
@@ -51,13 +55,15 @@ DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b",
 class Compilation:
     """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
 
-    `placement` is that of the training program's stages, for the program of evaluation. With `compiled`, torch compiles
-    what the program's functions compute. `again` are the calls and turns that `recompute auto` has chosen.
+    `placement` is that of the training program's stages, for the program of evaluation, which goes over `rounds`
+    batches as if they were one. With `compiled`, torch compiles what the program's functions compute. `again` are the calls and
+    turns that `recompute auto` has chosen.
     """
 
     spec: language.Spec
     training: bool = True
     placement: Placement | None = None
+    rounds: int = 1
     compiled: bool = False
     again: frozenset[str] = frozenset()
     model: language.Model | None = None
@@ -86,7 +92,7 @@ class Compilation:
 
     @property
     def microbatches(self) -> int:
-        """The number of microbatches of a step."""
+        """The number of microbatches of a batch."""
         return size_of(self.schedule_call.call)[1]
 
 
@@ -149,7 +155,8 @@ def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
 def _build(state: Compilation) -> Compilation:
     assert state.model is not None
     assert state.train is not None
-    return evolve(state, forward=build(state.model, state.train.precision, state.training))
+    model = of_more_rows(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
+    return evolve(state, forward=build(model, state.train.precision, state.training))
 
 
 def _place(state: Compilation) -> Compilation:
@@ -190,7 +197,7 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 def _split(state: Compilation) -> Compilation:
     assert state.joint is not None
-    return evolve(state, step=split_batch(state.joint, state.batch, state.microbatches))
+    return evolve(state, step=split_batch(state.joint, state.batch, state.microbatches * state.rounds))
 
 
 def _shard(state: Compilation) -> Compilation:
@@ -261,14 +268,31 @@ def compile_spec(
     Raises Refused with what is wrong with the file.
     """
     wished = given.train.compile if given.train is not None else None
-    state = Compilation(given, training, placement, gpu if wished is None else wished)
-    auto = training and any(("auto",) in rule.paths for rule in _recompute_rules(given))
+    state = Compilation(given, training, placement, compiled=gpu if wished is None else wished)
+    if not training:
+        return _evaluation(state)
+    auto = any(("auto",) in rule.paths for rule in _recompute_rules(given))
     with _collector_paused():
         if not auto:
             return _passed(state, PASSES)
         names = [name for name, _ in PASSES]
         first = names.index("recompute")
         return fitted(_passed(state, PASSES[:first]), lambda state: _passed(state, PASSES[first:]))
+
+
+def _evaluation(state: Compilation) -> Compilation:
+    """The program of evaluation: over its whole set at once, or over a batch where a figure needs a whole batch, as a
+    softmax over it does."""
+    train = state.spec.train
+    rounds = int(train.eval.arguments["batches"]) if train is not None and train.eval is not None else 1
+    with _collector_paused():
+        if rounds > 1:
+            try:
+                return _passed(evolve(state, rounds=rounds), PASSES)
+            except Refused as refused:
+                if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
+                    raise
+        return _passed(state, PASSES)
 
 
 def _passed(state: Compilation, passes: Sequence[tuple[str, Pass]]) -> Compilation:

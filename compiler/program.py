@@ -164,7 +164,8 @@ class Program:
     name: str
     inputs: tuple[InputRecord, ...]
     batch: str
-    microbatches: int
+    microbatches: int  # of a batch
+    rounds: int  # batches of a step: one, or all of an evaluation's set, of which `inputs` have the rows
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
     stages: tuple[StageProgram, ...]

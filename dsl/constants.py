@@ -12,18 +12,11 @@ from fractions import Fraction
 
 from partita.dsl import tree, units
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.formulas import FUNCTIONS, computed
 from partita.dsl.source import Span
 from partita.dsl.units import PLAIN, Quantity
 
 _BITS = 4096  # of numerator and denominator together: bounds the time of exact arithmetic
-
-FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "sqrt": math.sqrt,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "exp": math.exp,
-    "log": math.log,
-    "tanh": math.tanh,
-}
 
 Lookup = Callable[[tree.Path | tree.Call], Quantity]
 
@@ -51,20 +44,22 @@ def no_names(expression: tree.Path | tree.Call) -> Quantity:
 
 def negative(quantity: Quantity) -> Quantity:
     """The quantity with its sign turned."""
-    return Quantity(-quantity.value, quantity.dimension)
+    return Quantity(-quantity.value, quantity.dimension, computed("negate", quantity.term))
 
 
 def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quantity:
     """Left operator right. Refused: division by zero, results out of range, units that do not go together."""
     a, b = left.value, right.value
     same = left.dimension == right.dimension
+    formula = computed(operator, left.term, right.term)
     try:
         if operator in "+-" and same:
-            return bounded(Quantity(a + b if operator == "+" else a - b, left.dimension), span)
+            return bounded(Quantity(a + b if operator == "+" else a - b, left.dimension, formula), span)
         if operator == "*" and PLAIN in (left.dimension, right.dimension):
-            return bounded(Quantity(a * b, right.dimension if left.dimension == PLAIN else left.dimension), span)
+            dimension = right.dimension if left.dimension == PLAIN else left.dimension
+            return bounded(Quantity(a * b, dimension, formula), span)
         if operator == "/" and (same or right.dimension == PLAIN):
-            return bounded(Quantity(a / b, PLAIN if same else left.dimension), span)
+            return bounded(Quantity(a / b, PLAIN if same else left.dimension, formula), span)
     except ZeroDivisionError:
         raise refuse("E0224", "division by zero", span) from None
     except OverflowError:
@@ -77,7 +72,8 @@ def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quant
 def apply(function: str, argument: Quantity, span: Span) -> Quantity:
     """One of FUNCTIONS of a plain number."""
     try:
-        return bounded(Quantity(FUNCTIONS[function](float(argument.value))), span)
+        value = FUNCTIONS[function](float(argument.value))
+        return bounded(Quantity(value, PLAIN, computed(function, argument.term)), span)
     except (ValueError, ZeroDivisionError):
         raise refuse("E0224", f"`{function}` has no value here", span) from None
     except OverflowError:

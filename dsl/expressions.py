@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from partita.dsl import constants, limits, rules, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
+from partita.dsl.formulas import Size
 from partita.dsl.functions import (
     FUNCTIONS,
     LATER,
@@ -186,7 +188,7 @@ class Expressions:
             return self._call_block(written)
         if called == "size":
             return self._size(written)
-        if called in constants.FUNCTIONS and len(written.arguments) == 1:
+        if called in FUNCTIONS_OF_NUMBERS and len(written.arguments) == 1:
             argument = written.arguments[0]
             if argument.name is None and not isinstance(argument.value, tree.Arrow):
                 found = self.one(argument.value)
@@ -211,7 +213,10 @@ class Expressions:
         if name is None or written.arguments[0].name is not None:
             raise refuse("E0212", "`size` takes the name of an axis", written.span)
         axis = self.axis(name)
-        return None if axis is None else [Constant(Quantity(Fraction(axis.size)), _text(written), written.span)]
+        if axis is None:
+            return None
+        size = Quantity(Fraction(axis.size), formula=Size(axis.name, axis.size))
+        return [Constant(size, _text(written), written.span)]
 
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
         turns = self.arguments.turns(written, function)

@@ -67,11 +67,11 @@ class Constant:
         if number == int(number):
             if dtype in INTEGERS and abs(number) >= 2 ** (31 if dtype == "i32" else 63):
                 raise refuse("E0214", f"`{self.text}` is out of the range of {dtype}", self.span)
-            return spec.Literal(int(number))
+            return spec.Literal(int(number), value.formula)
         if dtype in INTEGERS:
             help = "cast the tensor: `cast(x, f32)`"
             raise refuse("E0205", f"`{self.text}` is no integer, and the tensor is {dtype}", self.span, help=help)
-        return spec.Literal(float(number))
+        return spec.Literal(float(number), value.formula)
 
 
 @frozen(eq=False)

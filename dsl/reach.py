@@ -1,7 +1,8 @@
 """Which parameters the loss depends on: one that does not reach it could not be trained, and is a mistake.
 
-Need flows backwards from the loss through every step, but not through what has no gradient: integers, booleans and
-`stop_gradient`. A parameter of a block or repeat counts as reaching the loss if it does in any call or turn.
+Need flows backwards from the loss through every step, but not through what has no gradient: integers, booleans,
+`accuracy` and `stop_gradient`. A parameter of a block or repeat counts as reaching the loss if it does in any call or
+turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Iterable
 
 from partita.dsl import spec
 from partita.dsl.report import Report
+
+# Functions of floats that give floats, and no gradient.
+NO_GRADIENT = ("stop_gradient", "accuracy")
 
 
 def report_unreached(model: spec.Model, report: Report) -> None:
@@ -53,7 +57,7 @@ class _Reach:
                     self.reached.add(id(step))
                 return []
             case spec.Apply():
-                flows = bool(results) and step.function != "stop_gradient"
+                flows = bool(results) and step.function not in NO_GRADIENT
                 return _values(step.operands if flows else ())
             case spec.CallBlock():
                 wanted = _chosen(step.body.results, results)

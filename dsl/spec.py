@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
+from partita.dsl.formulas import Formula, Size, value_of
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 
@@ -36,9 +37,23 @@ class Call:
 
 @frozen
 class Literal:
-    """A number or boolean written in an expression; it takes the other operand's dtype."""
+    """A number or boolean written in an expression; it takes the other operand's dtype.
+
+    `formula` says how it was computed, where sizes of axes had a part in it.
+    """
 
     value: float | int | bool
+    formula: Size | Formula | None = field(default=None, eq=False)
+
+    def at(self, sizes: Mapping[str, int]) -> float | int | bool:
+        """The number with other sizes of axes; that of the file where it has none with these."""
+        if self.formula is None:
+            return self.value
+        try:
+            number = value_of(self.formula, sizes)
+            return int(number) if number == int(number) else float(number)
+        except (ArithmeticError, ValueError):
+            return self.value
 
 
 Operand: TypeAlias = int | Literal

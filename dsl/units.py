@@ -10,10 +10,11 @@ import re
 from fractions import Fraction
 from math import floor, log10
 
-from attrs import frozen
+from attrs import field, frozen
 
 from partita.dsl import limits
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.formulas import Formula, Size, Term
 from partita.dsl.report import suggestion
 from partita.dsl.source import Span
 
@@ -66,10 +67,19 @@ _NUMBER = re.compile(r"([0-9_]+)(?:\.([0-9_]+))?(?:[eE]([+-]?[0-9]+))?(.*)", re.
 
 @frozen
 class Quantity:
-    """A number, exact unless it is a float, and what it measures (one of the dimensions above)."""
+    """A number, exact unless it is a float, and what it measures (one of the dimensions above).
+
+    `formula` says how it was computed, where sizes of axes had a part in it.
+    """
 
     value: Fraction | float
     dimension: str = PLAIN
+    formula: Size | Formula | None = field(default=None, eq=False)
+
+    @property
+    def term(self) -> Term:
+        """The number as a part of a formula."""
+        return self.value if self.formula is None else self.formula
 
 
 def read(text: str, span: Span) -> Quantity:

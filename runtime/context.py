@@ -20,15 +20,16 @@ from partita.runtime.transports.transport import Collective, Tensors, Transport
 class Context:
     """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
 
-    `coordinates` are the rank's along every mesh axis. The collectives are the transport's, along a mesh axis.
-    `record` is called with the values that a traced program makes, `lap` after each operation of one that is timed;
-    `flight` counts collectives.
+    `microbatch` counts through all batches of a step, of which this one begins with `first`. `coordinates` are the
+    rank's along every mesh axis. The collectives are the transport's, along a mesh axis. `record` is called with the
+    values that a traced program makes, `lap` after each operation of one that is timed; `flight` counts collectives.
     """
 
     seed: int
     device: torch.device
     step: int = 0
     microbatch: int = 0
+    first: int = 0
     rate: float = 0.0
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None

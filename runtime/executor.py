@@ -7,7 +7,7 @@ where they have to wait. A step is a generator that yields while a handle is not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -18,7 +18,7 @@ from partita.compiler.partition.update import SQUARE
 from partita.compiler.program import Program
 from partita.runtime.context import Context, begun
 from partita.runtime.faults import NotFinite
-from partita.runtime.inputs import Inputs, part_read
+from partita.runtime.inputs import Batch, Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
@@ -79,21 +79,31 @@ class Executor:
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
 
-    @torch.inference_mode()
-    def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> Iterator[None]:
+    def step(self, number: int, batch: Batch, rate: float = 0.0) -> Waits:
         """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
+        return self.run(number, lambda _: batch, rate)
+
+    @torch.inference_mode()
+    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0) -> Waits:
+        """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
         context = self.context
         context.step, context.rate = number, rate
         instructions, mark = self._instructions, self._flight.mark
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._both_marks
-        self._flight.begin(self._activity, number)
-        yield from self._prologues(batch)
-        mark()
-        for run in instructions:
-            waits = run()
-            if waits is not None:
-                yield from waits
+        for index in range(self.program.rounds):
+            context.first = index * self.program.microbatches
+            self._flight.begin(self._activity, number - index)
+            if not index:
+                yield from self._prologues(batches)
+            inputs = self._reads.load(batches(index))
+            for stage in self.stages.values():
+                stage.fill(inputs)
+            mark()
+            for run in instructions:
+                waits = run()
+                if waits is not None:
+                    yield from waits
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
@@ -132,11 +142,11 @@ class Executor:
         assert self.stopwatch is not None
         self.stopwatch.mark()
 
-    def _prologues(self, batch: Mapping[str, torch.Tensor]) -> Waits:
-        """The stages get what they read of the batch, and compute their constants."""
-        inputs = self._reads.load(batch)
+    def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
+        """The stages begin with nothing accumulated, and compute their constants."""
+        inputs = self._reads.whole(batches)
         for stage in self.stages.values():
-            stage.begin(inputs)
+            stage.reset()
             whole = tuple(inputs[part_read(each)] for each in stage.record.whole_inputs)
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context))
 

@@ -1,15 +1,17 @@
-"""What one rank reads of a batch: its part of each input, for every microbatch, on its device."""
+"""What one rank reads of the batches of a step: its part of each input, for every microbatch, on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import torch
 from attrs import evolve
 
 from partita.compiler.program import InputPart, Program, StageProgram
-from partita.dsl.types import Type
 from partita.runtime.regions import Region, region_of
+
+Batch: TypeAlias = Mapping[str, torch.Tensor]
 
 
 class Inputs:
@@ -20,7 +22,10 @@ class Inputs:
     ) -> None:
         self._device = device
         self._microbatches = program.microbatches
-        types = {each.name: each.type for each in program.inputs}
+        self._rounds = program.rounds
+        self._batch = program.batch
+        self._types = types = {each.name: each.type for each in program.inputs}
+        parts = program.microbatches * program.rounds
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
@@ -28,22 +33,31 @@ class Inputs:
                 part, type = part_read(each), types[each.name]
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
-                    type = _of_microbatch(type, part.batch, program.microbatches)
+                    type = type.resized(part.batch, type.axis(part.batch).size // parts)
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
-    def load(self, batch: Mapping[str, torch.Tensor]) -> dict[InputPart, torch.Tensor]:
-        """The parts of a batch, contiguous and on the device; those that are cut along the batch axis lead with the
-        microbatch. Nothing else of the batch is moved there."""
+    def whole(self, batches: Callable[[int], Batch]) -> dict[InputPart, torch.Tensor]:
+        """The parts that are not cut into microbatches, contiguous and on the device. What has the batch axis has the
+        rows of all batches; what has not comes from the first."""
         found = {}
-        for part, region in self._regions.items():
-            tensor = batch[part.name]
-            if part.batch is None:
-                tensor = tensor[region]
-            else:
-                position = self._batch_positions[part]
-                cut = tensor.unflatten(position, (self._microbatches, -1))  # type: ignore[no-untyped-call]
-                tensor = cut.movedim(position, 0)
-                tensor = tensor[(slice(None), *region)]
+        parts = [part for part in self._regions if part.batch is None]
+        first = batches(0) if parts else {}
+        for part in parts:
+            tensor = first[part.name]
+            type = self._types[part.name]
+            if self._rounds > 1 and type.has(self._batch):
+                others = [batches(index)[part.name] for index in range(1, self._rounds)]
+                tensor = torch.cat([tensor, *others], type.position(self._batch))
+            found[part] = tensor[self._regions[part]].contiguous().to(self._device)
+        return found
+
+    def load(self, batch: Batch) -> dict[InputPart, torch.Tensor]:
+        """The parts of a batch that are cut into microbatches, contiguous and on the device; the microbatch leads.
+        Nothing else of the batch is moved there."""
+        found = {}
+        for part, position in self._batch_positions.items():
+            cut = batch[part.name].unflatten(position, (self._microbatches, -1))  # type: ignore[no-untyped-call]
+            tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
             found[part] = tensor.contiguous().to(self._device)
         return found
 
@@ -51,7 +65,3 @@ class Inputs:
 def part_read(part: InputPart) -> InputPart:
     """The part itself, whichever slot it goes to: stages that read the same share it."""
     return evolve(part, slot=None)
-
-
-def _of_microbatch(type: Type, batch: str, microbatches: int) -> Type:
-    return type.resized(batch, type.axis(batch).size // microbatches)

@@ -114,13 +114,13 @@ class Binder:
                 frame[:] = empty
 
         def run() -> None:
-            context.microbatch = microbatch
+            context.microbatch = context.first + microbatch
             function(stage.constants, frame, accumulators, context)
             if final or overs:
                 hand_over()
 
         def run_communicating() -> Waits:
-            context.microbatch = microbatch
+            context.microbatch = context.first + microbatch
             yield from begun(function(stage.constants, frame, accumulators, context))
             hand_over()
 

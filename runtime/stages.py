@@ -66,12 +66,15 @@ class Stage:
         """The microbatches whose frame holds anything; none between steps."""
         return [i for i, frame in enumerate(self.frames) if any(slot is not None for slot in frame)]
 
-    def begin(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
-        """As a step begins: accumulators are reset, and every frame gets its microbatch's part of the inputs."""
+    def fill(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
+        """As a batch begins: every frame gets its microbatch's part of the inputs."""
         for part in self.record.inputs:
             assert part.slot is not None
             for frame, own in zip(self.frames, inputs[part_read(part)].unbind(), strict=True):
                 frame[part.slot] = own
+
+    def reset(self) -> None:
+        """As a step begins: accumulators have nothing."""
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
                 floats = tensor.is_floating_point()

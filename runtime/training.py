@@ -6,12 +6,13 @@ simply runs it to its end; the virtual transport's driver steps the loops of all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from math import sqrt
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -26,6 +27,7 @@ from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor
 from partita.runtime.faults import NotFinite, origin
 from partita.runtime.initial import initial
+from partita.runtime.inputs import Batch
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.regions import assemble, region_of, shape_of
@@ -33,6 +35,9 @@ from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import BETWEEN, ENDED, Flight
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
+
+# Loss and metrics.
+Figures: TypeAlias = tuple[float, dict[str, float]]
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
@@ -163,6 +168,24 @@ class Rank:
         """One training step."""
         return self.training.step(number, batch, rate)
 
+    def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, Figures]:
+        """An evaluation of so many batches; returns loss and metrics: of all batches as of one, or the mean of those of
+        each where they need a whole batch.
+
+        Its random numbers are those of a step before the first, the same every time and no training step's.
+        """
+        assert self.evaluation is not None
+        rounds = self.evaluation.program.rounds
+        loss, metrics = 0.0, dict[str, float]()
+        share = rounds / count
+        for first in range(0, count, rounds):
+            yield from self.evaluation.run(-first, partial(_shifted, batches, first))
+            one, named, _ = self.results(self.evaluation)
+            loss += one * share
+            for name, value in named.items():
+                metrics[name] = metrics.get(name, 0.0) + value * share
+        return loss, metrics
+
     def results(self, executor: Executor) -> tuple[float, dict[str, float], float]:
         """Loss, metrics and gradient norm of an executor's last step."""
         values = executor.statistics.tolist()
@@ -171,6 +194,10 @@ class Rank:
         loss = named.pop("loss")
         metrics = {name: value for name, value in named.items() if not name.startswith(SQUARE)}
         return loss, metrics, sqrt(squares) if squares >= 0 else float("nan")
+
+
+def _shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
+    return batches(first + index)
 
 
 def train(
@@ -226,20 +253,15 @@ def _due(settings: Train, step: int) -> bool:
 
 
 def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None) -> Iterator[None]:
-    """The mean of loss and metrics over the evaluation batches, which are the same every time."""
+    """Loss and metrics of the evaluation batches, which are the same every time."""
     settings = rank.plan.train
-    assert rank.evaluation is not None
     assert settings.eval is not None
-    batches = int(settings.eval.arguments["batches"])
-    loss, metrics = 0.0, dict[str, float]()
-    for index in range(batches):
-        batch = rank.tensors(dataset.holdout_batch(index)) if dataset else {}
-        # Random numbers of an evaluation are those of its batch, the same every time and no training step's.
-        yield from rank.evaluation.step(-1 - index, batch)
-        one, named, _ = rank.results(rank.evaluation)
-        loss += one / batches
-        for name, value in named.items():
-            metrics[name] = metrics.get(name, 0.0) + value / batches
+    count = int(settings.eval.arguments["batches"])
+
+    def batches(index: int) -> Batch:
+        return rank.tensors(dataset.holdout_batch(index)) if dataset else {}
+
+    loss, metrics = yield from rank.evaluate(count, batches)
     rank.flight.begin(BETWEEN, step)
     if observer is not None:
         observer.evaluation(step, loss, metrics)
@@ -263,13 +285,15 @@ class VirtualRun:
         loss, _, norm = self.ranks[0].results(self.ranks[0].training)
         return loss, norm
 
-    def evaluate(self, batch: Mapping[str, torch.Tensor]) -> tuple[float, dict[str, float]]:
-        """Loss and metrics of one batch by the forward-only program."""
-        executors = [rank.evaluation for rank in self.ranks]
-        self.cluster.run([executor.step(1, batch) for executor in executors if executor])
-        assert executors[0] is not None
-        loss, metrics, _ = self.ranks[0].results(executors[0])
-        return loss, metrics
+    def evaluate(self, *batches: Batch) -> Figures:
+        """Loss and metrics of an evaluation's batches by the forward-only program."""
+        found: list[Figures] = []
+
+        def evaluation(rank: Rank) -> Iterator[None]:
+            found.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
+
+        self.cluster.run([evaluation(rank) for rank in self.ranks])
+        return found[0]
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last training step."""

@@ -54,12 +54,14 @@ def assemble(
     schedule: Schedule,
     batch: str,
     mesh: Mesh,
+    rounds: int = 1,
     probe: Probe | None = None,
     compiled: bool = False,
 ) -> Program:
     """The program of one kind of step. `whole` is the graph over the whole batch, for the inputs' types.
 
-    A `probe` watches its functions. With `compiled`, torch compiles them.
+    The step goes over so many `rounds` of the schedule, each with a batch of its own. A `probe` watches its functions.
+    With `compiled`, torch compiles them.
 
     Raises Refused where the schedule breaks a law (E0501 to E0504).
     """
@@ -90,12 +92,14 @@ def assemble(
         inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in whole.inputs),
         batch=batch,
         microbatches=schedule.microbatches,
+        rounds=rounds,
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
                 parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name)
             )
             for parameter in partitioned.graph.parameters
+            if parameter.name in stage_sets  # evaluation may have no use for one
         ),
         stages=stages,
         ranks=ranks,

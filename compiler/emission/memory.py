@@ -16,10 +16,10 @@ from partita.compiler.ops.normalize import LayerNormGradient, Normalize, Normali
 from partita.compiler.ops.op import wide_bytes
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach
-from partita.compiler.ops.position import Rope
+from partita.compiler.ops.position import Microbatch, Rope
 from partita.compiler.ops.shape import Arrange, Expand, Rename, Slice, Split
 
-VIEWS = (Arrange, Constant, Detach, Expand, Part, Rename, Slice, Split)
+VIEWS = (Arrange, Constant, Detach, Expand, Microbatch, Part, Rename, Slice, Split)
 
 # Nodes of a function in order: runs, each a call or lines in place; of units, each a line or what torch compiles.
 Runs = Sequence[Sequence[Sequence[Node]]]

@@ -20,7 +20,7 @@ from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
 from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split
 from partita.dsl import spec
-from partita.dsl.types import Axis, Type
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
 # Operations through which a tensor is still that tensor, for the questions of who reads it and how.
 VIEWS = (Arrange, Cast, Merge, Rename, Slice, Split)
@@ -83,8 +83,10 @@ class _Builder(Builder):
         if not isinstance(operand, spec.Literal):
             return values[operand]
         value = operand.value
-        if dtype in ("f32", "bf16", "f64"):
+        if dtype in FLOATS:
             value = float(value)
+        elif dtype in INTEGERS:
+            value = int(value)
         return self.apply(Constant(value, dtype))
 
     def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:

@@ -231,8 +231,10 @@ def _dropout(site: Site) -> Value:
         return site.build.apply(Arrange(x.type.names), x, name=site.name)
     # The mask's key is unique in the program and does not depend on how it is laid out.
     key = site.build.unique(f"{site.name}.keep")
-    whole = tuple((axis.name, axis.size) for axis in x.type.axes)
-    mask = site.build.apply(Random("keep", rate, key, x.type.axes, whole, "bool"))
+    # Coordinates count in the order of the type as it was checked: a block's argument may come in another.
+    axes = site.type.axes
+    whole = tuple((axis.name, axis.size) for axis in axes)
+    mask = site.build.apply(Random("keep", rate, key, axes, whole, "bool"))
     return site.build.apply(Dropout(rate), x, mask, name=site.name)
 
 

@@ -65,7 +65,7 @@ def _parts(
     rest = tuple(name for name in d.type.names if not scale.type.has(name))
     sums = Reduce("sum", rest, scale.type.dtype)
     product = sole(d, MULTIPLY, y)
-    if product is None or len(readers[product.output]) > 1:
+    if product is None or len(readers.get(product.output, ())) > 1:
         return ()
     to_scale, to_shift = sole(product.output, sums), sole(d, sums)
     if to_scale is None or to_shift is None or readers.get(to_scale.output) or readers.get(to_shift.output):

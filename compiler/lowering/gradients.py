@@ -14,13 +14,17 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
-from partita.compiler.ops.pointwise import Constant, Detach, pointwise
+from partita.compiler.ops.pointwise import Constant, Detach, constant, pointwise
 from partita.compiler.ops.position import Random
 from partita.dsl.diagnostic import Diagnostic, Refused
 
 
 def differentiate(graph: Graph) -> Graph:
-    """Append the backward pass. Raises Refused (E0408) if a parameter does not reach the loss."""
+    """Append the backward pass.
+
+    A parameter that reaches the loss in some turns or calls has a gradient of zero in the others. Raises Refused
+    (E0408) where it does so in none.
+    """
     wanted = _differentiable(graph)
     activations = wanted & _data_dependent(graph)
     names = [value.name for node in graph.nodes for value in node.outputs]
@@ -76,7 +80,9 @@ def differentiate(graph: Graph) -> Graph:
                 contributions.setdefault(value, []).append((d, node))
 
     missing = [p for p in graph.parameters if not contributions.get(p.value)]
-    if missing:
+    declared = {p.span for p in graph.parameters if contributions.get(p.value)}
+    lost = [p for p in missing if p.span not in declared]
+    if lost:
         raise Refused(
             Diagnostic(
                 "E0408",
@@ -84,8 +90,13 @@ def differentiate(graph: Graph) -> Graph:
                 parameter.span,
                 help="use it, or remove it",
             )
-            for parameter in missing
+            for parameter in lost
         )
+    for parameter in missing:
+        reader = next((node for node in graph.nodes if parameter.value in node.inputs), graph.nodes[-1])
+        nothing = constant(build.at(reader), 0.0, parameter.value)
+        zeros = pointwise(build, "multiply", parameter.value, nothing)
+        contributions[parameter.value] = [(zeros, reader)]
     gradients_out: list[Gradient] = []
     for parameter in graph.parameters:
         for d, _ in contributions[parameter.value]:

@@ -6,11 +6,13 @@ of one microbatch, with `accumulate` nodes for what is summed over the step, a p
 Along time every value is split along one of its axes, partial (SUM or MAX), or whole. A node needs a `Way` of its op
 that fits its operands' states. Where none fits:
 
-- a partial value made from inputs alone (the number of unmasked tokens) is computed over the whole batch, in the
-  prologue;
+- what is made from inputs and samples alone (the number of unmasked tokens, a softmax over the batch) is computed over
+  the whole batch, in the prologue, and each microbatch takes its part;
 - a whole value that meets a partial one counts once: each microbatch takes 1/M of it;
 - what only metrics need waits for the end of the step, and reads the accumulators;
 - anything else is an error that names the operation (E0407).
+
+A forward-only graph has nothing but metrics: of it the loss is one.
 """
 
 from __future__ import annotations
@@ -24,21 +26,32 @@ from partita.compiler.lowering.gradients import without_dead
 from partita.compiler.ops.op import MAX, SUM, State, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Pointwise
-from partita.compiler.ops.position import TIME, Positioned, Random
-from partita.dsl.diagnostic import refuse
-from partita.dsl.types import Type
+from partita.compiler.ops.position import TIME, Microbatch, Positioned
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.types import Axis, Type
 
 LOSS = "loss"
+# What it costs to bring a value from one state to another. A part of what is there costs nothing; to split is better
+# than to compute over the whole batch, and a sum for the whole batch better than a tensor. A sum that can be had whole
+# had better be whole where it meets what depends on parameters: of partial results no function but linear ones is left.
+PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 
 
 def split_batch(graph: Graph, batch: str, microbatches: int) -> Graph:
     """The graph of one of `microbatches` parts of the axis `batch`. Raises Refused: E0406, E0407."""
-    return _Splitter(graph, batch, microbatches).graph()
+    if graph.gradients:
+        return _Splitter(graph, batch, microbatches).graph()
+    try:
+        # What is not needed before the end of the step can wait for it: an evaluation goes over much data.
+        return _Splitter(graph, batch, microbatches, early=False).graph()
+    except Refused:
+        return _Splitter(graph, batch, microbatches).graph()
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, batch: str, count: int) -> None:
+    def __init__(self, graph: Graph, batch: str, count: int, early: bool = True) -> None:
         self.source = graph
+        self.early = early  # whether anything may be computed over the whole batch, before the first microbatch
         self.batch = batch
         self.count = count
         names = [value.name for node in graph.nodes for value in node.outputs]
@@ -48,6 +61,7 @@ class _Splitter:
         self.local: dict[Value, Value] = {}
         self.whole: dict[Value, Value] = {}
         self.portions: dict[Value, Value] = {}
+        self.parts: dict[tuple[Value, str], Value] = {}
         self.totals: dict[tuple[Value, int | None], Value] = {}
         self.prologue: list[Node] = []
         self.deferred: list[Node] = []
@@ -56,7 +70,8 @@ class _Splitter:
         self.inputs: list[Input] = []
         self.producers = graph.producers()
         self.from_inputs = _from_inputs_alone(graph)
-        self.essential = _ancestors(graph, [graph.loss, *(g.value for g in graph.gradients)])
+        gradients = [gradient.value for gradient in graph.gradients]
+        self.essential = _ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
 
     def graph(self) -> Graph:
         """Walk the nodes once, then accumulate what leaves the microbatch."""
@@ -67,7 +82,7 @@ class _Splitter:
             self.local[parameter.value] = parameter.value
         for node in self.source.nodes:
             self._node(node)
-        loss = self._accumulated(LOSS, self.source.loss)
+        loss = self._metric(LOSS, self.source.loss)
         self._gradients()
         metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
         result = evolve(
@@ -88,16 +103,8 @@ class _Splitter:
             self.local[each.value] = each.value
             self.inputs.append(each)
             return
-        size = type.axis(self.batch).size
-        if size % self.count:
-            raise refuse(
-                "E0406",
-                f"axis `{self.batch}` of {size} does not divide into {self.count} microbatches",
-                each.span,
-                help=f"choose a number of microbatches that divides {size}",
-            )
         self.state[each.value] = self.batch
-        part = Value(each.value.name, type.resized(self.batch, size // self.count))
+        part = Value(each.value.name, type.resized(self.batch, self._divided(type.axis(self.batch), each)))
         self.local[each.value] = part
         self.inputs.append(evolve(each, value=part, batch=self.batch))
 
@@ -110,7 +117,7 @@ class _Splitter:
             self.deferred.append(node)
             return
         states = [self.state[value] for value in node.inputs]
-        if not any(states) and not self._cuts_itself(node):
+        if not any(states) and not self._cuts_itself(node) and not self._meets_whole_batch(node):
             self._emit(node, [self.local[value] for value in node.inputs], None)
             return
         fit = self._fit(node, states)
@@ -118,9 +125,15 @@ class _Splitter:
             if any(value in self.essential for value in node.outputs):
                 raise self._cannot(node, states)
             self.deferred.append(node)
-            return
-        way, operands = fit
-        self._emit(node, operands, way)
+        elif not any((*fit.operands, *fit.results)) and all(value in self.from_inputs for value in node.outputs):
+            for value in node.outputs:
+                self.state[value], self.local[value] = None, self._over_whole_batch(value)
+        else:
+            operands = [
+                self._converted(value, have, want)
+                for value, have, want in zip(node.inputs, states, fit.operands, strict=True)
+            ]
+            self._emit(node, operands, fit)
 
     def _cuts_itself(self, node: Node) -> bool:
         """Whether a node makes the batch axis out of nothing (positions, random numbers, expansion)."""
@@ -130,46 +143,54 @@ class _Splitter:
             and not any(value.type.has(self.batch) for value in node.inputs)
         )
 
-    def _fit(self, node: Node, states: list[State]) -> tuple[Way, list[Value]] | None:
-        """A way of the op, and the operands as that way wants them."""
-        types = [value.type for value in node.inputs]
-        ways = node.op.ways(types, [value.type for value in node.outputs])
-        if self._cuts_itself(node):
-            ways = tuple(way for way in ways if self.batch in way.results)
-        best: tuple[int, Way] | None = None
-        for way in ways:
-            moves = 0
-            for value, have, want in zip(node.inputs, states, way.operands, strict=True):
-                cost = self._conversion(value, have, want)
-                if cost is None:
-                    break
-                moves += cost
-            else:
-                if best is None or moves < best[0]:
-                    best = (moves, way)
-        whole = [self._conversion(value, have, None) for value, have in zip(node.inputs, states, strict=True)]
-        if all(cost is not None for cost in whole):
-            moves = sum(cost for cost in whole if cost is not None)
-            if best is None or moves < best[0]:
-                best = (moves, Way((None,) * len(states), (None,) * len(node.outputs)))
-        if best is None:
-            return None
-        way = best[1]
-        operands = [
-            self._converted(value, have, want)
-            for value, have, want in zip(node.inputs, states, way.operands, strict=True)
-        ]
-        return way, operands
+    def _meets_whole_batch(self, node: Node) -> bool:
+        """Whether a node makes of what is there for the whole batch what is not: each microbatch takes its part."""
+        return (
+            self.count > 1
+            and not all(value in self.from_inputs for value in node.outputs)
+            and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
+            and any(value.type.has(self.batch) for value in node.inputs)
+        )
 
-    def _conversion(self, value: Value, have: State, want: State) -> int | None:
-        """What it costs to bring a value from one state to another; None if it cannot be."""
+    def _fit(self, node: Node, states: list[State]) -> Way | None:
+        """A way of the op that its operands can be brought to."""
+        types = [value.type for value in node.inputs]
+        everything = Way((None,) * len(types), (None,) * len(node.outputs))
+        alone = all(value in self.from_inputs for value in node.outputs)
+        meets = self._meets_whole_batch(node)
+        best: tuple[int, Way] | None = None
+        for way in (*node.op.ways(types, [value.type for value in node.outputs]), everything):
+            if not self._sensible(node, way):
+                continue
+            costs = [
+                self._conversion(value, have, want, alone)
+                for value, have, want in zip(node.inputs, states, way.operands, strict=True)
+            ]
+            if None not in costs:
+                total = sum(cost for cost in costs if cost is not None)
+                total += WHOLE_TENSOR if meets and self.batch not in way.operands else 0
+                if best is None or total < best[0]:
+                    best = (total, way)
+        return best[1] if best else None
+
+    def _sensible(self, node: Node, way: Way) -> bool:
+        """Whether a way cuts nothing but what is cut: results follow operands, or the node makes the batch itself."""
+        if self._cuts_itself(node):
+            return self.batch in way.results
+        return any(map(_is_axis, way.operands)) or not any(map(_is_axis, way.results))
+
+    def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
+        """What it costs to bring a value from one state to another; None if it cannot be. `alone`: its reader is."""
+        partial = have in (SUM, MAX)
+        known = value in self.from_inputs
         if have == want:
-            return 0
-        if have is None and want in (SUM, MAX):
-            return 1
-        if want is None and have is not None and value in self.from_inputs:
-            # Splitting costs nothing where the op can be split; computing over the whole batch is the last resort.
-            return 10 if have in (SUM, MAX) else 100
+            return PARTIAL_SUM if partial and known and not alone else 0
+        if have is None:
+            if want in (SUM, MAX):
+                return PORTION
+            return PART if known else None
+        if want is None and known and self.early:
+            return WHOLE_SUM if partial else WHOLE_TENSOR
         return None
 
     def _converted(self, value: Value, have: State, want: State) -> Value:
@@ -179,7 +200,18 @@ class _Splitter:
             return self.local[value]
         if want == SUM:
             return self._portion(value)
+        if want is not None:
+            return self._part_of(value, want)
         return self._over_whole_batch(value)
+
+    def _part_of(self, value: Value, axis: str) -> Value:
+        """This microbatch's part of what is there for the whole batch."""
+        if (value, axis) not in self.parts:
+            local = self.local[value]
+            size = self._divided(local.type.axis(axis), self.producers.get(value))
+            op = Microbatch(axis, size, ((axis, TIME, self.count),))
+            self.parts[value, axis] = self.build.apply(op, local, name=f"{value.name}.of_microbatch")
+        return self.parts[value, axis]
 
     def _portion(self, value: Value) -> Value:
         """1/M of a whole value: it counts once in the sum over the microbatches."""
@@ -233,18 +265,19 @@ class _Splitter:
 
     def _part(self, node: Node, axis: str) -> int:
         """The size of a microbatch's part of an axis."""
-        for value in (*node.inputs, *node.outputs):
-            if value.type.has(axis):
-                size = value.type.axis(axis).size
-                break
-        if size % self.count:
+        value = next(value for value in (*node.inputs, *node.outputs) if value.type.has(axis))
+        return self._divided(value.type.axis(axis), node)
+
+    def _divided(self, axis: Axis, place: Node | Input | None) -> int:
+        """The size of a microbatch's part. Raises Refused (E0406)."""
+        if axis.size % self.count:
             raise refuse(
                 "E0406",
-                f"axis `{axis}` of {size} does not divide into {self.count} microbatches",
-                node.span,
-                help=f"choose a number of microbatches that divides {size}",
+                f"axis `{axis.name}` of {axis.size} does not divide into {self.count} microbatches",
+                place.span if place else None,
+                help=f"choose a number of microbatches that divides {axis.size}",
             )
-        return size // self.count
+        return axis.size // self.count
 
     def _cannot(self, node: Node, states: list[State]) -> Exception:
         partial = any(state in (SUM, MAX) for state in states)
@@ -282,10 +315,8 @@ class _Splitter:
             )
         self.build.phase = Phase.FORWARD
         local = self.local[value]
-        if state is None and self.count > 1 and name == LOSS:
-            local = self._portion(value)
         type = local.type.with_dtype(accumulation(local.type.dtype))
-        return self._accumulate(name, local, type, state == MAX, state is None and name != LOSS)
+        return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
         total = self.build.value(f"total({name})", type)
@@ -325,9 +356,9 @@ class _Splitter:
                     self.build.apply_all(Accumulate(parameter, master), part)
 
     def _metric(self, name: str, value: Value) -> Value:
-        """A metric at the end of the step: accumulated, or computed from what is."""
+        """The loss or a metric at the end of the step: accumulated, or computed from what is."""
         if value in self.state:
-            return self._accumulated(f"metric {name}", value)
+            return self._accumulated(name if name == LOSS else f"metric {name}", value)
         totals: dict[Value, Value] = {}
         wanted = _ancestors(self.source, [value], self.producers)
         last = self.producers[value].stage
@@ -359,6 +390,10 @@ class _Splitter:
         return self.totals[value, node.stage]
 
 
+def _is_axis(state: State) -> bool:
+    return state not in (None, SUM, MAX)
+
+
 def _described(state: State, batch: str) -> str:
     if state is None:
         return "whole"
@@ -384,10 +419,12 @@ def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Nod
 
 
 def _from_inputs_alone(graph: Graph) -> set[Value]:
-    """Values made from the model's inputs and constants, without parameters and random numbers."""
+    """Values made from the model's inputs, constants and random numbers, without parameters.
+
+    Random numbers are functions of their coordinates: they can be had for the whole batch.
+    """
     alone = {each.value for each in graph.inputs}
     for node in graph.nodes:
-        plain = node.phase is Phase.FORWARD and not isinstance(node.op, Random)
-        if plain and all(value in alone for value in node.inputs):
+        if node.phase is Phase.FORWARD and all(value in alone for value in node.inputs):
             alone.update(node.outputs)
     return alone

@@ -169,6 +169,33 @@ class Random(Positioned):
         return f"kernels.random(c, {self.distribution!r}, {self.scale!r}, {key}, {region}, {self.dtype!r})"
 
 
+@op("microbatch")
+class Microbatch(Positioned):
+    """This microbatch's part of an axis of what is there for the whole batch: a view."""
+
+    axis: str
+    size: int
+    shards: Shards
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The axis is cut to `size`."""
+        return (types[0].resized(self.axis, self.size),)
+
+    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+        """Any other axis: ranks split each microbatch, not the whole batch. Linear."""
+        return (*aligned_ways(operands, results, whole=[self.axis]), Way((SUM,), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`narrow` at the microbatch."""
+        (x,) = arguments
+        start = offset_text(Axis(self.axis, self.size), self.shards)
+        return f"{x.text}.narrow({x.type.position(self.axis)}, {start}, {self.size})"
+
+
 @op("dropout")
 class Dropout(Op):
     """x scaled by 1/(1 − rate) where `keep` is true, else 0. Operands: x, keep."""

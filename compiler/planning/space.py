@@ -21,9 +21,9 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
+from partita.compiler.lowering.resized import Resized
 from partita.compiler.pipeline import trained
 from partita.compiler.schedules.registry import size_of
-from partita.compiler.shrinking.resize import Resized
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
@@ -285,7 +285,7 @@ class Space:
         staged = {id(step) for step in self.steps}
         every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
         repeats = {id(step): turns if id(step) in staged else step.count for step in every}
-        body = Resized(sizes, repeats, lambda call: call).body(model.body)
+        body = Resized(sizes, repeats).body(model.body)
         small = evolve(
             self,
             given=evolve(

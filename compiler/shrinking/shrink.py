@@ -19,10 +19,10 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.placement import pipeline_of
+from partita.compiler.lowering.resized import Initial, Resized, of_order_one
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import WEIGHT
 from partita.compiler.schedules.text import read
-from partita.compiler.shrinking.resize import Initial, Resized, of_order_one
 from partita.compiler.shrinking.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse

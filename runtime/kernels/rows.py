@@ -100,6 +100,8 @@ def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) ->
         return table[(*_batch_index(ids, shared), ids)]
     index, outside = _local(ids, start, table.shape[shared])
     rows = table[(*_batch_index(ids, shared), index)]
+    if not ids.dim():
+        rows = rows.clone()  # the row of one id is a view of the table
     return rows.masked_fill_(_over_rows(outside, rows), 0)
 
 

@@ -7,8 +7,8 @@ from importlib.resources import as_file, files
 
 from attrs import evolve, frozen
 
+from partita.compiler.lowering.resized import Resized
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.shrinking.resize import Resized
 from partita.compiler.shrinking.sizes import bodies
 from partita.dsl.load import load
 from partita.dsl.spec import Repeat, Spec
@@ -106,6 +106,4 @@ def _shallow(given: Spec, deepest: int) -> Spec:
     sizes = {name: axis.size for name, axis in given.axes.items()}
     steps = (step for body in bodies(given.model.body) for step in body.steps if isinstance(step, Repeat))
     turns = {id(step): min(step.count, deepest) for step in steps}
-    return evolve(
-        given, model=evolve(given.model, body=Resized(sizes, turns, lambda call: call).body(given.model.body))
-    )
+    return evolve(given, model=evolve(given.model, body=Resized(sizes, turns).body(given.model.body)))

@@ -22,8 +22,8 @@ from math import isfinite
 import torch
 from attrs import evolve, frozen
 
+from partita.compiler.lowering.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
-from partita.compiler.shrinking.resize import Initial, of_order_one, unless_zero
 from partita.compiler.shrinking.shrink import shrink, single
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.spec import Call, Spec
@@ -70,7 +70,7 @@ class Experiment:
 
 def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
     """Shrink a file and compile it, with values at which everything is finite. Raises Refused (E0703)."""
-    values: tuple[Initial, ...] = (of_order_one, unless_zero, lambda declared: declared)
+    values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
     for initial in values:
         small = shrink(given, initial, hoist)
         experiment = settled(small)

@@ -1,7 +1,7 @@
 """A model with other sizes of its axes, other turns of its repeats, and other beginnings of its parameters.
 
 The steps stay as they are, and no type is inferred again: an axis has one size in a whole model, so that types follow
-from the sizes. Only the start of a `slice` is a number that depends on one.
+from the sizes, and so do numbers that were computed of sizes. Only the start of a `slice` is known by its number alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from partita.dsl.types import Axis, Type
 Initial = Callable[[spec.Call], spec.Call]
 
 
+def as_declared(declared: spec.Call) -> spec.Call:
+    """The declared beginning."""
+    return declared
+
+
 def of_order_one(_: spec.Call) -> spec.Call:
     """Random values that keep activations of order 1, whatever a parameter's declared beginning is."""
     return spec.Call("kaiming", {})
@@ -28,11 +33,13 @@ def unless_zero(declared: spec.Call) -> spec.Call:
 
 @frozen(eq=False)
 class Resized:
-    """Bodies with other sizes, turns and beginnings; each is rewritten once, however often it is called."""
+    """Bodies with other sizes, turns (by `id` of the step) and beginnings; what is not among them stays. Each body is
+    rewritten once, however often it is called.
+    """
 
     sizes: Mapping[str, int]
-    counts: Mapping[int, int]
-    initial: Initial
+    counts: Mapping[int, int] = field(factory=dict)
+    initial: Initial = as_declared
     _done: dict[int, spec.Body] = field(factory=dict)
 
     def body(self, body: spec.Body) -> spec.Body:
@@ -40,20 +47,33 @@ class Resized:
         found = self._done.get(id(body))
         if found is None:
             steps = tuple(self.step(step, body) for step in body.steps)
-            found = evolve(body, steps=steps, types=tuple(map(self.type, body.types)))
+            found = evolve(
+                body, steps=steps, types=tuple(map(self.type, body.types)), results=self.operands(body.results)
+            )
             self._done[id(body)] = found
         return found
 
+    def size(self, axis: Axis) -> int:
+        """The new size of an axis."""
+        return self.sizes.get(axis.name, axis.size)
+
     def type(self, type: Type) -> Type:
         """A type with the new sizes."""
-        return evolve(type, axes=tuple(Axis(axis.name, self.sizes[axis.name]) for axis in type.axes))
+        return evolve(type, axes=tuple(Axis(axis.name, self.size(axis)) for axis in type.axes))
+
+    def operands(self, operands: tuple[spec.Operand, ...]) -> tuple[spec.Operand, ...]:
+        """Operands, of which numbers are what they are with the new sizes."""
+        return tuple(
+            evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
+        )
 
     def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
         """A step of a body."""
         if isinstance(step, spec.CallBlock):
-            return evolve(step, body=self.body(step.body))
+            return evolve(step, body=self.body(step.body), arguments=self.operands(step.arguments))
         if isinstance(step, spec.Repeat):
-            return evolve(step, body=self.body(step.body), count=self.counts[id(step)])
+            count = self.counts.get(id(step), step.count)
+            return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
         if isinstance(step, spec.Parameter):
             return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
         if isinstance(step, spec.Sample):
@@ -62,8 +82,8 @@ class Resized:
         if step.function == "slice":
             (operand,) = step.operands
             assert isinstance(operand, int)
-            declared = body.types[operand].axis(options["axis"]).size - step.type.axis(options["into"]).size
-            room = self.sizes[options["axis"]] - self.sizes[options["into"]]
-            start = room if options["start"] == declared else min(options["start"], room)
+            whole, part = body.types[operand].axis(options["axis"]), step.type.axis(options["into"])
+            room = self.size(whole) - self.size(part)
+            start = room if options["start"] == whole.size - part.size else min(options["start"], room)
             options = {**options, "start": start}
-        return evolve(step, type=self.type(step.type), options=options)
+        return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands))

@@ -1,0 +1,83 @@
+"""Numbers that were computed from sizes of axes, kept as they were computed: with other sizes they are others.
+
+A small copy of a file has smaller axes, and an evaluation more rows than a step; `size(vocab) - 1` must go with them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+# Of more operations a number is what it came to: chains of `let` could be as long as a file.
+MOST = 64
+
+ARITHMETIC: dict[str, Callable[..., Fraction | float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "negate": operator.neg,
+}
+
+# Of numbers they give numbers, of tensors tensors.
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "exp": math.exp,
+    "log": math.log,
+    "tanh": math.tanh,
+}
+
+
+@frozen
+class Size:
+    """`size(axis)`, and what that is in the file."""
+
+    axis: str
+    value: int
+    operations = 1
+
+
+@frozen
+class Formula:
+    """One of `ARITHMETIC` or of `FUNCTIONS`, applied to sizes, numbers and formulas."""
+
+    operator: str
+    operands: tuple[Term, ...]
+    operations: int = field(init=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        count = 1 + sum(each.operations for each in self.operands if isinstance(each, (Size, Formula)))
+        object.__setattr__(self, "operations", count)
+
+
+Number: TypeAlias = "Fraction | float"
+Term: TypeAlias = "Size | Formula | Fraction | float"
+
+
+def computed(operator: str, *operands: Term) -> Formula | None:
+    """The formula of a result; None where it depends on no size, or took too many operations."""
+    if not any(isinstance(each, (Size, Formula)) for each in operands):
+        return None
+    found = Formula(operator, operands)
+    return found if found.operations <= MOST else None
+
+
+def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
+    """The number with other sizes; axes that are not among these have the file's.
+
+    Raises ArithmeticError or ValueError where there is none.
+    """
+    if isinstance(term, Size):
+        return Fraction(sizes.get(term.axis, term.value))
+    if not isinstance(term, Formula):
+        return term
+    operands = [value_of(each, sizes) for each in term.operands]
+    if term.operator in ARITHMETIC:
+        return ARITHMETIC[term.operator](*operands)
+    return FUNCTIONS[term.operator](float(operands[0]))

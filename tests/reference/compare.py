@@ -1,0 +1,141 @@
+"""Programs held against their meaning: alone, and as they are laid out.
+
+A figure equals its reference where they differ by no more than rounding does: 1e-9 of its scale, or as much as it
+changes when the parameters begin with values whose last digits differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+from partita.dsl.spec import Spec
+from partita.runtime.data.binding import open_data
+from partita.runtime.training import VirtualRun, prepare
+from tests.reference.programs import Program
+from tests.reference.training import Training, figures
+
+TOLERANCE = 1e-9
+# What a change of the last digits of all parameters may do to a figure that is compared, and how much more than that
+# rounding may do. Where it does more the figure is chaos.
+NUDGE, CHAOS, LEEWAY = 1e-14, 1e-5, 100.0
+
+
+@frozen
+class Figure:
+    """What is compared, with the unit of its tolerance."""
+
+    value: Tensor
+    unit: float
+
+
+@define
+class Observed:
+    """What a run tells of itself."""
+
+    steps: list = field(factory=list)
+    evaluations: list = field(factory=list)
+
+    def resumed(self, found) -> None:
+        raise AssertionError("there is nothing to resume")
+
+    def step(self, result) -> None:
+        self.steps.append(result)
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        self.evaluations.append((step, loss, dict(metrics)))
+
+
+def accepted(program: Program, folder: Path) -> tuple[Program, Spec]:
+    """A program all of whose parameters reach the loss, checked. Raises Refused."""
+    for _ in range(6):
+        spec, diagnostics = checked(program, folder)
+        if spec is not None:
+            return program, spec
+        lost = {name for each in diagnostics if each.code == "E0408" for name in re.findall(r"`(\w+)`", each.message)}
+        if not lost or lost <= program.reaching:
+            raise Refused(diagnostics)
+        program = evolve(program, reaching=program.reaching | lost)
+    raise Refused(diagnostics)
+
+
+def checked(program: Program, folder: Path, overrides: Sequence[str] = ()):
+    """The meaning of a program's file, and what is said of it."""
+    path = folder / "program.par"
+    path.write_text(program.text)
+    arrays = {}
+    generator = np.random.default_rng(7)
+    for name, dtype, shape, limit in program.arrays:
+        if dtype == "f32":
+            arrays[name] = generator.standard_normal(shape)
+        else:
+            arrays[name] = generator.integers(0, limit, shape).astype(bool if dtype == "bool" else np.int64)
+    np.savez(folder / "data.npz", **arrays)
+    return load(path, list(overrides))
+
+
+def meant(spec: Spec, folder: Path) -> dict[str, Figure]:
+    """All figures of a file's training by the reference; those that are chaos left out."""
+    expected = {what: Figure(value, unit) for what, value, unit in figures(Training(spec, folder).run())}
+    nudged = {what: value for what, value, _ in figures(Training(spec, folder, nudge=NUDGE).run())}
+    found = {}
+    for what, figure in expected.items():
+        change = difference(nudged[what], figure)
+        if change <= CHAOS:
+            found[what] = evolve(figure, unit=figure.unit * max(1.0, LEEWAY * change / TOLERANCE))
+    return found
+
+
+def computed(spec: Spec, folder: Path) -> dict[str, Tensor]:
+    """The same figures of the compiled program, run on all its ranks."""
+    plan = prepare(spec)
+    run = VirtualRun(plan)
+    observed = Observed()
+    run.train(open_data(plan.program, plan.train, folder), [observed])
+    return dict(_figures(run, observed))
+
+
+def _figures(run: VirtualRun, observed: Observed) -> Iterator[tuple[str, Tensor]]:
+    for number, done in enumerate(observed.steps, 1):
+        yield f"loss of step {number}", torch.tensor(done.loss, dtype=torch.float64)
+        yield f"norm of step {number}", torch.tensor(done.grad_norm, dtype=torch.float64)
+        yield f"rate of step {number}", torch.tensor(done.learning_rate, dtype=torch.float64)
+        for name, value in done.metrics.items():
+            yield f"metric {name} of step {number}", torch.tensor(value, dtype=torch.float64)
+    for step, loss, metrics in observed.evaluations:
+        yield f"loss of the evaluation after {step}", torch.tensor(loss, dtype=torch.float64)
+        for name, value in metrics.items():
+            yield f"metric {name} of the evaluation after {step}", torch.tensor(value, dtype=torch.float64)
+    for path, gradient in run.gradients().items():
+        yield f"gradient of {path} in the last step", gradient
+    for path, value in run.parameters().items():
+        yield f"parameter {path} at the end", value
+
+
+def difference(found: Tensor, expected: Figure) -> float:
+    """The largest difference of any element, relative to the scale of the whole."""
+    a, b = found.double(), expected.value.double()
+    if a.shape != b.shape:
+        return float("inf")
+    if not b.numel():
+        return 0.0
+    error = float((a - b).abs().max())
+    return error / max(float(b.abs().max()), expected.unit, 1e-30) if error == error else float("inf")
+
+
+def wrong(found: Mapping[str, Tensor], expected: Mapping[str, Figure]) -> list[str]:
+    """What differs, with by how much."""
+    said = []
+    for what, figure in expected.items():
+        error = difference(found[what], figure) if what in found else float("inf")
+        if not error <= TOLERANCE:
+            said.append(f"{what} differs by {error:.1e}")
+    return said

@@ -1,0 +1,255 @@
+"""What a checked model means: a walk over its body with torch's autograd, on one device, over the whole batch.
+
+Comes in: `spec.Model`, inputs, parameters by full name, a seed and a step. Goes out: the loss and the metrics. A walk
+also notes what the language says of parameters and inputs by how they are read: fans, decay, and the limits of
+integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from attrs import define, evolve, field
+from torch import Tensor
+
+from partita.dsl import spec
+from tests.reference import drawn, named
+from tests.reference.named import Named
+
+# Functions through which a parameter or an input is still itself.
+SHAPING = ("rename", "split", "merge", "slice", "cast")
+
+
+@define
+class Reading:
+    """How the model reads a parameter or an input."""
+
+    type: spec.Type
+    initial: spec.Call | None = None
+    fans: tuple[int, int] | None = None
+    decays: bool = False
+    limits: list[int] = field(factory=list)
+
+
+@define(eq=False)
+class Walk:
+    """One run of a model. Without `parameters` these are zero: then it only notes how things are read.
+
+    `sizes` are those of axes that differ from what the file says. With `training` false dropout is the identity.
+    """
+
+    model: spec.Model
+    inputs: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor] | None = None
+    seed: int = 0
+    step: int = 1
+    training: bool = True
+    sizes: Mapping[str, int] = field(factory=dict)
+    readings: dict[str, Reading] = field(factory=dict)
+    drawn: dict[str, int] = field(factory=dict)
+
+    def run(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics."""
+        body = self.model.body
+        given = []
+        for name, type in zip(body.inputs, body.types, strict=False):
+            self.readings[name] = Reading(type)
+            given.append(Named(self.inputs[name], type.names, name))
+        values = self.body(body, self.model.name, given)
+        metrics = {name: values[index].data.detach().double() for name, index in self.model.metrics}
+        return values[self.model.loss].data, metrics
+
+    # ------------------------------------------------------------ bodies
+
+    def body(self, body: spec.Body, path: str, given: Sequence[Named]) -> list[Named]:
+        """The values of a body, given its inputs."""
+        values = list(given)
+        for step in body.steps:
+            match step:
+                case spec.Apply():
+                    values.append(self.apply(step, path, values))
+                case spec.Parameter():
+                    values.append(self.parameter(step, f"{path}.{step.name}"))
+                case spec.Sample():
+                    values.append(self.sample(step, f"{path}.{step.name}"))
+                case spec.CallBlock():
+                    inner = f"{path}.{step.scope}"
+                    arguments = [self.operand(each, values) for each in step.arguments]
+                    ordered = [each.ordered(type.names) for each, type in zip(arguments, step.body.types, strict=False)]
+                    values += self.results(step.body, self.body(step.body, inner, ordered))
+                case spec.Repeat():
+                    carried = [self.operand(each, values) for each in step.carried]
+                    captured = [values[index] for index in step.captured]
+                    for turn in range(step.count):
+                        inner = f"{path}.{step.scope}.{turn}"
+                        carried = [
+                            each.ordered(type.names) for each, type in zip(carried, step.body.types, strict=False)
+                        ]
+                        carried = self.results(step.body, self.body(step.body, inner, [*carried, *captured]))
+                    values += carried
+        return values
+
+    def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
+        return [self.operand(each, values) for each in body.results]
+
+    def operand(self, operand: spec.Operand, values: Sequence[Named], integer: bool = False) -> Named:
+        """A value, or a number."""
+        if not isinstance(operand, spec.Literal):
+            return values[operand]
+        value = operand.at(self.sizes)
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if integer else torch.float64
+        return Named(torch.tensor(value, dtype=dtype))
+
+    def shape(self, type: spec.Type) -> tuple[int, ...]:
+        return tuple(self.sizes.get(axis.name, axis.size) for axis in type.axes)
+
+    # ------------------------------------------------------------ leaves
+
+    def parameter(self, step: spec.Parameter, path: str) -> Named:
+        self.readings[path] = Reading(step.type, step.initial)
+        data = torch.zeros(self.shape(step.type)) if self.parameters is None else self.parameters[path]
+        return Named(data.double(), step.type.names, path)
+
+    def sample(self, step: spec.Sample, path: str) -> Named:
+        (argument,) = step.distribution.arguments.values()
+        shape = self.shape(step.type)
+        data = drawn.sample(step.distribution.name, argument, self.seed, self.step, path, shape)
+        return Named(data, step.type.names)
+
+    def read(self, x: Named) -> Reading | None:
+        return self.readings.get(x.source) if x.source else None
+
+    # ------------------------------------------------------------ functions
+
+    def apply(self, step: spec.Apply, path: str, values: Sequence[Named]) -> Named:
+        """A function of the language."""
+        integer = any(not values[o].data.is_floating_point() for o in step.operands if isinstance(o, int))
+        integer = (integer and step.function not in ("where",)) or step.type.dtype in ("i64", "i32")
+        operands = [self.operand(each, values, integer) for each in step.operands]
+        self.note(step, operands)
+        result = self.applied(step, path, operands)
+        source = operands[0].source if step.function in SHAPING else None
+        return evolve(result.ordered(step.type.names), source=source)
+
+    def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
+        """Note how parameters and inputs are read."""
+        over = step.options.get("over")
+        if step.function == "dot":
+            for x in operands:
+                reading = self.read(x)
+                if reading is not None:
+                    summed = prod(x.size(name) for name in over)
+                    reading.fans = reading.fans or (summed, x.data.numel() // summed)
+                    reading.decays = True
+        elif step.function == "embedding":
+            ids, table = map(self.read, operands)
+            if table is not None:
+                table.decays = True
+            if ids is not None:
+                ids.limits.append(operands[1].size(over))
+        elif step.function in ("cross_entropy", "accuracy"):
+            targets = self.read(operands[1])
+            if targets is not None:
+                targets.limits.append(operands[0].size(over))
+
+    def applied(self, step: spec.Apply, path: str, operands: Sequence[Named]) -> Named:
+        name, o = step.function, step.options
+        if name in named.POINTWISE:
+            return named.elementwise(named.POINTWISE[name], *operands)
+        return getattr(self, f"_{name}")(step, path, o, *operands)
+
+    def _dropout(self, step, path, o, x: Named) -> Named:
+        key = f"{path}.{step.name or 'dropout'}.keep"
+        if not self.training or not o["rate"]:
+            return x
+        count = self.drawn[key] = self.drawn.get(key, 0) + 1
+        key = key if count == 1 else f"{key}~{count}"
+        keep = drawn.kept(o["rate"], self.seed, self.step, key, x.data.shape)
+        return Named(x.data * keep / (1 - o["rate"]), x.axes)
+
+    def _cast(self, step, path, o, x: Named) -> Named:
+        dtype = step.type.dtype
+        target = torch.float64 if step.type.is_float else torch.bool if dtype == "bool" else torch.int64
+        return evolve(x, data=x.data.to(target))
+
+    def _stop_gradient(self, step, path, o, x: Named) -> Named:
+        return evolve(x, data=x.data.detach())
+
+    def _dot(self, step, path, o, a: Named, b: Named) -> Named:
+        return named.einsum(a, b, o["over"])
+
+    def _attend(self, step, path, o, q: Named, k: Named, v: Named, *rest: Named) -> Named:
+        return named.attend(q, k, v, rest, o)
+
+    def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
+        return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
+
+    def _rope(self, step, path, o, x: Named) -> Named:
+        return named.rope(x, o)
+
+    def _iota(self, step, path, o) -> Named:
+        (size,) = self.shape(step.type)
+        return Named(torch.arange(size), step.type.names)
+
+    def _sum(self, step, path, o, x: Named) -> Named:
+        return named.total(x, o["over"])
+
+    def _mean(self, step, path, o, x: Named) -> Named:
+        return named.mean(x, o["over"])
+
+    def _max(self, step, path, o, x: Named) -> Named:
+        return named.greatest(x, o["over"])
+
+    def _min(self, step, path, o, x: Named) -> Named:
+        least = named.greatest(evolve(x, data=-x.data), o["over"])
+        return evolve(least, data=-least.data)
+
+    def _softmax(self, step, path, o, x: Named) -> Named:
+        return named.softmax(x, o["over"])
+
+    def _log_softmax(self, step, path, o, x: Named) -> Named:
+        return named.log_softmax(x, o["over"])
+
+    def _layer_norm(self, step, path, o, x: Named, *rest: Named) -> Named:
+        return named.normalized(x, rest, o, center=True)
+
+    def _rms_norm(self, step, path, o, x: Named, *rest: Named) -> Named:
+        return named.normalized(x, rest, o, center=False)
+
+    def _cross_entropy(self, step, path, o, logits: Named, targets: Named, *rest: Named) -> Named:
+        return named.cross_entropy(logits, targets, rest, o)
+
+    def _mse(self, step, path, o, a: Named, b: Named) -> Named:
+        square = named.elementwise(lambda x, y: (x - y) ** 2, a, b)
+        return named.mean(square, square.axes)
+
+    def _accuracy(self, step, path, o, logits: Named, targets: Named) -> Named:
+        return named.accuracy(logits, targets, o)
+
+    def _expand(self, step, path, o, x: Named) -> Named:
+        wide = Named(torch.ones(self.shape(step.type), dtype=x.data.dtype), step.type.names)
+        return Named(x.to(wide.axes).expand(wide.data.shape), wide.axes)
+
+    def _rename(self, step, path, o, x: Named) -> Named:
+        pairs = dict(o["pairs"])
+        return evolve(x, axes=tuple(pairs.get(name, name) for name in x.axes))
+
+    def _split(self, step, path, o, x: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        return named.split(x, o["axis"], [(name, sizes[name]) for name in o["into"]])
+
+    def _merge(self, step, path, o, x: Named) -> Named:
+        return named.merge(x, o["axes"], o["into"])
+
+    def _concat(self, step, path, o, *tensors: Named) -> Named:
+        return named.concat(tensors, o["axes"], o["into"])
+
+    def _slice(self, step, path, o, x: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        return named.cut(x, o, sizes[o["into"]])
+
+
+Function = Callable[..., Any]

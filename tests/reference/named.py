@@ -1,0 +1,228 @@
+"""Tensors with named axes, as plainly as torch allows, and the language's functions of them.
+
+Nothing here is shared with the compiler or the runtime: this is `docs/language.md` written once more. Every float is
+float64, every integer int64, and gradients are torch's autograd's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+NOTHING = -1e300  # a score that takes no part in a softmax: its exponential is zero
+
+
+@frozen(eq=False)
+class Named:
+    """A tensor and the names of its axes. `source` is the parameter that it is, as it is or otherwise shaped."""
+
+    data: Tensor
+    axes: tuple[str, ...] = ()
+    source: str | None = None
+
+    def size(self, axis: str) -> int:
+        return self.data.shape[self.axes.index(axis)]
+
+    def to(self, axes: Sequence[str]) -> Tensor:
+        """The data with axes in this order; those that it lacks of size 1."""
+        assert set(self.axes) <= set(axes), (self.axes, axes)
+        data = self.data.permute([self.axes.index(name) for name in axes if name in self.axes])
+        return data[tuple(slice(None) if name in self.axes else None for name in axes)]
+
+    def ordered(self, axes: Sequence[str]) -> Named:
+        """The same with its axes in another order."""
+        assert sorted(axes) == sorted(self.axes), (axes, self.axes)
+        return evolve(self, data=self.to(axes), axes=tuple(axes))
+
+
+def union(*tensors: Named) -> tuple[str, ...]:
+    """The axes of all, in the order in which they come."""
+    return tuple(dict.fromkeys(name for tensor in tensors for name in tensor.axes))
+
+
+def elementwise(function: Callable[..., Tensor], *tensors: Named) -> Named:
+    """A function of elements that lie at equal coordinates."""
+    axes = union(*tensors)
+    return Named(function(*(tensor.to(axes) for tensor in tensors)), axes)
+
+
+def einsum(a: Named, b: Named, over: Sequence[str]) -> Named:
+    """Products summed over some axes."""
+    letters = {name: chr(ord("a") + i) for i, name in enumerate(union(a, b))}
+    kept = tuple(name for name in union(a, b) if name not in over)
+    left, right, result = ("".join(letters[name] for name in axes) for axes in (a.axes, b.axes, kept))
+    return Named(torch.einsum(f"{left},{right}->{result}", a.data, b.data), kept)
+
+
+def reduced(function: Callable[..., Tensor], x: Named, over: Sequence[str]) -> Named:
+    """One axis after the other."""
+    for name in over:
+        position = x.axes.index(name)
+        x = Named(function(x.data, position), x.axes[:position] + x.axes[position + 1 :])
+    return x
+
+
+def total(x: Named, over: Sequence[str]) -> Named:
+    return reduced(lambda data, position: data.sum(position), x, over)
+
+
+def mean(x: Named, over: Sequence[str]) -> Named:
+    summed = total(x, over)
+    return evolve(summed, data=summed.data / prod(x.size(name) for name in over))
+
+
+def greatest(x: Named, over: Sequence[str]) -> Named:
+    """The maximum; its gradient is shared equally by all elements that attain it."""
+    if not over:
+        return x
+    positions = [x.axes.index(name) for name in over]
+    return Named(x.data.amax(positions), tuple(name for name in x.axes if name not in over))
+
+
+def one_hot(ids: Named, axis: str, size: int) -> Named:
+    """1 where the coordinate along `axis` is the id."""
+    here = ids.data.unsqueeze(-1) == torch.arange(size)
+    return Named(here.double(), (*ids.axes, axis))
+
+
+def softmax(x: Named, over: Sequence[str]) -> Named:
+    e = elementwise(lambda a, b: (a - b).exp(), x, evolve(greatest(x, over), data=greatest(x, over).data.detach()))
+    return elementwise(lambda a, b: a / b, e, total(e, over))
+
+
+def log_softmax(x: Named, over: Sequence[str]) -> Named:
+    shifted = elementwise(lambda a, b: a - b.detach(), x, greatest(x, over))
+    e = evolve(shifted, data=shifted.data.exp())
+    return elementwise(lambda a, b: a - b.log(), shifted, total(e, over))
+
+
+def attend(q: Named, k: Named, v: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
+    """Scores with an axis of their own for the queries' positions, where queries have the keys' axis."""
+    over, along = o["over"], o["along"]
+    renamed = {over: "queries"}
+    queries = evolve(q, axes=tuple(renamed.get(name, name) for name in q.axes))
+    scores = einsum(queries, k, [along])
+    scores = evolve(scores, data=scores.data * o["scale"])
+    allowed = torch.ones((), dtype=torch.bool)
+    rest = list(rest)
+    if o["mask"]:
+        allowed = rest.pop(0).to(scores.axes)
+    if o["bias"]:
+        scores = elementwise(lambda a, b: a + b, scores, rest.pop(0))
+    if o["causal"]:
+        i, j = (torch.arange(scores.size(name)) for name in ("queries", over))
+        allowed = allowed & Named(j[None, :] <= i[:, None], ("queries", over)).to(scores.axes)
+    masked = evolve(scores, data=scores.data.masked_fill(~allowed, NOTHING))
+    weights = evolve(masked, data=softmax(masked, [over]).to(masked.axes) * allowed)
+    result = einsum(weights, v, [over])
+    back = {"queries": over}
+    return evolve(result, axes=tuple(back.get(name, name) for name in result.axes))
+
+
+def rope(x: Named, o: Mapping[str, Any]) -> Named:
+    """The two halves of `pairs` rotated against each other by position · base^(−i / half)."""
+    x = x.ordered([*(name for name in x.axes if name not in (o["over"], o["pairs"])), o["over"], o["pairs"]])
+    half = x.size(o["pairs"]) // 2
+    rate = o["base"] ** (-torch.arange(half).double() / half)
+    angle = torch.arange(x.size(o["over"])).double()[:, None] * rate
+    a, b = x.data[..., :half], x.data[..., half:]
+    turned = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
+    return evolve(x, data=turned)
+
+
+def normalized(x: Named, rest: Sequence[Named], o: Mapping[str, Any], center: bool) -> Named:
+    if center:
+        x = elementwise(lambda a, b: a - b, x, mean(x, o["over"]))
+    square = mean(evolve(x, data=x.data * x.data), o["over"])
+    result = elementwise(lambda a, b: a / (b + o["eps"]).sqrt(), x, square)
+    rest = list(rest)
+    if o["scale"]:
+        result = elementwise(lambda a, b: a * b, result, rest.pop(0))
+    if o["shift"]:
+        result = elementwise(lambda a, b: a + b, result, rest.pop(0))
+    return result
+
+
+def likelihood(logits: Named, targets: Named, over: str) -> Named:
+    """The negative log-likelihood of each target."""
+    picked = einsum(log_softmax(logits, [over]), one_hot(targets, over, logits.size(over)), [over])
+    return evolve(picked, data=-picked.data)
+
+
+def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
+    loss = likelihood(logits, targets, o["over"])
+    if not o["weights"]:
+        return mean(loss, loss.axes)
+    weight = elementwise(lambda a, b: a + 0 * b, rest[0], loss)
+    weighted = elementwise(lambda a, b: a * b, weight, loss)
+    return elementwise(lambda a, b: a / b, total(weighted, weighted.axes), total(weight, weight.axes))
+
+
+def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
+    """The share of targets that are the first of the greatest logits."""
+    over = o["over"]
+    x = logits.ordered([*targets.axes, over])
+    index = torch.arange(x.data.shape[-1]).expand(x.data.shape)
+    first = index.masked_fill(x.data != x.data.amax(-1, keepdim=True), x.data.shape[-1]).amin(-1)
+    right = Named((first == targets.data).double(), targets.axes)
+    return mean(right, right.axes)
+
+
+def split(x: Named, axis: str, parts: Sequence[tuple[str, int]]) -> Named:
+    position = x.axes.index(axis)
+    shape = [*x.data.shape[:position], *(size for _, size in parts), *x.data.shape[position + 1 :]]
+    axes = (*x.axes[:position], *(name for name, _ in parts), *x.axes[position + 1 :])
+    return evolve(x, data=x.data.reshape(shape), axes=axes)
+
+
+def merge(x: Named, parts: Sequence[str], into: str) -> Named:
+    rest = tuple(name for name in x.axes if name not in parts)
+    x = x.ordered([*rest, *parts])
+    return evolve(x, data=x.data.flatten(len(rest)), axes=(*rest, into))
+
+
+def concat(tensors: Sequence[Named], axes: Sequence[str], into: str) -> Named:
+    renamed = [
+        evolve(x, axes=tuple(into if name == axis else name for name in x.axes))
+        for x, axis in zip(tensors, axes, strict=True)
+    ]
+    order = renamed[0].axes
+    return Named(torch.cat([x.to(order) for x in renamed], order.index(into)), order)
+
+
+def cut(x: Named, o: Mapping[str, Any], size: int) -> Named:
+    axes = tuple(o["into"] if name == o["axis"] else name for name in x.axes)
+    return evolve(x, data=x.data.narrow(x.axes.index(o["axis"]), o["start"], size), axes=axes)
+
+
+POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "negate": lambda a: -a,
+    "less": lambda a, b: a < b,
+    "less_equal": lambda a, b: a <= b,
+    "greater": lambda a, b: a > b,
+    "greater_equal": lambda a, b: a >= b,
+    "equal": lambda a, b: a == b,
+    "not_equal": lambda a, b: a != b,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "where": torch.where,
+    "relu": torch.relu,
+    "gelu": lambda a: a / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (a + 0.044715 * a**3))),
+    "silu": lambda a: a * torch.sigmoid(a),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "log": torch.log,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+}

@@ -1,0 +1,826 @@
+"""Random programs over all of the language, with random meshes, layouts and schedules.
+
+A `Maker` writes a file from the choices of a `random.Random` (Hypothesis has one whose choices shrink). Expressions are
+typed as they are written. `cutting` programs keep to what docs/language.md promises microbatches: the batch is reduced
+in the loss and in metrics only, but for what is made of inputs and samples alone. Whatever is written must be accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from random import Random
+
+from attrs import define, evolve, field, frozen
+
+MOST_AXES = 4
+MOST_ELEMENTS = 1500
+MOST_RANKS = 12
+
+NUMBERS = ("0.5", "2", "1.5", "0.25", "3", "0.1", "1")
+SMALL = ("0.5", "0.1", "0.25", "0.3")
+UNARY = {
+    "relu": "relu({})",
+    "gelu": "gelu({})",
+    "silu": "silu({})",
+    "sigmoid": "sigmoid({})",
+    "tanh": "tanh({})",
+    "abs": "abs({})",
+    "stop_gradient": "stop_gradient({})",
+    "negate": "(-{})",
+    "exp": "exp(tanh({}))",
+    "log": "log(abs({}) + 0.5)",
+    "sqrt": "sqrt(abs({}) + 0.25)",
+    "rsqrt": "rsqrt(relu({}) + 0.5)",
+}
+INITIAL = ("normal(0.5)", "uniform(1.0)", "ones()", "zeros()", "constant(0.3)", "xavier()", "kaiming()", "normal(1.0)")
+RATES = (
+    "0.01",
+    "linear(peak = 0.02, warmup = 2, total = 5)",
+    "cosine(peak = 0.02, warmup = 0, total = 4, floor = 0.001)",
+    "wsd(peak = 0.02, warmup = 1, total = 4, decay = 2)",
+)
+EVALUATIONS = ("", "eval = every(2, batches = 1)", "eval = every(1, batches = 3)", "eval = every(3, batches = 2)")
+SCHEDULES = {
+    "gpipe": "",
+    "one_f_one_b": "",
+    "interleaved_1f1b": "chunks",
+    "looped_bfs": "chunks",
+    "zb_h1": "",
+    "zb_h2": "",
+    "zb_v": "two",
+    "dualpipe_v": "two",
+    "auto": "chunks",
+    "policy": "chunks",
+}
+SLOT = re.compile("\1(\\w+)\2")
+
+
+@frozen
+class Expression:
+    """A text of the language, with its type. `alone`: made of inputs, samples and numbers only."""
+
+    text: str
+    dtype: str
+    axes: frozenset[str]
+    alone: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@frozen
+class Block:
+    """A block: the axes of its input and how many results it has."""
+
+    name: str
+    axes: frozenset[str]
+    results: int
+
+
+@frozen
+class Program:
+    """A file with a mesh, a layout and a schedule. `single` are the overrides that make it a single-device program.
+
+    A parameter can be made to reach the loss after all: `template` has a slot for each.
+    """
+
+    template: str
+    single: tuple[str, ...]
+    arrays: tuple[tuple[str, str, tuple[int, ...], int], ...]  # of data.npz: name, dtype, shape, limit
+    reaching: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str:
+        return SLOT.sub(lambda slot: f" + 0.1 * mean({slot[1]})" if slot[1] in self.reaching else "", self.template)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@define(eq=False)
+class Body:
+    """What is bound in a block, a repeat or the model that is being written."""
+
+    scope: dict[str, Expression] = field(factory=dict)
+    rebindable: set[str] = field(factory=set)
+    parameters: list[str] = field(factory=list)  # those that are declared here
+
+
+@define(eq=False)
+class Maker:
+    """Writes one program."""
+
+    random: Random
+    cutting: bool = True
+    sizes: dict[str, int] = field(factory=dict)
+    lines: list[str] = field(factory=list)
+    blocks: list[Block] = field(factory=list)
+    limits: dict[str, str] = field(factory=dict)
+    body: Body = field(factory=Body)
+    count: int = 0
+    indent: int = 1
+    inside: int = 0  # how deep in blocks and repeats
+    indexing: set[str] = field(factory=set)  # inputs that index an axis
+
+    # ------------------------------------------------------------ choices
+
+    def one(self, choices: Sequence):
+        return choices[self.random.randrange(len(choices))]
+
+    def chance(self, percent: int) -> bool:
+        return self.random.randrange(100) < percent
+
+    def some(self, choices, least: int = 0, most: int | None = None) -> list[str]:
+        pool = sorted(choices)
+        most = len(pool) if most is None else min(most, len(pool))
+        count = self.random.randint(min(least, most), most)
+        return [pool.pop(self.random.randrange(len(pool))) for _ in range(count)]
+
+    def shuffled(self, choices) -> list[str]:
+        return self.some(choices, len(choices))
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.indent + text)
+
+    def listed(self, names) -> str:
+        """One name, or several in brackets, in random order."""
+        names = self.shuffled(names)
+        return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+
+    def type(self, axes, dtype: str = "f32") -> str:
+        return f"{'' if dtype == 'f32' else dtype}[{', '.join(self.shuffled(axes))}]"
+
+    def fits(self, axes) -> bool:
+        return len(axes) <= MOST_AXES and self.elements(axes) <= MOST_ELEMENTS
+
+    def elements(self, axes) -> int:
+        return prod(self.sizes[name] for name in axes)
+
+    def named(self, dtype: str = "f32", where: Callable[[Expression], bool] = lambda e: True) -> Expression | None:
+        found = [e for e in self.body.scope.values() if e.dtype == dtype and where(e)]
+        return self.one(found) if found else None
+
+    def others(self, *without) -> list[str]:
+        """All axes but these and the batch."""
+        excluded = {"batch"}.union(*without)
+        return [name for name in self.sizes if name not in excluded]
+
+    def reducible(self, *operands: Expression) -> frozenset[str]:
+        """The axes of the first operand that may be reduced: the batch only of what is alone, or anywhere."""
+        whole = not self.cutting or all(each.alone for each in operands)
+        return operands[0].axes if whole else operands[0].axes - {"batch"}
+
+    # ------------------------------------------------------------ expressions
+
+    def expression(self, depth: int = 2) -> Expression:
+        """A float tensor."""
+        for _ in range(4):
+            if depth <= 0:
+                break
+            lines, scope, parameters = len(self.lines), dict(self.body.scope), list(self.body.parameters)
+            indexing = set(self.indexing)
+            made = getattr(self, f"_{self.one(KINDS)}")(depth - 1)
+            if made is not None and self.fits(made.axes):
+                return made
+            # What was declared for it goes with it.
+            del self.lines[lines:]
+            self.body.scope, self.body.parameters, self.indexing = scope, parameters, indexing
+        found = self.named()
+        return found if found is not None else self.parameter(frozenset(self.some(self.others(), 0, 2)))
+
+    def _made(self, text: str, axes, *parts: Expression, dtype: str = "f32") -> Expression:
+        return Expression(text, dtype, frozenset(axes), all(part.alone for part in parts))
+
+    def number(self) -> str:
+        if self.chance(15):
+            return f"size({self.one(sorted(self.sizes))}) / {self.one(('4', '8', '3'))}"
+        if self.chance(5):
+            return f"1 / sqrt(size({self.one(sorted(self.sizes))}))"
+        return self.one(NUMBERS)
+
+    def _name(self, depth: int) -> Expression | None:
+        return self.named()
+
+    def _unary(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        return evolve(x, text=self.one(list(UNARY.values())).format(x))
+
+    def _arithmetic(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        sign = self.one("+-*+*/")
+        if self.chance(25):
+            if self.chance(30) and sign != "/":
+                return evolve(a, text=f"({self.number()} {sign} {a})")
+            return evolve(a, text=f"({a} {sign} {self.number()})" if sign != "/" else f"({a} / {self.one(NUMBERS)})")
+        b = a if self.chance(8) else self.within(self.expression(depth), a.axes)
+        if b.axes < a.axes and self.chance(15):
+            b = self.widened(b, a.axes)
+        if self.chance(30):
+            a, b = b, a
+        text = f"({a} / ({b} * {b} + 0.5))" if sign == "/" else f"({a} {sign} {b})"
+        return self._made(text, a.axes | b.axes, a, b)
+
+    def _extreme(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        function = self.one(("maximum", "minimum"))
+        if self.chance(40):
+            pair = self.shuffled([str(a), self.one(("0.0", "0.5", "-0.25"))])
+            return evolve(a, text=f"{function}({', '.join(pair)})")
+        b = self.within(self.expression(depth), a.axes)
+        return self._made(f"{function}({', '.join(self.shuffled([str(a), str(b)]))})", a.axes, a, b)
+
+    def _where(self, depth: int) -> Expression | None:
+        c = self.boolean(depth)
+        a = self.expression(depth)
+        if not (c.axes <= a.axes or a.axes <= c.axes):
+            a = self.within(a, c.axes)
+        axes = a.axes | c.axes
+        parts = [c, a]
+        if self.chance(60):
+            parts.append(self.within(self.expression(depth), axes))
+            both = [str(a), str(parts[-1])]
+        else:
+            both = [str(a), self.one(("0.0", "1.0", "0.3"))]
+        return self._made(f"where({c}, {', '.join(self.shuffled(both))})", axes, *parts)
+
+    def boolean(self, depth: int) -> Expression:
+        """A boolean tensor. Floats are compared with what they are not likely to equal."""
+        found = self.named("bool")
+        if found is not None and self.chance(30):
+            return found
+        if self.chance(35):
+            x = self.integer(depth)
+            sign = self.one(("<", "<=", ">", ">=", "==", "!="))
+            return self._made(f"({x} {sign} {self.one('012')})", x.axes, x, dtype="bool")
+        x = self.expression(depth)
+        sign = self.one("<>")
+        if self.chance(50):
+            pair = [str(x), self.one(("0.0137", "0.3712", "-0.2139"))]
+            left, right = pair if self.chance(70) else pair[::-1]
+            return self._made(f"({left} {sign} {right})", x.axes, x, dtype="bool")
+        y = self.within(self.expression(depth), x.axes)
+        return self._made(f"({x} {sign} {y} + 0.0131)", x.axes, x, y, dtype="bool")
+
+    def integer(self, depth: int) -> Expression:
+        """An integer tensor."""
+        found = self.named("i64")
+        if found is not None and self.chance(45):
+            return found
+        if depth <= 0 or self.chance(15):
+            axis = self.one(sorted(self.sizes))
+            return Expression(f"iota({axis})", "i64", frozenset((axis,)), True)
+        if self.chance(30):
+            x = self.boolean(depth - 1)
+            return self._made(f"cast({x}, i64)", x.axes, x, dtype="i64")
+        x = self.integer(depth - 1)
+        over = self.some(self.reducible(x), 0, 1)
+        if over and self.chance(40):
+            return self.reduction(self.one(("sum", "max", "min")), x, frozenset(over))
+        how = self.one(("({} + 1)", "({} * 2)", "(2 - {})", "maximum({}, 1)", "minimum({}, 2)", "abs({} - 2)", "(-{})"))
+        return evolve(x, text=how.format(x))
+
+    def _integers(self, depth: int) -> Expression | None:
+        x = self.integer(depth)
+        return self._made(f"(cast({x}, f32) * 0.3)", x.axes, x)
+
+    def _truncated(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        return self._made(f"(cast(cast({x} * 3 + 0.0173, i64), f32) * 0.2)", x.axes, x)
+
+    def _booleans(self, depth: int) -> Expression | None:
+        x = self.boolean(depth)
+        return self._made(f"cast({x}, f32)", x.axes, x)
+
+    def _dot(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        if self.chance(65):
+            over = frozenset(self.some(a.axes - {"batch"}, 1, 2))
+            if not over:
+                return None
+            b = self.parameter(over | frozenset(self.some(self.others(a.axes), 0, 2)))
+        else:
+            b = self.expression(depth)
+            over = frozenset(self.some(self.reducible(a, b), 1, 2))
+            if not over:
+                return None
+            b = self.widened(b, b.axes | over)
+            if not b.alone and "batch" in over and self.cutting:
+                return None
+        if not self.fits(a.axes | b.axes):
+            return None
+        pair = self.shuffled([str(a), str(b)])
+        return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
+
+    def reduction(self, function: str, x: Expression, over: frozenset[str]) -> Expression:
+        written = (
+            f"{function}({x})" if over == x.axes and self.chance(50) else f"{function}({x}, over = {self.listed(over)})"
+        )
+        return evolve(x, text=written, axes=x.axes - over)
+
+    def _reduce(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        over = frozenset(self.some(self.reducible(x), 1, 2))
+        return self.reduction(self.one(("sum", "mean", "max", "min", "mean")), x, over) if over else None
+
+    def _norm(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        over = frozenset(self.some(self.reducible(x), 1, 2))
+        if not over:
+            return None
+        function = self.one(("softmax", "log_softmax", "layer_norm", "rms_norm", "layer_norm", "rms_norm"))
+        parts = [x]
+        arguments = [str(x), f"over = {self.listed(over)}"]
+        if function.endswith("norm"):
+            for slot in ("scale", "shift"):
+                if self.chance(45):
+                    axes = over if self.chance(70) else frozenset(self.some(x.axes - {"batch"}))
+                    given = self.parameter(axes) if self.chance(70) else self.within(self.expression(depth), x.axes)
+                    parts.append(given)
+                    arguments.append(f"{slot} = {given}")
+            if self.chance(60):
+                arguments.append(f"eps = {self.one(('0.1', '1e-2', '1e-3'))}")
+        return self._made(f"{function}({', '.join(arguments)})", x.axes, *parts)
+
+    def _dropout(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        return evolve(x, text=f"dropout({x}, {self.one(('0.25', 'rate = 0.5', '0', '10%'))})")
+
+    def _embedding(self, depth: int) -> Expression | None:
+        ids = self.named("i64", lambda e: e.text in self.limits)
+        if ids is None:
+            return None
+        over = self.limits[ids.text]
+        if over in ids.axes:
+            return None
+        self.indexing.add(ids.text)
+        table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 2))))
+        if self.chance(25):
+            made = self.expression(depth)
+            table = made if over in made.axes else table
+        return self._made(f"embedding({ids}, {table}, over = {over})", ids.axes | (table.axes - {over}), ids, table)
+
+    def _computed_ids(self, depth: int) -> Expression | None:
+        """An embedding of ids that are computed, and in range."""
+        x = self.integer(depth)
+        over = self.one(self.others(x.axes))
+        ids = f"minimum(maximum({x}, 0), size({over}) - 1)"
+        table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
+        return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
+
+    def _rope(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        pairs = [name for name in self.shuffled(x.axes - {"batch"}) if self.sizes[name] % 2 == 0][:1]
+        over = self.some(self.reducible(x) - set(pairs), 1, 1)
+        if not pairs or not over:
+            return None
+        return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50)")
+
+    def _shaped(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        axes = x.axes
+        ways: list[tuple[str, frozenset[str]]] = []
+
+        def way(text: str, without: set[str], added: set[str]) -> None:
+            ways.append((text.format(x), axes - without | added))
+
+        if "embed" in axes and not axes & {"heads", "key"}:
+            way("split({}, embed -> [heads, key])", {"embed"}, {"heads", "key"})
+        if {"heads", "key"} <= axes and "embed" not in axes:
+            way("merge({}, [heads, key] -> embed)", {"heads", "key"}, {"embed"})
+        if "seq" in axes and "spot" not in axes:
+            way("rename({}, seq -> spot)", {"seq"}, {"spot"})
+        if "spot" in axes and "seq" not in axes:
+            way("rename({}, spot -> seq)", {"spot"}, {"seq"})
+        if "seq" in axes and "left" not in axes:
+            way(f"slice({{}}, seq -> left, start = {self.one(('0', 'size(right)', '1'))})", {"seq"}, {"left"})
+        if not ways:
+            wider = self.some(set(self.sizes) - axes, 1, 2)
+            return self.widened(x, axes | set(wider)) if wider else None
+        text, result = self.one(ways)
+        return evolve(x, text=text, axes=result)
+
+    def _concat(self, depth: int) -> Expression | None:
+        x, y = self.expression(depth), self.expression(depth)
+        rest = x.axes - {"left", "right", "seq"}
+        if not self.fits(rest | {"seq"}):
+            return None
+        x, y = (self.widened(self.within(e, rest | {side}), rest | {side}) for e, side in ((x, "left"), (y, "right")))
+        parts, sides = ([x, y], "[left, right]") if self.chance(70) else ([y, x], "[right, left]")
+        text = f"concat({', '.join(map(str, parts))}, {sides} -> seq)"
+        return self._made(text, rest | {"seq"}, x, y)
+
+    def _attend(self, depth: int) -> Expression | None:
+        q = self.expression(depth)
+        along = self.some(q.axes - {"batch"}, 1, 1)
+        if not along:
+            return None
+        over = self.one([name for name in ("seq", "spot", "left") if name not in along])
+        if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
+            return None
+        shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
+        keys, values = (self.within(self.expression(depth), shared) for _ in range(2))
+        keys, values = (self.widened(each, each.axes | {over, *along}) for each in (keys, values))
+        if self.chance(15):
+            values = keys
+        parts = [q, keys, values]
+        arguments = [*map(str, parts), f"over = {over}", f"along = {along[0]}"]
+        if over in q.axes and self.chance(50):
+            arguments.append("causal = true")
+        scores = q.axes - {*along} | {over}
+        mask = self.boolean(depth) if self.chance(30) else None
+        if mask is not None and mask.axes <= scores:
+            arguments.append(f"mask = {mask}")
+            parts.append(mask)
+        if self.chance(30):
+            bias = self.within(self.expression(depth), scores)
+            arguments.append(f"bias = {bias}")
+            parts.append(bias)
+        if self.chance(20):
+            arguments.append("scale = 0.3")
+        return self._made(f"attend({', '.join(arguments)})", q.axes, *parts)
+
+    def _call(self, depth: int) -> Expression | None:
+        fitting = [block for block in self.blocks if block.results == 1]
+        if not fitting or self.inside > 2:
+            return None
+        block = self.one(fitting)
+        x = self.widened(self.within(self.expression(depth), block.axes), block.axes)
+        return Expression(f"{block.name}({x})", "f32", block.axes)
+
+    def _mean_error(self, depth: int) -> Expression | None:
+        """A scalar in the middle of the model."""
+        x = self.expression(depth)
+        y = self.within(self.expression(depth), x.axes)
+        if "batch" in x.axes and "batch" not in self.reducible(x, y):
+            return None
+        return self._made(f"mse({x}, {y})", (), x, y)
+
+    def within(self, x: Expression, axes) -> Expression:
+        """The expression without the axes that are not among these, or another."""
+        extra = x.axes - axes
+        if extra <= self.reducible(x):
+            return self.reduction(self.one(("mean", "mean", "sum", "max")), x, extra) if extra else x
+        found = self.named("f32", lambda e: e.axes <= axes)
+        return found if found is not None else self.parameter(frozenset(self.some(axes - {"batch"}, 0, 2)))
+
+    def widened(self, x: Expression, axes) -> Expression:
+        """The expression with these axes as well."""
+        missing = axes - x.axes
+        return evolve(x, text=f"expand({x}, {self.listed(missing)})", axes=x.axes | missing) if missing else x
+
+    # ------------------------------------------------------------ statements
+
+    def parameter(self, axes: frozenset[str]) -> Expression:
+        """A parameter with these axes: a new one, or one that is there already."""
+        axes -= {"batch"} if self.cutting else set()
+        known = self.named("f32", lambda e: e.axes == axes and e.text.startswith("p"))
+        if known is not None and self.chance(35):
+            return known
+        names = [self.fresh("p") for _ in range(1 if self.chance(85) else 2)]
+        self.line(f"param {', '.join(names)}: {self.type(axes)} ~ {self.one(INITIAL)}")
+        for name in names:
+            self.body.scope[name] = Expression(name, "f32", axes)
+            self.body.parameters.append(name)
+        return self.body.scope[names[0]]
+
+    def slots(self) -> str:
+        """Where this body's parameters can be made to reach its results."""
+        return "".join(f"\1{name}\2" for name in self.body.parameters)
+
+    def sample(self) -> None:
+        axes = frozenset((*self.some(self.others(), 0, 2), *self.some(["batch"], 0, 1)))
+        name = self.fresh("s")
+        self.line(f"sample {name}: {self.type(axes)} ~ {self.one(('normal(0.7)', 'uniform(0.5)'))}")
+        self.body.scope[name] = Expression(name, "f32", axes, True)
+
+    def let(self) -> None:
+        """A new name, or an old one anew."""
+        kind = self.random.randrange(10)
+        made = self.boolean(1) if kind == 0 else self.integer(2) if kind == 1 else self.expression(self.one((1, 2, 3)))
+        known = self.body.scope
+        alike = [n for n in sorted(self.body.rebindable) if (known[n].dtype, known[n].axes) == (made.dtype, made.axes)]
+        name = self.one(alike) if alike and self.chance(35) else self.fresh("v")
+        self.bind(name, made)
+
+    def bind(self, name: str, made: Expression) -> None:
+        self.line(f"let {name} = {made}")
+        self.body.scope[name] = evolve(made, text=name)
+        self.body.rebindable.add(name)
+        self.limits.pop(name, None)
+
+    def several(self) -> None:
+        """What a block with two results gives."""
+        fitting = [block for block in self.blocks if block.results > 1]
+        if not fitting:
+            return
+        block = self.one(fitting)
+        x = self.widened(self.within(self.expression(1), block.axes), block.axes)
+        names = [self.fresh("v") for _ in range(block.results)]
+        self.line(f"let {', '.join(names)} = {block.name}({x})")
+        for name in names:
+            self.body.scope[name] = Expression(name, "f32", block.axes)
+            self.body.rebindable.add(name)
+
+    def repeat(self, name: str, count: int, carrying: Sequence[str] = ()) -> None:
+        """A repeat that carries one or two names."""
+        outer = self.body
+        candidates = [n for n in outer.rebindable if outer.scope[n].dtype == "f32"]
+        carried = list(carrying) or self.some(candidates, 1, 2)
+        if not carried:
+            return
+        self.line(f"repeat {count} as {name} {{")
+        # What is carried may depend on parameters from the second turn on.
+        scope = outer.scope | {n: evolve(outer.scope[n], alone=False) for n in carried}
+        self.body = Body(scope, set(carried))
+        limits = dict(self.limits)
+        self.indent += 1
+        self.inside += 1
+        for _ in range(self.random.randint(0, 2)):
+            self.statement()
+        for n in carried:
+            axes = outer.scope[n].axes
+            x = self.widened(self.within(self.expression(2), axes), axes)
+            text = f"{n} * 0.7 + {x} * 0.5" if self.chance(60) else str(x)
+            self.line(f"let {n} = {text}{self.slots()}")
+        self.indent -= 1
+        self.inside -= 1
+        self.line("}")
+        self.limits = {name: axis for name, axis in limits.items() if name not in carried}
+        self.body = outer
+        outer.scope |= {n: scope[n] for n in carried}
+
+    def statement(self) -> None:
+        kind = self.random.randrange(20)
+        if kind == 0:
+            self.sample()
+        elif kind in (1, 2) and self.inside < 2:
+            self.repeat(self.fresh("inner"), self.random.randint(1, 3))
+        elif kind in (3, 4):
+            self.several()
+        elif kind == 5:
+            self.parameter(frozenset(self.some(self.others(), 0, 2)))
+        else:
+            self.let()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Write something else, with a scope of its own."""
+        before = self.lines, self.body, self.limits, self.inside
+        self.lines, self.body, self.limits, self.inside = [], Body(), {}, 1
+        yield
+        self.lines, self.body, self.limits, self.inside = before
+
+    def block(self) -> str:
+        """A block over some axes, with one result or two."""
+        with self.apart():
+            axes = frozenset(("batch", *self.some(self.others(), 1, 2)))
+            if self.chance(20):
+                axes = frozenset(self.some(self.others(), 1, 2))
+            name = self.fresh("block")
+            header = f"block {name}(x: {self.type(axes)}) {{"
+            self.body.scope["x"] = Expression("x", "f32", axes)
+            self.body.rebindable.add("x")
+            for _ in range(self.random.randint(1, 3)):
+                self.statement()
+            made = [self.expression(2) for _ in range(self.one((1, 1, 2)))]
+            results = [str(self.widened(self.within(each, axes), axes)) for each in made]
+            self.line(f"return {', '.join(result + self.slots() for result in results)}")
+            text = "\n".join([header, *self.lines, "}"])
+        self.blocks.append(Block(name, axes, len(results)))
+        return text
+
+    # ------------------------------------------------------------ models
+
+    def declared_axes(self) -> str:
+        """Sizes that fit together; any of them may be 1."""
+        heads, key = self.one((1, 2, 2, 4)), self.one((1, 2, 2, 4))
+        left, right = self.random.randint(1, 4), self.random.randint(1, 4)
+        self.sizes = {
+            "batch": self.one((1, 2, 4, 4, 6, 8, 12)),
+            "heads": heads,
+            "key": key,
+            "embed": heads * key,
+            "left": left,
+            "right": right,
+            "seq": left + right,
+            "spot": left + right,
+            "ffn": self.one((1, 2, 3, 4, 6, 8)),
+            "vocab": self.one((1, 2, 3, 4, 5, 8)),
+        }
+        return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
+
+    def inputs(self) -> tuple[list[str], list[tuple[str, str, list[str], str | None]]]:
+        """Declarations, and for each its name, dtype, axes in order, and what it indexes."""
+        declared, described = [], []
+
+        def given(name: str, axes, dtype: str = "f32") -> None:
+            order = self.shuffled(axes)
+            declared.append(f"{name}: {'' if dtype == 'f32' else dtype}[{', '.join(order)}]")
+            self.body.scope[name] = Expression(name, dtype, frozenset(axes), True)
+            if dtype == "i64":
+                self.limits[name] = self.one(("vocab", "ffn"))
+            described.append((name, dtype, order, self.limits.get(name)))
+
+        given("x", ("batch", *self.some(("seq", "embed", "heads", "ffn"), 1, 2)))
+        if self.chance(50):
+            given("y", ("batch", *self.some(("seq", "embed", "key"), 0, 2)))
+        if self.chance(60):
+            given("tokens", ("batch", "seq"), "i64")
+        if self.chance(40):
+            given("labels", ("batch",), "i64")
+        if self.chance(40):
+            given("flag", ("batch", *self.some(("seq",), 0, 1)), "bool")
+        if self.chance(30):
+            given("fixed", self.some(("seq", "embed", "vocab"), 1, 2))
+        return declared, described
+
+    def term(self) -> str:
+        """A term of the loss, linear in what is summed over the batch."""
+        x = self.expression(2)
+        kind = self.random.randrange(6)
+        if kind == 0 and (entropy := self.entropy()) is not None:
+            return entropy
+        if kind == 1:
+            return f"{self.one(SMALL)} * mse({x}, {self.within(self.expression(1), x.axes)})"
+        if kind == 2:
+            weights = self.named("f32", lambda e: e.alone and e.axes <= x.axes and "batch" in e.axes)
+            if weights is not None:
+                w = f"({weights} * {weights} + 0.1)"
+                rest = x.axes - weights.axes
+                inner = f"mean({x}, over = {self.listed(rest)})" if rest else str(x)
+                return f"sum({inner} * {w}) / sum({w})"
+        if kind == 3 and "batch" in x.axes:
+            return f"sum({x}) / size(batch) / {self.elements(x.axes - {'batch'})}"
+        function = self.one(("mean", "mean", "sum"))
+        scale = "" if function == "mean" else f" / {self.elements(x.axes)}"
+        return f"{function}({x} * {x}){scale}" if self.chance(30) else f"{function}({x}){scale}"
+
+    def entropy(self) -> str | None:
+        ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
+        if ids is None:
+            return None
+        over = self.limits[ids.text]
+        self.indexing.add(ids.text)
+        axes = ids.axes | {over}
+        logits = self.widened(self.within(self.expression(2), axes), axes)
+        weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
+        extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
+        return f"cross_entropy({logits}, {ids}, over = {over}{extra})"
+
+    def metric(self) -> str:
+        """Any scalar."""
+        x = self.expression(2)
+        kind = self.random.randrange(10)
+        ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
+        if kind == 0 and ids is not None:
+            axes = ids.axes | {self.limits[ids.text]}
+            self.indexing.add(ids.text)
+            return f"accuracy({self.widened(self.within(x, axes), axes)}, {ids}, over = {self.limits[ids.text]})"
+        if kind == 1 and (entropy := self.entropy()) is not None:
+            return f"exp({entropy} * 0.3)"
+        if kind == 2:
+            return f"sum({self.integer(1)})"
+        if kind == 3:
+            return f"max({x}) + mean({self.expression(1)})"
+        return self.one(
+            (
+                "sqrt(mean({0} * {0}) + 0.01)",
+                "max({0})",
+                "min(abs({0}))",
+                "sum({0}) / (sum({0} * {0}) + 1)",
+                "exp(mean({0}) * 0.1) + max({0})",
+                "mean({0})",
+                "sum({0})",
+            )
+        ).format(x)
+
+    def model(self, staged: int) -> tuple[str, list[tuple[str, str, list[str], str | None]]]:
+        """A model, with a repeat `layer` of at least `staged` turns."""
+        declared, described = self.inputs()
+        header = f"model m({', '.join(declared)}) {{"
+        axes = frozenset(("batch", *self.some(("seq", "embed", "heads", "key"), 1, 2)))
+        self.bind("h", self.widened(self.within(self.expression(2), axes), axes))
+        for _ in range(self.random.randint(0, 3)):
+            self.statement()
+        if staged or self.chance(70):
+            self.repeat("layer", max(staged, self.random.randint(1, 3)), ["h"] if self.chance(80) else ())
+        for _ in range(self.random.randint(0, 2)):
+            self.statement()
+        terms = [self.term() for _ in range(self.random.randint(0, 2))]
+        terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
+        loss = f"loss {' + '.join(self.shuffled(terms))}"
+        metrics = [f"metric number{i} = {self.metric()}" for i in range(self.random.randint(0, 3))]
+        self.line(loss + self.slots())
+        for text in metrics:
+            self.line(text)
+        return "\n".join([header, *self.lines, "}"]), described
+
+    # ------------------------------------------------------------ meshes, layouts, schedules, training
+
+    def mesh(self) -> dict[str, int]:
+        mesh = {name: self.one((2, 2, 3)) for name in self.some(("data", "tensor", "context"), 0, 2)}
+        if self.chance(60):
+            mesh["pipe"] = self.one((1, 2, 2, 3))
+        while prod(mesh.values()) > MOST_RANKS:
+            del mesh[self.one(sorted(mesh))]
+        return {name: mesh[name] for name in self.shuffled(mesh)}
+
+    def rules(self, mesh: dict[str, int], parts: int) -> list[str]:
+        """Shard rules by which everything divides; `parts` are the microbatches."""
+        left = dict(self.sizes) | {"batch": self.sizes["batch"] // parts}
+        rules = []
+        for name in [each for each in mesh if each != "pipe"]:
+            divisible = [axis for axis in left if left[axis] % mesh[name] == 0]
+            chosen = self.some(divisible, 1, 3)
+            for axis in chosen:
+                left[axis] //= mesh[name]
+            if chosen and self.chance(80):
+                rules.append(f"shard {', '.join(chosen)} -> {name}")
+            else:
+                rules.append(f"shard {self.one(('state', 'grad', 'param'))} -> {name}")
+            if self.chance(25):
+                rules.append(f"shard {self.one(('state', 'grad', 'param'))} -> {name}")
+        return self.shuffled(list(dict.fromkeys(rules)))
+
+    def schedule(self, ranks: int) -> tuple[str, int, int]:
+        """A schedule, its chunks, and its microbatches."""
+        name = self.one(sorted(SCHEDULES))
+        chunks = {"": 1, "chunks": self.one((1, 2)), "two": 2}[SCHEDULES[name]]
+        divisors = [n for n in range(1, 7) if self.sizes["batch"] % n == 0] if self.cutting else [1]
+        microbatches = self.one(divisors)
+        own = f", chunks = {chunks}" if SCHEDULES[name] == "chunks" else ""
+        if name == "policy":
+            own += f", split_backward = {self.one(('true', 'false'))}, prefer = {self.one(('backward', 'forward'))}"
+        return f"{name}(microbatches = {microbatches}{own})", chunks, microbatches
+
+    def train(self, bounded: bool) -> str:
+        """The train block. `bounded`: `random()` knows how large integers may be."""
+        decay = self.one(("", ", weight_decay = 0.3", ", weight_decay = 0.2, decay = all"))
+        rate = self.one(RATES)
+        if self.chance(50):
+            optimizer = f"adamw(lr = {rate}{self.one(('', ', betas = [0.8, 0.95]'))}, eps = 0.01{decay})"
+        else:
+            momentum = self.one(("", ", momentum = 0.9", ", momentum = 0.8, nesterov = true"))
+            optimizer = f"sgd(lr = {rate}{momentum}{decay})"
+        clip = self.one(("", "", "clip = 0.1", "clip = 100"))
+        evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
+        data = "random()" if self.chance(65) and bounded else 'arrays("data.npz", holdout = 40%)'
+        return (
+            f"train {{ model = m layout = cut schedule = s data = {data}\n  optimizer = {optimizer} {clip} {evaluation}\n"
+            f"  steps = 3 seed = {self.one((0, 1, 12345678901))} precision = f64 }}"
+        )
+
+    def program(self) -> Program:
+        """A whole file."""
+        axes = self.declared_axes()
+        mesh = self.mesh()
+        schedule, chunks, microbatches = self.schedule(mesh.get("pipe", 1))
+        stages = mesh["pipe"] * chunks if "pipe" in mesh else 0
+        blocks = [self.block() for _ in range(self.random.randint(0, 2))]
+        model, described = self.model(stages)
+        bounded = all(dtype != "i64" or name in self.indexing for name, dtype, _, _ in described)
+        rules = self.rules(mesh, microbatches)
+        if stages:
+            rules.append("stage layer -> pipe")
+        recomputable = ["auto", *(["all"] if "repeat" in model else []), *(["layer"] if " as layer {" in model else [])]
+        if self.chance(25):
+            rules.append(f"recompute {self.one(recomputable)}")
+        mesh = mesh or {"data": 1}
+        if not stages and chunks > 1:
+            schedule = f"gpipe(microbatches = {microbatches})"
+        text = "\n".join(
+            [
+                axes,
+                *blocks,
+                model,
+                f"mesh ranks({', '.join(f'{name} = {size}' for name, size in mesh.items())})",
+                "layout cut on ranks {",
+                *(f"  {rule}" for rule in rules),
+                "}",
+                "layout whole on ranks { }",
+                f"schedule s = {schedule}",
+                self.train(bounded),
+            ]
+        )
+        items = 3 * self.sizes["batch"] + 2
+        arrays = []
+        for name, dtype, order, limit in described:
+            shape = [self.sizes[axis] for axis in order if axis != "batch"]
+            shape = [items, *shape] if "batch" in order else shape
+            arrays.append((name, dtype, tuple(shape), self.sizes[limit] if limit else 2))
+        ones = tuple(f"ranks.{name}=1" for name in mesh)
+        return Program(text, (*ones, "layout=whole", "schedule=gpipe(microbatches=1)"), tuple(arrays))
+
+
+KINDS = (
+    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
+    *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
+    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error"),
+)

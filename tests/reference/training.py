@@ -1,0 +1,264 @@
+"""What a file's training means: data, initial values, steps of an optimizer, evaluations; as the language reference says.
+
+On one device, over the whole batch, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import cos, pi, prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from partita.dsl import spec
+from tests.reference import drawn
+from tests.reference.interpreter import Reading, Walk
+
+Batch = dict[str, Tensor]
+
+
+@frozen
+class Done:
+    """A step."""
+
+    loss: float
+    norm: float
+    rate: float
+    metrics: Mapping[str, float]
+
+
+@frozen
+class Evaluated:
+    """An evaluation, after a step."""
+
+    step: int
+    loss: float
+    metrics: Mapping[str, float]
+
+
+class Training:
+    """A file's training. `steps`, `evaluations`, `gradients` (of the last step) and `parameters` are what came of it.
+
+    `root` is the folder of the file. `nudge`: parameters begin with values, and floats of the data have values, that differ by about so much of themselves.
+    """
+
+    def __init__(self, given: spec.Spec, root: Path, nudge: float = 0.0) -> None:
+        assert given.model is not None
+        assert given.train is not None
+        self.model, self.train, self.root, self.nudge = given.model, given.train, root, nudge
+        schedule = given.schedule.call.arguments if given.schedule else {}
+        self.batch_axis = schedule.get("over", "batch")
+        self.steps: list[Done] = []
+        self.evaluations: list[Evaluated] = []
+        self.gradients: dict[str, Tensor] = {}
+        self.states: dict[str, list[Tensor]] = {}
+        types = dict(zip(self.model.body.inputs, self.model.body.types, strict=False))
+        walk = Walk(self.model, {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()})
+        walk.run()
+        self.inputs = {name: walk.readings.pop(name) for name in types}
+        self.readings = walk.readings
+        self.parameters = {path: self._initial(path, nudge) for path in self.readings}
+
+    def _initial(self, path: str, nudge: float) -> Tensor:
+        reading = self.readings[path]
+        assert reading.initial is not None
+        arguments = [float(value) for value in reading.initial.arguments.values()]
+        fans = reading.fans or _fans(reading.type.shape)
+        value = drawn.initial(reading.initial.name, arguments, self.train.seed, path, reading.type.shape, fans)
+        return _nudged(value, nudge).requires_grad_()
+
+    def run(self) -> Training:
+        """All steps and evaluations."""
+        for number in range(1, self.train.steps + 1):
+            self.step(number)
+            every = self.train.eval
+            if every is not None and (number % every.arguments["interval"] == 0 or number == self.train.steps):
+                self.evaluate(number)
+        return self
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, number: int) -> None:
+        for value in self.parameters.values():
+            value.grad = None
+        walk = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
+        loss, metrics = walk.run()
+        if loss.requires_grad:
+            loss.backward()
+        self.gradients = {
+            path: torch.zeros_like(value) if value.grad is None else value.grad.clone()
+            for path, value in self.parameters.items()
+        }
+        norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
+        scale = 1.0 if self.train.clip is None else min(1.0, self.train.clip / (norm + 1e-6))
+        rate = rate_at(self.train.optimizer.arguments["lr"], number)
+        with torch.no_grad():
+            for path, value in self.parameters.items():
+                self.update(path, value, self.gradients[path] * scale, rate, number)
+        numbers = {name: float(metric) for name, metric in metrics.items()}
+        self.steps.append(Done(float(loss.detach()), norm, rate, numbers))
+
+    def update(self, path: str, value: Tensor, gradient: Tensor, rate: float, number: int) -> None:
+        """One parameter's update."""
+        o = self.train.optimizer.arguments
+        decay = o["weight_decay"] if self.readings[path].decays or o["decay"] == "all" else 0.0
+        if self.train.optimizer.name == "adamw":
+            mean, square = self.states.setdefault(path, [torch.zeros_like(value), torch.zeros_like(value)])
+            first, second = o["betas"]
+            mean.copy_(first * mean + (1 - first) * gradient)
+            square.copy_(second * square + (1 - second) * gradient**2)
+            root = (square / (1 - second**number)).sqrt() + o["eps"]
+            value.sub_(rate * decay * value + rate * mean / (1 - first**number) / root)
+            return
+        gradient = gradient + decay * value
+        if o["momentum"]:
+            (buffer,) = self.states.setdefault(path, [torch.zeros_like(value)])
+            buffer.copy_(o["momentum"] * buffer + gradient)
+            gradient = gradient + o["momentum"] * buffer if o["nesterov"] else buffer
+        value.sub_(rate * gradient)
+
+    def evaluate(self, number: int) -> None:
+        """The figures of the whole set: as of one batch that has all rows."""
+        assert self.train.eval is not None
+        count = self.train.eval.arguments["batches"]
+        parts = [self.held_out(index) for index in range(count)]
+        whole, sizes = {}, {}
+        for name, reading in self.inputs.items():
+            whole[name] = parts[0][name]
+            if reading.type.has(self.batch_axis):
+                position = reading.type.position(self.batch_axis)
+                whole[name] = torch.cat([part[name] for part in parts], position)
+        for reading in self.inputs.values():
+            if reading.type.has(self.batch_axis):
+                sizes[self.batch_axis] = count * reading.type.axis(self.batch_axis).size
+        with torch.no_grad():
+            walk = Walk(self.model, whole, self.parameters, self.train.seed, 0, training=False, sizes=sizes)
+            loss, metrics = walk.run()
+        numbers = {name: float(metric) for name, metric in metrics.items()}
+        self.evaluations.append(Evaluated(number, float(loss), numbers))
+
+    # ------------------------------------------------------------ data
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
+        return self._read(step, None)
+
+    def held_out(self, index: int) -> Batch:
+        """A batch of the evaluation."""
+        return self._read(None, index)
+
+    def _read(self, step: int | None, index: int | None) -> Batch:
+        data = self.train.data
+        source = {
+            "random": self._random,
+            "arrays": self._arrays,
+            "text": self._windows,
+            "tokens": self._windows,
+        }[data.name]
+        batch = {}
+        for name, reading in self.inputs.items():
+            value = self._typed(source(name, reading, step, index), reading.type)
+            batch[name] = _nudged(value, self.nudge) if reading.type.is_float else value
+        return batch
+
+    @staticmethod
+    def _typed(array: np.ndarray, type: spec.Type) -> Tensor:
+        dtype = torch.float64 if type.is_float else torch.bool if type.dtype == "bool" else torch.int64
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+    def _random(self, name: str, reading: Reading, step: int | None, index: int | None) -> np.ndarray:
+        purpose, number = ("batch", step) if step is not None else ("holdout", index)
+        assert number is not None
+        word = drawn.words(self.train.seed, purpose, number, name, prod(reading.type.shape))
+        if reading.type.is_float:
+            return drawn.normal(word).reshape(reading.type.shape)
+        limit = 2 if reading.type.dtype == "bool" else min(reading.limits)
+        return drawn.integers(word, limit).reshape(reading.type.shape)
+
+    def _arrays(self, name: str, reading: Reading, step: int | None, index: int | None) -> np.ndarray:
+        array = np.load(self.root / self.train.data.arguments["path"])[name]
+        if not reading.type.has(self.batch_axis):
+            return array
+        rows = reading.type.axis(self.batch_axis).size
+        held = round(len(array) * self.train.data.arguments["holdout"])
+        training = len(array) - held
+        chosen = []
+        for row in range(rows):
+            if step is not None:
+                epoch, place = divmod((step - 1) * rows + row, training)
+                order = np.argsort(drawn.words(self.train.seed, "epoch", epoch, "", training), kind="stable")
+                chosen.append(order[place])
+            else:
+                assert index is not None
+                chosen.append(training + (index * rows + row) % held)
+        return np.moveaxis(array[chosen], 0, reading.type.position(self.batch_axis))
+
+    def _windows(self, name: str, reading: Reading, step: int | None, index: int | None) -> np.ndarray:
+        arguments = self.train.data.arguments
+        if self.train.data.name == "text":
+            paths = sorted(self.root.glob(arguments["glob"]))
+            ids = np.frombuffer(b"".join(path.read_bytes() for path in paths), np.uint8).astype(np.int64)
+        else:
+            dtype = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}[arguments["dtype"]]
+            ids = np.fromfile(self.root / arguments["path"], dtype).astype(np.int64)
+        held = round(len(ids) * arguments["holdout"])
+        ids = ids[: len(ids) - held] if step is not None else ids[len(ids) - held :]
+        rows = reading.type.axis(self.batch_axis).size
+        length = reading.type.elements // rows
+        choices = len(ids) - length
+        if step is not None:
+            words = [int(word) for word in drawn.words(self.train.seed, "windows", step, "", rows)]
+        else:
+            assert index is not None
+            words = [(index * rows + row) * 0x9E3779B97F4A7C15 % 2**64 for row in range(rows)]
+        ahead = {"tokens": 0, "targets": 1}[name]
+        starts = [(word * choices >> 64) + ahead for word in words]
+        windows = np.stack([ids[start : start + length] for start in starts])
+        return windows if reading.type.position(self.batch_axis) == 0 else windows.T
+
+
+def _nudged(value: Tensor, nudge: float) -> Tensor:
+    """Up and down, by different amounts."""
+    return value * (1 + nudge * (torch.arange(value.numel()).view(value.shape) % 7 - 3).double())
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Those of a parameter that no `dot` reads."""
+    return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def rate_at(call: spec.Call, step: int) -> float:
+    """The learning rate of a step, from 1."""
+    o = call.arguments
+    if call.name == "constant":
+        return o["value"]
+    peak, warmup, last, floor = o["peak"], o["warmup"], o["total"], o["floor"]
+    if step < warmup:
+        return peak * step / warmup
+    first = max(warmup, last - o["decay"]) if call.name == "wsd" else warmup
+    share = 1.0 if step >= last else max(0.0, (step - first) / (last - first))
+    fall = (1 + cos(pi * share)) / 2 if call.name == "cosine" else 1 - share
+    return floor + (peak - floor) * fall
+
+
+def figures(training: Training) -> Iterator[tuple[str, Tensor, float]]:
+    """All that is compared: what it is, its value, and the unit of its tolerance."""
+    for number, done in enumerate(training.steps, 1):
+        yield f"loss of step {number}", torch.tensor(done.loss, dtype=torch.float64), 1.0
+        yield f"norm of step {number}", torch.tensor(done.norm, dtype=torch.float64), 1.0
+        yield f"rate of step {number}", torch.tensor(done.rate, dtype=torch.float64), 1.0
+        for name, value in done.metrics.items():
+            yield f"metric {name} of step {number}", torch.tensor(value, dtype=torch.float64), 1.0
+    for each in training.evaluations:
+        yield f"loss of the evaluation after {each.step}", torch.tensor(each.loss, dtype=torch.float64), 1.0
+        for name, value in each.metrics.items():
+            yield f"metric {name} of the evaluation after {each.step}", torch.tensor(value, dtype=torch.float64), 1.0
+    unit = training.steps[-1].norm
+    for path, gradient in training.gradients.items():
+        yield f"gradient of {path} in the last step", gradient, unit
+    for path, value in training.parameters.items():
+        yield f"parameter {path} at the end", value.detach(), 1.0
