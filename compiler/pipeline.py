@@ -56,8 +56,8 @@ class Compilation:
     """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
 
     `placement` is that of the training program's stages, for the program of evaluation, which goes over `rounds`
-    batches as if they were one. With `compiled`, torch compiles what the program's functions compute. `again` are the calls and
-    turns that `recompute auto` has chosen.
+    batches as if they were one. With `compiled`, torch compiles what the program's functions compute. `again` are the
+    calls and turns that `recompute auto` has chosen.
     """
 
     spec: language.Spec
@@ -161,10 +161,15 @@ def _build(state: Compilation) -> Compilation:
 
 def _place(state: Compilation) -> Compilation:
     assert state.forward is not None
+    assert state.model is not None
+    assert state.train is not None
+    graph = state.forward
+    # An evaluation must be cut into the stages of training, though it has more rows, and no dropout.
+    one = build(state.model, state.train.precision, state.training) if state.rounds > 1 else graph
+    of_one_batch = dict(zip(graph.nodes, one.nodes, strict=True))
 
     def cost(node: Node) -> float:
-        # Dropout is not there in evaluation, which must be cut into the same stages.
-        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(node, state.device)
+        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(of_one_batch[node], state.device)
 
     return evolve(state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
 

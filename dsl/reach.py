@@ -71,13 +71,23 @@ class _Reach:
                 return []
 
     def turns(self, step: spec.Repeat, carried: set[int], path: str) -> frozenset[int]:
-        """The inputs of a repeat's body that are needed: what a turn needs, the turn before must give."""
-        while True:
-            inputs = self.body(step.body, _chosen(step.body.results, carried), path)
-            before = {i for i in inputs if i < len(step.carried)}
-            if before <= carried or step.count == 1:
-                return inputs
-            carried = carried | before
+        """The inputs of a repeat that are needed. What a turn needs, the turn before must give; the first turn needs it
+        of what comes in. What was needed once and is again goes on in a circle, however many turns there are.
+        """
+        wanted = frozenset(carried)
+        seen: dict[frozenset[int], int] = {}
+        needed: list[frozenset[int]] = []  # of each turn, from the last
+        while wanted not in seen and len(needed) < step.count:
+            seen[wanted] = len(needed)
+            inputs = self.body(step.body, _chosen(step.body.results, wanted), path)
+            needed.append(inputs)
+            wanted = frozenset(i for i in inputs if i < len(step.carried))
+        first = step.count - 1
+        if first >= len(needed):
+            start = seen[wanted]
+            first = start + (first - start) % (len(needed) - start)
+        captured = frozenset(i for inputs in needed for i in inputs if i >= len(step.carried))
+        return captured | frozenset(i for i in needed[first] if i < len(step.carried))
 
 
 def _result_count(step: spec.Step) -> int:

@@ -18,12 +18,13 @@ from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
-from partita.compiler.ops.shape import Arrange, Expand, Merge, Rename, Slice, Split
+from partita.compiler.ops.shape import Expand, Merge, Rename, Slice, Split
 from partita.dsl import spec
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
-# Operations through which a tensor is still that tensor, for the questions of who reads it and how.
-VIEWS = (Arrange, Cast, Merge, Rename, Slice, Split)
+# Operations through which a tensor is still that tensor, for the questions of who reads it and how. A dropout is none,
+# also where it drops nothing.
+VIEWS = (Cast, Merge, Rename, Slice, Split)
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 

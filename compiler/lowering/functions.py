@@ -106,9 +106,8 @@ def _cross_entropy(site: Site) -> Value:
     weighted = total(build, pointwise(build, "multiply", nll, weight), nll.type.names, nll.type.dtype)
     # The weights' sum over positions: a weight without an axis counts for each position along it.
     whole = total(build, weight, weight.type.names, weight.type.dtype)
-    repeats = nll.type.elements // weight.type.elements
-    if repeats != 1:
-        whole = scaled(build, whole, float(repeats))
+    if len(weight.type.axes) < len(nll.type.axes):
+        whole = scaled(build, whole, nll.type.elements / weight.type.elements)
     return pointwise(build, "divide", weighted, whole, name=site.name)
 
 

@@ -23,9 +23,9 @@ from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Phase, Value
 from partita.compiler.lowering.gradients import without_dead
-from partita.compiler.ops.op import MAX, SUM, State, Way, accumulation
+from partita.compiler.ops.op import MAX, SUM, Op, State, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant, Pointwise
+from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch, Positioned
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.types import Axis, Type
@@ -60,7 +60,7 @@ class _Splitter:
         self.state: dict[Value, State] = {}
         self.local: dict[Value, Value] = {}
         self.whole: dict[Value, Value] = {}
-        self.portions: dict[Value, Value] = {}
+        self.portions: dict[tuple[Value, int | None], Value] = {}
         self.parts: dict[tuple[Value, str], Value] = {}
         self.totals: dict[tuple[Value, int | None], Value] = {}
         self.prologue: list[Node] = []
@@ -189,8 +189,8 @@ class _Splitter:
             if want in (SUM, MAX):
                 return PORTION
             return PART if known else None
-        if want is None and known and self.early:
-            return WHOLE_SUM if partial else WHOLE_TENSOR
+        if known and self.early and want not in (SUM, MAX):
+            return (WHOLE_SUM if partial else WHOLE_TENSOR) + (0 if want is None else PART)
         return None
 
     def _converted(self, value: Value, have: State, want: State) -> Value:
@@ -201,26 +201,26 @@ class _Splitter:
         if want == SUM:
             return self._portion(value)
         if want is not None:
-            return self._part_of(value, want)
+            return self._part_of(value, self.local[value] if have is None else self._over_whole_batch(value), want)
         return self._over_whole_batch(value)
 
-    def _part_of(self, value: Value, axis: str) -> Value:
+    def _part_of(self, value: Value, whole: Value, axis: str) -> Value:
         """This microbatch's part of what is there for the whole batch."""
         if (value, axis) not in self.parts:
-            local = self.local[value]
-            size = self._divided(local.type.axis(axis), self.producers.get(value))
+            size = self._divided(whole.type.axis(axis), self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
-            self.parts[value, axis] = self.build.apply(op, local, name=f"{value.name}.of_microbatch")
+            self.parts[value, axis] = self.build.apply(op, whole, name=f"{value.name}.of_microbatch")
         return self.parts[value, axis]
 
     def _portion(self, value: Value) -> Value:
-        """1/M of a whole value: it counts once in the sum over the microbatches."""
-        if value not in self.portions:
+        """1/M of a whole value: it counts once in the sum over the microbatches. Each stage makes its own."""
+        key = value, self.build.stage
+        if key not in self.portions:
             local = self.local[value]
             share = self.build.apply(Constant(1 / self.count, local.type.dtype))
             name = f"{value.name}.portion"
-            self.portions[value] = self.build.apply(Pointwise("multiply"), local, share, name=name)
-        return self.portions[value]
+            self.portions[key] = self.build.apply(Pointwise("multiply"), local, share, name=name)
+        return self.portions[key]
 
     def _over_whole_batch(self, value: Value) -> Value:
         """The value computed once, in the prologue, over the whole batch."""
@@ -297,15 +297,14 @@ class _Splitter:
 
     # ------------------------------------------------------------ what leaves the microbatch
 
-    def _accumulated(self, name: str, value: Value, reader: Node | None = None) -> Value:
+    def _accumulated(self, name: str, value: Value, reader: Node | None = None, local: Value | None = None) -> Value:
         """The sum of a scalar (or other value) over the microbatches, for the end of the step.
 
-        It is accumulated on the stage of `reader`, or of the node that makes it.
+        It is accumulated on the stage of `reader`, or of the node that makes it; `local` is what is accumulated there.
         """
         state = self.state[value]
         node = self.producers.get(value)
-        if reader is not None or node is not None:
-            self.build.at(reader or node)  # type: ignore[arg-type]
+        self.build.at(reader or node or next(each for each in self.source.nodes if value in each.inputs))
         if state not in (None, SUM, MAX):
             raise refuse(
                 "E0407",
@@ -314,7 +313,7 @@ class _Splitter:
                 help="reduce over it",
             )
         self.build.phase = Phase.FORWARD
-        local = self.local[value]
+        local = local or self.local[value]
         type = local.type.with_dtype(accumulation(local.type.dtype))
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
@@ -362,21 +361,21 @@ class _Splitter:
         totals: dict[Value, Value] = {}
         wanted = _ancestors(self.source, [value], self.producers)
         last = self.producers[value].stage
-        for node in self.deferred:
-            node = evolve(node, stage=last)
+        for original in self.deferred:
+            node = evolve(original, stage=last)
             if not any(result in wanted for result in node.outputs):
                 continue
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:
-                    totals[operand] = self._at_the_end(node, operand)
+                    totals[operand] = self._at_the_end(node, operand, original)
             outputs = tuple(Value(self.build.unique(f"{v.name}.total"), v.type) for v in node.outputs)
             totals.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(totals[operand] for operand in node.inputs)
             self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
         return totals[value]
 
-    def _at_the_end(self, node: Node, value: Value) -> Value:
-        """A value that a put-off node reads."""
+    def _at_the_end(self, node: Node, value: Value, original: Node) -> Value:
+        """A value that a put-off node reads. `original` is the node where it stood."""
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
             constant = Value(self.build.unique(f"{value.name}.total"), value.type)
@@ -386,7 +385,13 @@ class _Splitter:
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
         if (value, node.stage) not in self.totals:
             name = f"sum {value.name} on {node.stage}"
-            self.totals[value, node.stage] = self._accumulated(name, value, node)
+            if producer is None and original.stage != node.stage:
+                # A parameter is where it is read, and sent from there.
+                self.build.at(original).phase = Phase.FORWARD
+                sent = self.build.apply(Detach(), self.local[value], name=f"{value.name}.sent")
+            else:
+                sent = self.local[value]
+            self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
 
 
@@ -421,10 +426,16 @@ def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Nod
 def _from_inputs_alone(graph: Graph) -> set[Value]:
     """Values made from the model's inputs, constants and random numbers, without parameters.
 
-    Random numbers are functions of their coordinates: they can be had for the whole batch.
+    Random numbers are functions of their coordinates: they can be had for the whole batch. So can what is computed again
+    for the backward pass; but cotangents, which need nothing else either at times, are left where they are.
     """
     alone = {each.value for each in graph.inputs}
+    made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
+    same: dict[Value, Value] = {}  # the first value that is made alike
     for node in graph.nodes:
-        if node.phase is Phase.FORWARD and all(value in alone for value in node.inputs):
-            alone.update(node.outputs)
+        if all(value in alone for value in node.inputs):
+            key = node.op, tuple(same.get(value, value) for value in node.inputs)
+            if node.phase is Phase.FORWARD or key in made:
+                alone.update(node.outputs)
+                same.update(zip(node.outputs, made.setdefault(key, node.outputs), strict=True))
     return alone

@@ -6,6 +6,7 @@ known at compile time and stands in emitted source as a literal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,20 @@ class Function:
     boolean: bool = False
     flops: int = 1
     temporaries: int = 0
+
+    @property
+    def called_with(self) -> tuple[int, ...]:
+        """The operands that are arguments of a call. For others a literal may stand as a number."""
+        return tuple(int(i) for i in _ARGUMENT.findall(self.text) if _inside(self.text, f"{{{i}}}"))
+
+
+_ARGUMENT = re.compile(r"\{(\d)\}")
+
+
+def _inside(text: str, part: str) -> bool:
+    """Whether a part of a text stands in parentheses."""
+    before = text[: text.index(part)]
+    return before.count("(") > before.count(")")
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -178,17 +193,18 @@ class Pointwise(Op):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
-        # `where` would give literals torch's default dtype, `addcmul` takes none; and somebody must have the axes.
+        # Functions of torch take no numbers, and `where` would give them torch's default dtype; and somebody must have
+        # the axes.
         covered = any(not each.literal and len(each.type.axes) == len(names) for each in arguments)
-        if self.function in ("where", "multiply_add") or not covered:
-            arguments = [as_tensor(argument) for argument in arguments]
+        if covered and self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
+            tensor, number = sorted(arguments, key=lambda each: each.literal)
+            bound = "min" if self.function == "maximum" else "max"
+            return f"{broadcast(tensor, names)}.clamp({bound}={number.text})"
+        called = FUNCTIONS[self.function].called_with
+        arguments = [
+            as_tensor(argument) if i in called or not covered else argument for i, argument in enumerate(arguments)
+        ]
         texts = [broadcast(argument, names) for argument in arguments]
-        if self.function in ("maximum", "minimum"):
-            literals = [argument.literal for argument in arguments]
-            if literals[1] and not literals[0]:
-                return f"{texts[0]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[1]})"
-            if literals[0] and not literals[1]:
-                return f"{texts[1]}.clamp({'min' if self.function == 'maximum' else 'max'}={texts[0]})"
         if arguments[0].literal and self.function in ("equal", "not_equal"):
             texts.reverse()
         return FUNCTIONS[self.function].text.format(*texts)

@@ -58,8 +58,12 @@ def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The tensor with its last axis dense in memory, which torch's kernel takes for granted."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The tensor with rows that are dense in memory and do not overlap: torch's kernel takes that for granted, and hands
+    their distance to BLAS, which computes nothing where it is shorter than a row (a key that is the same everywhere).
+    """
+    if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _scores_shape(q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> tuple[int, ...]:

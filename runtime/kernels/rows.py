@@ -131,7 +131,7 @@ def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
 
 def _over_rows(outside: Tensor, rows: Tensor) -> Tensor:
     """A mask of rows that broadcasts over their elements."""
-    return outside.view(*outside.shape, *[1] * (rows.dim() - outside.dim()))
+    return outside.view((*outside.shape, *[1] * (rows.dim() - outside.dim())))
 
 
 def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:

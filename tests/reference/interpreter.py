@@ -59,37 +59,39 @@ class Walk:
             self.readings[name] = Reading(type)
             given.append(Named(self.inputs[name], type.names, name))
         values = self.body(body, self.model.name, given)
-        metrics = {name: values[index].data.detach().double() for name, index in self.model.metrics}
+        metrics = {name: values[index].data.detach().double().clone() for name, index in self.model.metrics}
         return values[self.model.loss].data, metrics
 
     # ------------------------------------------------------------ bodies
 
     def body(self, body: spec.Body, path: str, given: Sequence[Named]) -> list[Named]:
         """The values of a body, given its inputs."""
-        values = list(given)
+        values: list[Named] = []
+
+        def add(made: Sequence[Named]) -> None:
+            """More values, each with its axes in the order of its type."""
+            for value in made:
+                values.append(value.ordered(body.types[len(values)].names))
+
+        add(given)
         for step in body.steps:
             match step:
                 case spec.Apply():
-                    values.append(self.apply(step, path, values))
+                    add([self.apply(step, path, values)])
                 case spec.Parameter():
-                    values.append(self.parameter(step, f"{path}.{step.name}"))
+                    add([self.parameter(step, f"{path}.{step.name}")])
                 case spec.Sample():
-                    values.append(self.sample(step, f"{path}.{step.name}"))
+                    add([self.sample(step, f"{path}.{step.name}")])
                 case spec.CallBlock():
-                    inner = f"{path}.{step.scope}"
                     arguments = [self.operand(each, values) for each in step.arguments]
-                    ordered = [each.ordered(type.names) for each, type in zip(arguments, step.body.types, strict=False)]
-                    values += self.results(step.body, self.body(step.body, inner, ordered))
+                    add(self.results(step.body, self.body(step.body, f"{path}.{step.scope}", arguments)))
                 case spec.Repeat():
                     carried = [self.operand(each, values) for each in step.carried]
                     captured = [values[index] for index in step.captured]
                     for turn in range(step.count):
-                        inner = f"{path}.{step.scope}.{turn}"
-                        carried = [
-                            each.ordered(type.names) for each, type in zip(carried, step.body.types, strict=False)
-                        ]
-                        carried = self.results(step.body, self.body(step.body, inner, [*carried, *captured]))
-                    values += carried
+                        made = self.body(step.body, f"{path}.{step.scope}.{turn}", [*carried, *captured])
+                        carried = self.results(step.body, made)
+                    add(carried)
         return values
 
     def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
@@ -132,7 +134,7 @@ class Walk:
         self.note(step, operands)
         result = self.applied(step, path, operands)
         source = operands[0].source if step.function in SHAPING else None
-        return evolve(result.ordered(step.type.names), source=source)
+        return evolve(result, source=source)
 
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""

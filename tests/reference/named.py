@@ -164,9 +164,12 @@ def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mappi
 
 
 def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
-    """The share of targets that are the first of the greatest logits."""
+    """The share of targets that are the first of the greatest logits; no number where rounding decides which that is."""
     over = o["over"]
     x = logits.ordered([*targets.axes, over])
+    best = x.data.sort(-1).values
+    if best.shape[-1] > 1 and bool((best[..., -1] - best[..., -2]).abs().min() <= 1e-9 * best.abs().max()):
+        return Named(torch.tensor(torch.nan, dtype=torch.float64))
     index = torch.arange(x.data.shape[-1]).expand(x.data.shape)
     first = index.masked_fill(x.data != x.data.amax(-1, keepdim=True), x.data.shape[-1]).amin(-1)
     right = Named((first == targets.data).double(), targets.axes)

@@ -123,7 +123,6 @@ class Maker:
     count: int = 0
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
-    indexing: set[str] = field(factory=set)  # inputs that index an axis
 
     # ------------------------------------------------------------ choices
 
@@ -185,13 +184,12 @@ class Maker:
             if depth <= 0:
                 break
             lines, scope, parameters = len(self.lines), dict(self.body.scope), list(self.body.parameters)
-            indexing = set(self.indexing)
             made = getattr(self, f"_{self.one(KINDS)}")(depth - 1)
             if made is not None and self.fits(made.axes):
                 return made
             # What was declared for it goes with it.
             del self.lines[lines:]
-            self.body.scope, self.body.parameters, self.indexing = scope, parameters, indexing
+            self.body.scope, self.body.parameters = scope, parameters
         found = self.named()
         return found if found is not None else self.parameter(frozenset(self.some(self.others(), 0, 2)))
 
@@ -359,7 +357,6 @@ class Maker:
         over = self.limits[ids.text]
         if over in ids.axes:
             return None
-        self.indexing.add(ids.text)
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 2))))
         if self.chance(25):
             made = self.expression(depth)
@@ -554,7 +551,7 @@ class Maker:
         self.line("}")
         self.limits = {name: axis for name, axis in limits.items() if name not in carried}
         self.body = outer
-        outer.scope |= {n: scope[n] for n in carried}
+        outer.scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
 
     def statement(self) -> None:
         kind = self.random.randrange(20)
@@ -667,7 +664,6 @@ class Maker:
         if ids is None:
             return None
         over = self.limits[ids.text]
-        self.indexing.add(ids.text)
         axes = ids.axes | {over}
         logits = self.widened(self.within(self.expression(2), axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
@@ -681,7 +677,6 @@ class Maker:
         ids = self.named("i64", lambda e: e.text in self.limits and self.limits[e.text] not in e.axes)
         if kind == 0 and ids is not None:
             axes = ids.axes | {self.limits[ids.text]}
-            self.indexing.add(ids.text)
             return f"accuracy({self.widened(self.within(x, axes), axes)}, {ids}, over = {self.limits[ids.text]})"
         if kind == 1 and (entropy := self.entropy()) is not None:
             return f"exp({entropy} * 0.3)"
@@ -773,7 +768,8 @@ class Maker:
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
         data = "random()" if self.chance(65) and bounded else 'arrays("data.npz", holdout = 40%)'
         return (
-            f"train {{ model = m layout = cut schedule = s data = {data}\n  optimizer = {optimizer} {clip} {evaluation}\n"
+            f"train {{ model = m layout = cut schedule = s data = {data}\n"
+            f"  optimizer = {optimizer} {clip} {evaluation}\n"
             f"  steps = 3 seed = {self.one((0, 1, 12345678901))} precision = f64 }}"
         )
 
@@ -785,7 +781,10 @@ class Maker:
         stages = mesh["pipe"] * chunks if "pipe" in mesh else 0
         blocks = [self.block() for _ in range(self.random.randint(0, 2))]
         model, described = self.model(stages)
-        bounded = all(dtype != "i64" or name in self.indexing for name, dtype, _, _ in described)
+        bounded = all(
+            dtype != "i64" or re.search(rf"embedding\({name},|, {name}, over =", model)
+            for name, dtype, _, _ in described
+        )
         rules = self.rules(mesh, microbatches)
         if stages:
             rules.append("stage layer -> pipe")

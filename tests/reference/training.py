@@ -1,6 +1,6 @@
-"""What a file's training means: data, initial values, steps of an optimizer, evaluations; as the language reference says.
+"""What a file's training means: data, initial values, steps of an optimizer, evaluations.
 
-On one device, over the whole batch, in float64.
+As the language reference says it; on one device, over the whole batch, in float64.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Evaluated:
 class Training:
     """A file's training. `steps`, `evaluations`, `gradients` (of the last step) and `parameters` are what came of it.
 
-    `root` is the folder of the file. `nudge`: parameters begin with values, and floats of the data have values, that differ by about so much of themselves.
+    `root` is the folder of the file. `nudge`: parameters and floats of the data differ by about so much of themselves.
     """
 
     def __init__(self, given: spec.Spec, root: Path, nudge: float = 0.0) -> None:
@@ -223,7 +223,7 @@ class Training:
 
 def _nudged(value: Tensor, nudge: float) -> Tensor:
     """Up and down, by different amounts."""
-    return value * (1 + nudge * (torch.arange(value.numel()).view(value.shape) % 7 - 3).double())
+    return value + nudge * (torch.arange(value.numel()).view(value.shape) % 7 - 3) * value.abs().clamp(min=0.1)
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
