@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from partita.runtime.verification.execution import Execution
     from partita.runtime.verification.verify import Verification
 
+# By the words of `Outcome`.
+STATUS = {"verified": 0, "wrong": 1, "not decided": 4}
+
 SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run against one device"
 
 
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify and print. 0; 1 with diagnostics."""
+    """Verify and print. 0 verified; 1 wrong, with diagnostics; 4 not decided."""
     spec = load_or_report(arguments)
     if spec is None:
         return 1
@@ -38,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     except Refused as refused:
         report(refused.diagnostics)
         return 1
-    report((*found.warnings, *found.diagnostics))
+    report((*found.warnings, *found.diagnostics, *([found.reason] if found.reason else [])))
     if arguments.json:
         text = json.dumps(found.as_json(), indent=2) + "\n"
     else:
         text = text_of(lambda console: show(arguments.file, found, console), arguments.output)
-    return deliver(text, arguments.output) or (0 if found.passed else 1)
+    return deliver(text, arguments.output) or STATUS[found.outcome]
 
 
 def show(file: str, found: Verification, console: Console) -> None:
@@ -63,7 +66,7 @@ def show(file: str, found: Verification, console: Console) -> None:
         ),
     ]
     if execution is None:
-        rows.append(("execution", "not run", "there is no small copy that runs"))
+        rows.append(("execution", "not decided", "no small copy tells right from wrong"))
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
@@ -74,8 +77,8 @@ def show(file: str, found: Verification, console: Console) -> None:
     table = Table([Column(""), Column(""), Column("")], rows, console.width)
     for line in table.lines():
         console.print(line, soft_wrap=True, markup=False)
-    verdict = "[green]verified[/]" if found.passed else "[red]wrong[/]"
-    console.print(f"{printable(file)}: {verdict} in {found.seconds:.1f} s", soft_wrap=True)
+    color = {"verified": "green", "wrong": "red"}.get(found.outcome, "yellow")
+    console.print(f"{printable(file)}: [{color}]{found.outcome}[/] in {found.seconds:.1f} s", soft_wrap=True)
 
 
 def _memory(found: Verification, most: int) -> str:
@@ -103,4 +106,5 @@ def _compared(found: Execution) -> str:
     """How near it came."""
     if found.worst is None:
         return f"none of {found.compared} tensors could be compared"
-    return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst})"
+    blurred = f"; {len(found.blurred)} more are decided by rounding" if found.blurred else ""
+    return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst}){blurred}"

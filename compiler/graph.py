@@ -119,13 +119,14 @@ class Input:
 
 @frozen(eq=False)
 class Gradient:
-    """One contribution to a parameter's gradient, or to another sum over the microbatches of a step.
+    """One contribution to a parameter's gradient, on the stage that reads the parameter.
 
     A parameter that is used several times has several contributions; they meet in its accumulators.
     """
 
     parameter: str
     value: Value
+    stage: int | None = None
 
 
 @frozen(eq=False)
@@ -140,6 +141,15 @@ class Accumulator:
     parameter: str | None = None
     maximum: bool = False
     stage: int | None = None
+
+
+@frozen(eq=False)
+class Guard:
+    """A metric that counts ids outside the axis that they index: none may be. `span` is the lookup's place."""
+
+    name: str
+    axis: Axis
+    span: Span | None
 
 
 @frozen
@@ -158,7 +168,7 @@ class Scope:
 
 @frozen(eq=False)
 class Graph:
-    """A program for one step on one device. `loss` and `metrics` are scalars.
+    """A program for one step on one device. `loss` and `metrics` are scalars; some of these are `guards`.
 
     Differentiation fills `gradients`; the cut into microbatches turns those, the loss and the metrics into
     `accumulators`, and from then on `loss` and `metrics` are values of the end of the step.
@@ -173,6 +183,7 @@ class Graph:
     gradients: tuple[Gradient, ...] = ()
     accumulators: tuple[Accumulator, ...] = ()
     scopes: tuple[Scope, ...] = ()
+    guards: tuple[Guard, ...] = ()
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value; inputs and parameters have none."""

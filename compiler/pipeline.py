@@ -20,6 +20,7 @@ from partita.compiler.graph import Graph, Node
 from partita.compiler.lowering.build import build
 from partita.compiler.lowering.fuse import fuse
 from partita.compiler.lowering.gradients import differentiate
+from partita.compiler.lowering.ids import guarded
 from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
 from partita.compiler.lowering.recompute import recompute
@@ -156,7 +157,7 @@ def _build(state: Compilation) -> Compilation:
     assert state.model is not None
     assert state.train is not None
     model = of_more_rows(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
-    return evolve(state, forward=build(model, state.train.precision, state.training))
+    return evolve(state, forward=guarded(build(model, state.train.precision, state.training)))
 
 
 def _place(state: Compilation) -> Compilation:
@@ -166,10 +167,11 @@ def _place(state: Compilation) -> Compilation:
     graph = state.forward
     # An evaluation must be cut into the stages of training, though it has more rows, and no dropout.
     one = build(state.model, state.train.precision, state.training) if state.rounds > 1 else graph
-    of_one_batch = dict(zip(graph.nodes, one.nodes, strict=True))
+    of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     def cost(node: Node) -> float:
-        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(of_one_batch[node], state.device)
+        node = of_one_batch.get(node.outputs[0].name, node)
+        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(node, state.device)
 
     return evolve(state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
 

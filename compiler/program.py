@@ -29,6 +29,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Instruction, Message, Traffic, Transfer
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
@@ -172,6 +173,7 @@ class Program:
     ranks: tuple[RankProgram, ...]
     channels: Mapping[Channel, Traffic]  # in order
     statistics: tuple[str, ...]
+    guards: tuple[Guard, ...]  # those of the statistics that must be zero
     schedule: Schedule
     source: str = field(repr=False)
 

@@ -5,7 +5,7 @@
     parameter tiny.wte: f32[vocab=256, embed=128] master f32
     %tiny.layer.0.mlp.h: f32[…] = normalize(%tiny.x; over=('embed',), eps=1e-05) F0 @tiny.layer.0.mlp tiny.par:20
     loss %tiny.cross_entropy
-    gradient tiny.wte %d(tiny.wte)
+    gradient tiny.wte %d(tiny.wte) 0
 
 Attributes stand behind the semicolon as Python literals, axes as `name=size` in angle brackets. Source places are
 printed for people and not read back.
@@ -17,7 +17,7 @@ import ast
 import re
 from typing import Any
 
-from partita.compiler.graph import Accumulator, Gradient, Graph, Input, Node, Parameter, Phase, Scope, Value
+from partita.compiler.graph import Accumulator, Gradient, Graph, Guard, Input, Node, Parameter, Phase, Scope, Value
 from partita.compiler.ops import OPS
 from partita.compiler.ops.op import Op, attributes
 from partita.dsl.spec import Call
@@ -72,7 +72,8 @@ def graph_text(graph: Graph, places: bool = True) -> str:
     lines += [node_text(node, places) for node in graph.nodes]
     lines.append(f"loss %{graph.loss.name}")
     lines += [f"metric {name} %{value.name}" for name, value in graph.metrics]
-    lines += [f"gradient {gradient.parameter} %{gradient.value.name}" for gradient in graph.gradients]
+    lines += [f"gradient {each.parameter} %{each.value.name} {each.stage}" for each in graph.gradients]
+    lines += [f"guard {each.name} <{each.axis}>" for each in graph.guards]
     return "\n".join(lines) + "\n"
 
 
@@ -134,6 +135,7 @@ def parse_graph(text: str) -> Graph:
     loss: Value | None = None
     metrics: list[tuple[str, Value]] = []
     gradients: list[Gradient] = []
+    guards: list[Guard] = []
     graph_name = ""
     for number, line in enumerate(text.splitlines(), 1):
         word, _, rest = line.partition(" ")
@@ -170,8 +172,11 @@ def parse_graph(text: str) -> Graph:
                 name, _, value_name = rest.partition(" ")
                 metrics.append((name, values[value_name[1:]]))
             elif word == "gradient":
-                name, _, value_name = rest.partition(" ")
-                gradients.append(Gradient(name, values[value_name[1:]]))
+                name, value_name, stage = rest.rsplit(" ", 2)
+                gradients.append(Gradient(name, values[value_name[1:]], None if stage == "None" else int(stage)))
+            elif word == "guard":
+                name, _, axis = rest.partition(" ")
+                guards.append(Guard(name, _axis(axis[1:-1]), None))
             elif line:
                 nodes.append(_node(line, values))
         except (AssertionError, KeyError, SyntaxError, TypeError, ValueError) as error:
@@ -188,6 +193,7 @@ def parse_graph(text: str) -> Graph:
         tuple(gradients),
         tuple(accumulators),
         tuple(scopes),
+        tuple(guards),
     )
 
 

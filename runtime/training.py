@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import torch
 from attrs import field, frozen
 
+from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.partition.update import SQUARE
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor
@@ -36,8 +37,9 @@ from partita.runtime.tracing.flight import BETWEEN, ENDED, Flight
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
 
-# Loss and metrics.
-Figures: TypeAlias = tuple[float, dict[str, float]]
+# How many ids were beyond the axis that they index, by guard; and loss, metrics and those of an evaluation.
+Outside: TypeAlias = "Mapping[Guard, float]"
+Figures: TypeAlias = "tuple[float, dict[str, float], Outside]"
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
@@ -169,22 +171,24 @@ class Rank:
         return self.training.step(number, batch, rate)
 
     def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, Figures]:
-        """An evaluation of so many batches; returns loss and metrics: of all batches as of one, or the mean of those of
-        each where they need a whole batch.
+        """An evaluation of so many batches; returns loss and metrics, of all batches as of one, or the mean of those of
+        each where they need a whole batch; and how many ids were no index.
 
         Its random numbers are those of a step before the first, the same every time and no training step's.
         """
         assert self.evaluation is not None
         rounds = self.evaluation.program.rounds
-        loss, metrics = 0.0, dict[str, float]()
+        loss, metrics, outside = 0.0, dict[str, float](), dict[Guard, float]()
         share = rounds / count
         for first in range(0, count, rounds):
             yield from self.evaluation.run(-first, partial(_shifted, batches, first))
             one, named, _ = self.results(self.evaluation)
+            for guard, number in self.outside(self.evaluation).items():
+                outside[guard] = outside.get(guard, 0.0) + number
             loss += one * share
             for name, value in named.items():
                 metrics[name] = metrics.get(name, 0.0) + value * share
-        return loss, metrics
+        return loss, metrics, outside
 
     def results(self, executor: Executor) -> tuple[float, dict[str, float], float]:
         """Loss, metrics and gradient norm of an executor's last step."""
@@ -192,8 +196,31 @@ class Rank:
         named = dict(zip(executor.program.statistics, values, strict=True))
         squares = sum(value for name, value in named.items() if name.startswith(SQUARE))
         loss = named.pop("loss")
-        metrics = {name: value for name, value in named.items() if not name.startswith(SQUARE)}
+        guards = {guard.name for guard in executor.program.guards}
+        metrics = {name: value for name, value in named.items() if not name.startswith(SQUARE) and name not in guards}
         return loss, metrics, sqrt(squares) if squares >= 0 else float("nan")
+
+    @staticmethod
+    def outside(executor: Executor) -> Outside:
+        """How many ids an executor's last step has computed beyond the axis that they index, by guard."""
+        named = dict(zip(executor.program.statistics, executor.statistics.tolist(), strict=True))
+        return {guard: named[guard.name] for guard in executor.program.guards}
+
+
+def check_ids(outside: Outside, when: str) -> None:
+    """Refuse (E0605) computed ids beyond the axis that they index."""
+    wrong = [(guard, count) for guard, count in outside.items() if count]
+    if wrong:
+        raise Refused(
+            Diagnostic(
+                "E0605",
+                f"{count:,.0f} of the ids that are computed here are no index of `{guard.axis.name}`, {when}",
+                guard.span,
+                (f"`{guard.axis.name}` has size {guard.axis.size}: ids go from 0 to {guard.axis.size - 1}",),
+                f"keep them there: `minimum(maximum(ids, 0), size({guard.axis.name}) - 1)`",
+            )
+            for guard, count in wrong
+        )
 
 
 def _shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
@@ -231,6 +258,7 @@ def train(
                 return
             raise NotFinite(number, wrong.statistics, begun) from None
         loss, metrics, norm = rank.results(rank.training)
+        check_ids(rank.outside(rank.training), f"in step {number}")
         speed = tokens / (perf_counter() - start)
         if observer is not None:
             observer.step(StepResult(number, loss, norm, rate, speed, metrics))
@@ -261,7 +289,8 @@ def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer 
     def batches(index: int) -> Batch:
         return rank.tensors(dataset.holdout_batch(index)) if dataset else {}
 
-    loss, metrics = yield from rank.evaluate(count, batches)
+    loss, metrics, outside = yield from rank.evaluate(count, batches)
+    check_ids(outside, "in an evaluation")
     rank.flight.begin(BETWEEN, step)
     if observer is not None:
         observer.evaluation(step, loss, metrics)
@@ -286,7 +315,7 @@ class VirtualRun:
         return loss, norm
 
     def evaluate(self, *batches: Batch) -> Figures:
-        """Loss and metrics of an evaluation's batches by the forward-only program."""
+        """Loss, metrics and ids beyond their axes of an evaluation's batches, by the forward-only program."""
         found: list[Figures] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
@@ -298,6 +327,10 @@ class VirtualRun:
     def metrics(self) -> dict[str, float]:
         """Metrics of the last training step."""
         return self.ranks[0].results(self.ranks[0].training)[1]
+
+    def outside(self) -> Outside:
+        """How many ids of the last training step were no index, by guard."""
+        return self.ranks[0].outside(self.ranks[0].training)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter by name, whole. AssertionError where copies of any part differ in any bit."""

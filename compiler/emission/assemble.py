@@ -105,6 +105,7 @@ def assemble(
         ranks=ranks,
         channels=_traffic((*sends, *(each.transfer for each in tied))),
         statistics=tuple(name for name, _, _ in update.statistics),
+        guards=partitioned.graph.guards,
         schedule=schedule,
         source=module.source,
     )

@@ -99,10 +99,10 @@ def differentiate(graph: Graph) -> Graph:
         contributions[parameter.value] = [(zeros, reader)]
     gradients_out: list[Gradient] = []
     for parameter in graph.parameters:
-        for d, _ in contributions[parameter.value]:
+        for d, reader in contributions[parameter.value]:
             if d not in renamed:
                 renamed[d] = Value(build.unique(f"d({parameter.name})"), d.type)
-            gradients_out.append(Gradient(parameter.name, d))
+            gradients_out.append(Gradient(parameter.name, d, reader.stage))
     joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
     return _renamed(_phased(without_dead(joint), marked), renamed)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from partita.compiler.graph import Accumulator, Builder, Graph, Input, Node, Phase, Value
+from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
 from partita.compiler.lowering.gradients import without_dead
 from partita.compiler.ops.op import MAX, SUM, Op, State, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
@@ -324,12 +324,12 @@ class _Splitter:
         return total
 
     def _gradients(self) -> None:
-        """One accumulation for each contribution, right behind the node that makes it."""
+        """One accumulation for each contribution, right behind the node that makes it, on the parameter's stage."""
         masters = {parameter.name: parameter.master for parameter in self.source.parameters}
         totals: dict[str, Value] = {}
-        after: dict[Value, list[str]] = {}
+        after: dict[Value, list[Gradient]] = {}
         for gradient in self.source.gradients:
-            after.setdefault(gradient.value, []).append(gradient.parameter)
+            after.setdefault(gradient.value, []).append(gradient)
         nodes, self.build.nodes = self.build.nodes, []
         made = {self.local[value]: value for value in after}
         for node in nodes:
@@ -342,7 +342,8 @@ class _Splitter:
                 self.build.at(node).phase = node.phase
                 if node.phase is Phase.BACKWARD:
                     self.build.phase = Phase.WEIGHT
-                for parameter in after[value]:
+                for each in after[value]:
+                    parameter, self.build.stage = each.parameter, each.stage
                     if state not in (None, SUM):
                         raise self._cannot(node, [self.state.get(v) for v in node.inputs])
                     part = local
@@ -426,8 +427,8 @@ def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Nod
 def _from_inputs_alone(graph: Graph) -> set[Value]:
     """Values made from the model's inputs, constants and random numbers, without parameters.
 
-    Random numbers are functions of their coordinates: they can be had for the whole batch. So can what is computed again
-    for the backward pass; but cotangents, which need nothing else either at times, are left where they are.
+    Random numbers are functions of their coordinates: they can be had for the whole batch. So can what is computed
+    again for the backward pass; but cotangents, which need nothing else either at times, are left where they are.
     """
     alone = {each.value for each in graph.inputs}
     made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}

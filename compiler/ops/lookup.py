@@ -25,10 +25,12 @@ def _split(ids: Type, table: Type, over: str) -> tuple[list[str], list[str], lis
 class Gather(Positioned):
     """`embedding`: for each index in `ids`, the row of `table` along `over`. Axes of both are batch axes.
 
-    Of a table split along `over` each rank looks up what lies in its part, and has zeros for the rest.
+    Of a table split along `over` each rank looks up what lies in its part, and has zeros for the rest. With `guarded`
+    there are zeros for what lies in none; otherwise there is no such id.
     """
 
     over: str
+    guarded: bool = False
     shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -64,14 +66,14 @@ class Gather(Positioned):
         assert d is not None
         if not table.type.is_float:
             return None, None
-        return None, build.apply(ScatterAdd(self.over, table.type.axes), ids, d)
+        return None, build.apply(ScatterAdd(self.over, table.type.axes, self.guarded), ids, d)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`embedding` where there are no batch axes, else advanced indexing."""
         ids, table = arguments
         shared, own, rest = _split(ids.type, table.type, self.over)
         rows = permuted(table.text, table.type.names, [*shared, self.over, *rest])
-        start = start_argument(table.type.axis(self.over), self.shards)
+        start = start_argument(table.type.axis(self.over), self.shards, self.guarded)
         if not shared and not start:
             if len(rest) == 1:
                 return f"torch.nn.functional.embedding({ids.text}, {rows})"
@@ -85,11 +87,13 @@ class Gather(Positioned):
 class ScatterAdd(Positioned):
     """The gradient of `gather`: a table of zeros with each row of `d` added where its index says.
 
-    Into a part of the table along `over` each rank adds the rows that belong there.
+    Into a part of the table along `over` each rank adds the rows that belong there. With `guarded` some may belong
+    nowhere.
     """
 
     over: str
     table: tuple[Axis, ...]
+    guarded: bool = False
     shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -130,6 +134,6 @@ class ScatterAdd(Positioned):
         rows = permuted(target, table.names, [*shared, self.over, *rest])
         index = permuted(ids.text, ids.type.names, [*shared, *own])
         values = permuted(d.text, d.type.names, [*shared, *own, *rest])
-        start = start_argument(table.axis(self.over), self.shards)
+        start = start_argument(table.axis(self.over), self.shards, self.guarded)
         text = f"kernels.add_rows({rows}, {index}, {values}, {len(shared)}{start})"
         return permuted(text, [*shared, self.over, *rest], table.names)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class NegativeLogLikelihood(Op):
     """log(sum(exp(logits))) less the target's logit, over the classes `over`; and that logarithm, for the gradient.
 
-    Operands: logits and integer targets with the logits' other axes. Results in f32 at least.
+    Operands: logits and integer targets with the logits' other axes. Results in f32 at least. With `guarded` a target
+    may be no class: then its logit counts as zero.
     """
 
     over: str
+    guarded: bool = False
     results = ("", "denominator")
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -47,7 +49,7 @@ class NegativeLogLikelihood(Op):
         logits, targets = node.inputs
         peak = build.apply(Reduce("max", (self.over,), accumulation(logits.type.dtype)), logits)
         exponentials = build.apply(ExpSum(self.over), logits, peak)
-        picked = build.apply(Pick(self.over), logits, targets)
+        picked = build.apply(Pick(self.over, self.guarded), logits, targets)
         denominator = pointwise(build, "add", pointwise(build, "log", exponentials), peak)
         denominator = arranged(build, denominator, targets.type.names)
         return pointwise(build, "subtract", denominator, picked), denominator
@@ -66,21 +68,25 @@ class NegativeLogLikelihood(Op):
         assert d is not None
         assert denominator is None
         logits, targets = node.inputs
-        gradient = NegativeLogLikelihoodGradient(self.over)
+        gradient = NegativeLogLikelihoodGradient(self.over, self.guarded)
         return build.apply(gradient, d, logits, targets, node.outputs[1]), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime; classes last."""
         logits, targets = arguments
         text = permuted(logits.text, logits.type.names, [*targets.type.names, self.over])
-        return f"kernels.nll({text}, {targets.text})"
+        return f"kernels.nll({text}, {targets.text}{', guarded=True' if self.guarded else ''})"
 
 
 @op("nll_gradient")
 class NegativeLogLikelihoodGradient(Positioned):
-    """`d * (softmax(logits) - one_hot(targets))`. Operands: d, logits, targets, denominator."""
+    """`d * (softmax(logits) - one_hot(targets))`. Operands: d, logits, targets, denominator.
+
+    With `guarded` some targets may be no class.
+    """
 
     over: str
+    guarded: bool = False
     shards: Shards = ()
     takes_numbers = True
 
@@ -113,7 +119,7 @@ class NegativeLogLikelihoodGradient(Positioned):
             targets.text,
             permuted(denominator.text, denominator.type.names, targets.type.names),
         ]
-        start = start_argument(logits.type.axis(self.over), self.shards)
+        start = start_argument(logits.type.axis(self.over), self.shards, self.guarded)
         return permuted(f"kernels.nll_gradient({', '.join(views)}{start})", order, results[0].names)
 
 
@@ -149,10 +155,11 @@ class ExpSum(Op):
 class Pick(Positioned):
     """The element of x at an index along `over`, in f32 at least; zero where the index is not in this part of x.
 
-    Operands: x, and integer indices with x's other axes.
+    Operands: x, and integer indices with x's other axes. With `guarded` an index may be in no part.
     """
 
     over: str
+    guarded: bool = False
     shards: Shards = ()
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -174,4 +181,5 @@ class Pick(Positioned):
         """A kernel of the runtime; `over` last."""
         x, index = arguments
         view = permuted(x.text, x.type.names, [*index.type.names, self.over])
-        return f"kernels.pick({view}, {index.text}{start_argument(x.type.axis(self.over), self.shards)})"
+        start = start_argument(x.type.axis(self.over), self.shards, self.guarded)
+        return f"kernels.pick({view}, {index.text}{start})"

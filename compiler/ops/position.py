@@ -36,10 +36,12 @@ def offset_text(axis: Axis, shards: Shards) -> str:
     return f"{text} * {axis.size}"
 
 
-def start_argument(axis: Axis, shards: Shards) -> str:
-    """Source text of a kernel's last argument, where this shard begins; nothing where `axis` is whole."""
+def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
+    """Source text of a kernel's last argument, where this shard begins; nothing where `axis` is whole, unless there may
+    be indices outside of it.
+    """
     start = offset_text(axis, shards)
-    return "" if start == "0" else f", {start}"
+    return "" if start == "0" and not guarded else f", {start}"
 
 
 class Positioned(Op):

@@ -121,6 +121,8 @@ class Moves:
             elif state == MAX:
                 yield AllReduce(over, parts, 1, True), to(None)
             elif wanted == SUM:
-                yield Once(over, parts), to(SUM)
+                # Parts of a maximum are no parts of a sum: it matters which come together first.
+                if MAX not in states.values():
+                    yield Once(over, parts), to(SUM)
             elif splits:
                 yield Part(over, parts, str(wanted)), to(wanted)

@@ -61,7 +61,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
 
     Without `hoist` there is too little memory to gather parameters but before each use, as for the whole file.
 
-    Raises Refused (E0703) where no sizes are found that go together.
+    Raises Refused (W0702) where no sizes are found that go together.
     """
     assert given.model is not None
     assert given.train is not None
@@ -78,7 +78,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
             break
     else:
         raise refuse(
-            "E0703",
+            "W0702",
             f"no small sizes were found for the axes of model `{given.model.name}`",
             given.model.span,
             notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
@@ -98,7 +98,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
             data=spec.Call("random", {}),
             precision="f64",
             steps=2,
-            eval=spec.Call("every", {"interval": 1, "batches": 1}),
+            eval=spec.Call("every", {"interval": 1, "batches": 2}),
             checkpoint=None,
         ),
         expect=(),

@@ -58,8 +58,8 @@ def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The tensor with rows that are dense in memory and do not overlap: torch's kernel takes that for granted, and hands
-    their distance to BLAS, which computes nothing where it is shorter than a row (a key that is the same everywhere).
+    """The tensor with rows that are dense in memory and do not overlap: torch's kernel takes that for granted, and
+    hands their distance to BLAS, which computes nothing where it is shorter than a row (one key for all positions).
     """
     if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]:
         return x

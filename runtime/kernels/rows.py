@@ -143,8 +143,14 @@ def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
     return index
 
 
-def nll(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood of targets […] under logits […, classes], and log(sum(exp(logits)))."""
+def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of targets […] under logits […, classes], and log(sum(exp(logits))).
+
+    With `guarded` a target may be no class: then its logit counts as zero.
+    """
+    if guarded:
+        denominator = torch.logsumexp(widened(logits), -1)
+        return denominator - pick(logits, targets, 0), denominator
     wide, index = widened(logits), targets.long().unsqueeze(-1)
     # One pass where torch's logsumexp makes several.
     likelihood = torch.log_softmax(wide, -1).gather(-1, index).squeeze(-1)

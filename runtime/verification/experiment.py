@@ -5,18 +5,19 @@ the same model on one device, in one piece. Parameters begin with random values 
 gradients that are clipped are so at half their norm: nothing is hidden behind zeros, tiny numbers or a limit that is
 never met.
 
-Compared are, of two steps, the loss, the metrics, the gradient norm, every gradient, every parameter after both, and
-the loss and metrics of an evaluation. A tensor `a` equals its reference `b` where every element satisfies
+Compared are, of two steps, the loss, the metrics, the gradient norm, every gradient, every parameter after each, and
+the loss and metrics of an evaluation of two batches. A tensor `a` equals its reference `b` where every element has
 
     |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
 
-with 1 for the unit, or, for a gradient, the norm of all gradients: one that is zero in exact arithmetic is rounding
-noise of the others. Where that does not hold, and the model on one device changes as much when its parameters change by
-their last digits, the experiment shows nothing.
+with 1 for the unit, or, for a gradient, the norm of all gradients where that is larger: one that is zero in exact
+arithmetic is rounding noise of the others. Where that does not hold, the model runs again on one device with parameters
+whose last digits differ: what changes as much by that is decided by rounding, and by nothing that a layout does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import isfinite
 
 import torch
@@ -25,7 +26,7 @@ from attrs import evolve, frozen
 from partita.compiler.lowering.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
 from partita.compiler.shrinking.shrink import shrink, single
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call, Spec
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.random import Noise
@@ -34,15 +35,29 @@ from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import Plan, VirtualRun, prepare
 
 TOLERANCE, LEAST = 1e-10, 1e-4
-# A change of parameters by their last digits, and how much more than it does rounding may do.
-LAST_DIGITS, LEEWAY = 1e-15, 10.0
+# A change of parameters by their last digits, how often that is tried, and how much more than it does rounding may do.
+LAST_DIGITS, TRIALS, LEEWAY = 1e-15, 5, 10.0
+# A figure that rounding changes by so much of its scale tells nothing.
+BLUR = 1e-3
 # Integers that index nothing are drawn below this.
 SMALL_INTEGERS = 3
 # The length of an update beside parameters of order 1: long enough to be seen, short enough to stay there.
 UPDATE = 0.05
+# A gradient norm below this is none.
+NO_NORM = 1e-8
 # Adam divides by the root of the second moment; where a gradient is rounding noise, so would be the update. This,
 # beside the gradient norm, keeps it from that.
 ADAM_EPSILON = 1e-3
+# How many seeds are tried before it is said that an experiment decides nothing.
+SEEDS = 3
+
+
+class Undecided(Exception):
+    """No experiment tells whether a file's program is right. The diagnostic (W0702) says why."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        self.diagnostic = diagnostic
+        super().__init__(diagnostic.render())
 
 
 @frozen
@@ -53,7 +68,7 @@ class Figure:
     unit: float = 1.0
 
 
-Outcome = dict[str, Figure]
+Figures = dict[str, Figure]
 
 
 @frozen(eq=False)
@@ -68,35 +83,71 @@ class Experiment:
 # ---------------------------------------------------------------- the experiment
 
 
-def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
-    """Shrink a file and compile it, with values at which everything is finite. Raises Refused (E0703)."""
+def experiments(given: Spec, hoist: bool = True) -> Iterator[Experiment]:
+    """Shrink a file and compile it: with values at which all is finite, first with parameters of order 1, then as they
+    are declared, and with several seeds. Raises Undecided where there are none.
+    """
     values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
-    for initial in values:
-        small = shrink(given, initial, hoist)
-        experiment = settled(small)
-        if experiment is not None:
-            return experiment
-    raise never_finite(small)
+    found = False
+    for seed in range(SEEDS):
+        for initial in values:
+            small = shrunken(given, initial, hoist)
+            assert small.train is not None
+            experiment = settled(evolve(small, train=evolve(small.train, seed=small.train.seed + seed)))
+            if experiment is not None:
+                found = True
+                yield experiment
+    if not found:
+        raise never_finite(small)
 
 
-def never_finite(small: Spec) -> Refused:
-    """The refusal (E0703) of a model that comes to no finite loss and gradient."""
-    return refuse(
-        "E0703",
+def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
+    """The first experiment on a file. Raises Undecided."""
+    return next(experiments(given, hoist))
+
+
+def shrunken(given: Spec, initial: Initial, hoist: bool) -> Spec:
+    """A small copy of a file. Raises Undecided where there is none."""
+    try:
+        return shrink(given, initial, hoist)
+    except Refused as refused:
+        raise Undecided(refused.diagnostics[0]) from refused
+
+
+def never_finite(small: Spec) -> Undecided:
+    """What is said of a model that comes to no finite loss and gradient."""
+    return _undecided(
         f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
-        small.model.loss_span if small.model else None,
+        small,
         help="`log`, `sqrt`, `exp` and divisions need values in range: see that they get them",
+    )
+
+
+def _undecided(message: str, small: Spec, notes: Iterable[str] = (), help: str | None = None) -> Undecided:
+    span = small.model.loss_span if small.model else None
+    return Undecided(Diagnostic("W0702", message, span, tuple(notes), help))
+
+
+def blurred(small: Spec, what: str, change: float) -> Undecided:
+    """What is said of a model that makes of the last digits of its parameters as much as of anything else."""
+    return _undecided(
+        "rounding errors grow so much in this model that execution does not tell right from wrong",
+        small,
+        [f"parameters that differ by {LAST_DIGITS:.0e} change {what} by {change:.0e} of its scale"],
+        "normalized activations, or smaller initial values, keep them small; they would grow in training too",
     )
 
 
 def settled(small: Spec) -> Experiment | None:
     """An experiment on a file as it is, but that it clips, if it does, at half the norm of its first gradient, and
-    that updates neither vanish nor explode; None where that norm is zero or not finite."""
+    that updates neither vanish nor explode; None where that norm is not finite."""
     train = small.train
     assert train is not None
     norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None)))))
-    if not (norm > 0 and isfinite(norm)):
+    if not isfinite(norm):
         return None
+    # Of a gradient that is zero nothing can be taken.
+    norm = norm if norm > NO_NORM else 1.0
     optimizer, rate = train.optimizer, UPDATE
     if "eps" in optimizer.arguments:
         least = max(float(optimizer.arguments["eps"]), ADAM_EPSILON * norm)
@@ -119,11 +170,11 @@ def _compiled(small: Spec) -> Plan:
         return prepare(small)
     except Refused as refused:
         sizes = ", ".join(str(axis) for axis in small.axes.values())
-        raise refuse(
-            "E0703",
+        raise _undecided(
             "the shrunken copy of the file does not compile",
-            notes=[f"its axes: {sizes}", *(diagnostic.message for diagnostic in refused.diagnostics)],
-            help="`partita run --transport virtual` runs the file as it is",
+            small,
+            [f"its axes: {sizes}", *(diagnostic.message for diagnostic in refused.diagnostics)],
+            "`partita run --transport virtual` runs the file as it is",
         ) from refused
 
 
@@ -133,45 +184,37 @@ def _norm(plan: Plan) -> float:
         _, norm = VirtualRun(plan).step(1, batches(plan.program, plan.train.seed)[0])
     except NotFinite:
         return float("nan")
-    except (IndexError, RuntimeError) as error:
-        raise refuse(
-            "E0703",
-            "the model cannot be run on random data",
-            plan.spec.model.span if plan.spec.model else None,
-            notes=[str(error).strip().splitlines()[0]],
-            help="integers are drawn within the axis that they index; those that index none are 0, 1 or 2",
-        ) from error
     return norm
 
 
 def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Random batches for two steps and an evaluation."""
+    """Random batches for two steps, and two for an evaluation."""
     inputs = []
     for each in program.inputs:
         limit = each.limit.size if each.limit else SMALL_INTEGERS
         batch = program.batch if each.type.has(program.batch) else None
         inputs.append(Input(each.name, each.type, batch, limit))
     noise = Noise(tuple(inputs), seed)
-    drawn = [noise.batch(1), noise.batch(2), noise.holdout_batch(0)]
+    drawn = [noise.batch(1), noise.batch(2), noise.holdout_batch(0), noise.holdout_batch(1)]
     return [{name: torch.from_numpy(array) for name, array in batch.items()} for batch in drawn]
 
 
 # ---------------------------------------------------------------- running and comparing
 
 
-def outcome(plan: Plan, rate: float, recorder: Recorder | None = None, nudge: float = 0.0) -> Outcome:
+def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: int = 0) -> Figures:
     """All that is compared, in the order in which it is made. With a recorder, the first step alone is run.
 
-    `nudge`: parameters begin with values that differ by about so much of themselves.
+    In a `trial`, parameters begin with values whose last digits differ, in each by others.
     """
     run = VirtualRun(plan)
-    if nudge:
-        run.set_parameters({name: _nudged(tensor, nudge) for name, tensor in run.parameters().items()})
-    first, second, held_out = batches(plan.program, plan.train.seed)
-    found: Outcome = {}
+    if trial:
+        run.set_parameters({name: _nudged(tensor, trial) for name, tensor in run.parameters().items()})
+    first, second, *held_out = batches(plan.program, plan.train.seed)
+    found: Figures = {}
 
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
-        found[what] = Figure(torch.as_tensor(value, dtype=torch.float64), unit)
+        found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
 
     for rank in run.ranks if recorder else ():
         assert recorder is not None
@@ -181,27 +224,37 @@ def outcome(plan: Plan, rate: float, recorder: Recorder | None = None, nudge: fl
         add(f"loss of step {step}", loss)
         for name, number in run.metrics().items():
             add(f"metric `{name}` of step {step}", number)
+        for guard, number in run.outside().items():
+            add(f"{guard.name} of step {step}", number)
         for name, gradient in run.gradients().items():
-            add(f"gradient of `{name}` in step {step}", gradient, norm)
+            add(f"gradient of `{name}` in step {step}", gradient, max(norm, 1.0))
         add(f"gradient norm of step {step}", norm)
         if recorder is not None:
             return found
-    for name, tensor in run.parameters().items():
-        add(f"`{name}` after two updates", tensor)
-    loss, metrics = run.evaluate(held_out)
+        for name, tensor in run.parameters().items():
+            add(f"`{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
+    loss, metrics, outside = run.evaluate(*held_out)
     add("evaluation loss", loss)
+    for guard, number in outside.items():
+        add(f"{guard.name} of the evaluation", number)
     for name, number in metrics.items():
         add(f"metric `{name}` of the evaluation", number)
     return found
 
 
-def _nudged(tensor: torch.Tensor, nudge: float) -> torch.Tensor:
-    """The tensor with every other element larger by a small part of itself."""
-    every_other = torch.arange(tensor.numel(), dtype=tensor.dtype).view(tensor.shape) % 2
-    return tensor * (1.0 + nudge * every_other)
+def essential(what: str) -> bool:
+    """Whether an experiment decides nothing where it does not decide this figure: those of the first step, but for
+    metrics, whose ties may be a model's nature."""
+    return "metric" not in what and ("step 1" in what or "after an update" in what)
 
 
-def compare(found: Outcome, expected: Outcome) -> dict[str, float]:
+def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:
+    """The tensor with elements larger and smaller by a small part of their order of magnitude."""
+    pattern = (torch.arange(tensor.numel()).view(tensor.shape) * (2 * trial + 1) + trial) % 5 - 2
+    return tensor + LAST_DIGITS * pattern * tensor.abs().clamp(min=0.1)
+
+
+def compare(found: Figures, expected: Figures) -> dict[str, float]:
     """The error of each figure, relative to its scale; infinite where one is missing or not a number."""
     return {what: error_of(found.get(what), figure) for what, figure in expected.items()}
 

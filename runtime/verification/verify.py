@@ -9,6 +9,7 @@ checked against its rule, without running any (`partita.compiler.certificate`). 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from time import perf_counter
 from typing import Any
 
@@ -18,11 +19,21 @@ from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import Compilation, compile_run
-from partita.compiler.report.claims import Outcome, failures, outcomes
+from partita.compiler.report.claims import Outcome as Held
+from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Spec
 from partita.runtime.verification.execution import Execution, verify_execution
+from partita.runtime.verification.experiment import Undecided
+
+
+class Outcome(StrEnum):
+    """What `verify` comes to: all holds; something does not; or the proofs hold, and no copy could be compared."""
+
+    VERIFIED = "verified"
+    WRONG = "wrong"
+    UNDECIDED = "not decided"
 
 
 @frozen(eq=False)
@@ -31,8 +42,8 @@ class Verification:
     device has, where the mesh declares one.
 
     `certificates` are those of the programs of training and, where the file evaluates, of evaluation. `execution` is
-    None where the file has no small copy that runs; `refusals` say why (E0703), or that it is too large (E0704).
-    `claims` are those of its `expect` blocks.
+    None where no small copy of the file tells right from wrong; the `reason` (W0702) says why. `refusals` say that it
+    is too large (E0704). `claims` are those of its `expect` blocks.
     """
 
     name: str
@@ -42,7 +53,8 @@ class Verification:
     memory: int | None
     certificates: tuple[Certificate, ...]
     execution: Execution | None
-    claims: tuple[Outcome, ...]
+    reason: Diagnostic | None
+    claims: tuple[Held, ...]
     refusals: tuple[Diagnostic, ...]
     warnings: tuple[Diagnostic, ...]
     seconds: float
@@ -60,15 +72,23 @@ class Verification:
         return (*self.refusals, *problems, *execution, *failures(self.claims))
 
     @property
+    def outcome(self) -> Outcome:
+        """What all that comes to."""
+        if self.diagnostics:
+            return Outcome.WRONG
+        return Outcome.VERIFIED if self.execution is not None else Outcome.UNDECIDED
+
+    @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.diagnostics
+        """Whether the program is verified."""
+        return self.outcome is Outcome.VERIFIED
 
     def as_json(self) -> dict[str, Any]:
         """The stable object of `verify --json`."""
         return {
             "name": self.name,
             "passed": self.passed,
+            "outcome": str(self.outcome),
             "ranks": self.ranks,
             "actions": self.actions,
             "messages": self.messages,
@@ -81,7 +101,7 @@ class Verification:
             },
             "execution": self.execution.as_json() if self.execution else None,
             "expectations": [each.as_json() for each in self.claims],
-            "diagnostics": [diagnostic.as_json() for diagnostic in self.diagnostics],
+            "diagnostics": [each.as_json() for each in (*self.diagnostics, *([self.reason] if self.reason else []))],
             "seconds": self.seconds,
         }
 
@@ -95,11 +115,11 @@ def verify(given: Spec) -> Verification:
     summary, mesh = summarize(state), state.mesh
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
-    execution = None
+    execution = reason = None
     try:
         execution = verify_execution(given, _hoists(state))
-    except Refused as refused:
-        refusals += refused.diagnostics
+    except Undecided as undecided:
+        reason = undecided.diagnostic
     return Verification(
         given.name,
         sum(len(actions) for actions in state.schedule.actions),
@@ -108,6 +128,7 @@ def verify(given: Spec) -> Verification:
         memory,
         certificates,
         execution,
+        reason,
         outcomes(state, summary),
         tuple(refusals),
         state.warnings,

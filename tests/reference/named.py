@@ -164,7 +164,7 @@ def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mappi
 
 
 def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
-    """The share of targets that are the first of the greatest logits; no number where rounding decides which that is."""
+    """The share of targets that are the first of the greatest logits; no number where rounding decides that."""
     over = o["over"]
     x = logits.ordered([*targets.axes, over])
     best = x.data.sort(-1).values
