@@ -214,6 +214,12 @@ class Builder:
         self.stage: int | None = None
         self.constants: dict[Value, Op] = {}  # values that are literals
         self._taken: dict[str, int] = dict.fromkeys(taken, 1)
+        self._keys: dict[str, int] = {}
+
+    def random_key(self, name: str) -> str:
+        """A key of random numbers: the name, and from the second of that name on its number (docs/random.md)."""
+        count = self._keys[name] = self._keys.get(name, 0) + 1
+        return name if count == 1 else f"{name}~{count}"
 
     def fresh(self) -> Builder:
         """A builder of other nodes that shares this one's names."""

@@ -93,7 +93,10 @@ class Executor:
             instructions, mark = self._timed, self._both_marks
         for index in range(self.program.rounds):
             context.first = index * self.program.microbatches
-            self._flight.begin(self._activity, number - index)
+            if index:
+                # Nothing of the next batch is sent before everything of this one has been taken.
+                yield from self._summed(torch.zeros_like(self.statistics))
+            self._flight.begin(self._activity, number - index - 1 if self._update is None else number)
             if not index:
                 yield from self._prologues(batches)
             inputs = self._reads.load(batches(index))
@@ -104,6 +107,8 @@ class Executor:
                 waits = run()
                 if waits is not None:
                     yield from waits
+            if index + 1 < self.program.rounds:
+                mark(), mark(), mark()  # which is where a step adds its statistics
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
@@ -113,9 +118,7 @@ class Executor:
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
         mark()
-        handle = self.transport.sum_over_ranks(vector)
-        while not handle.done():
-            yield
+        yield from self._summed(vector)
         mark()
         self.statistics = vector
         if self._keep_totals:
@@ -125,6 +128,12 @@ class Executor:
             yield from begun(self._update(self._masters, totals, self._states, vector, context))
         mark()
         self._flight.begin(BETWEEN, number)
+
+    def _summed(self, vector: torch.Tensor) -> Iterator[None]:
+        """Add a vector over all ranks, in place."""
+        handle = self.transport.sum_over_ranks(vector)
+        while not handle.done():
+            yield
 
     def _check(self, number: int) -> None:
         """Raise NotFinite, before anything is updated and on every rank alike, for a loss or squares that are not.

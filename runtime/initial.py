@@ -1,7 +1,7 @@
-"""Initial values of parameters, and `sample`s: numbers that depend on coordinates alone, never on the layout.
+"""Initial values of parameters: numbers that depend on coordinates alone, never on the layout (docs/random.md).
 
 The element with row-major index `i` (in the declared axis order) of a tensor is a function of word `i` of the
-stream of (seed, name), and for samples of the step. Any region of a tensor can therefore be drawn alone, and
+stream of (seed, name). Any region of a tensor can therefore be drawn alone, and
 equals the slice of the whole bit for bit. One word makes one element:
 
 - uniform on [0, 1): its leading 53 bits;
@@ -76,11 +76,6 @@ def initial(
     comes as float32.
     """
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
-
-
-def sample(call: Call, type: Type, seed: int, step: int, name: str, region: Region | None = None) -> np.ndarray:
-    """The value at a step of the sample with full name `name`, or of a region of it; as `initial`."""
-    return _draw(call, type, stream(seed, "sample", step, name), None, region)
 
 
 def random_elements(

@@ -228,8 +228,7 @@ def _dropout(site: Site) -> Value:
     if not site.training or not rate:
         # The identity, under the name that layouts may speak of.
         return site.build.apply(Arrange(x.type.names), x, name=site.name)
-    # The mask's key is unique in the program and does not depend on how it is laid out.
-    key = site.build.unique(f"{site.name}.keep")
+    key = site.build.random_key(f"{site.name}.keep")
     # Coordinates count in the order of the type as it was checked: a block's argument may come in another.
     axes = site.type.axes
     whole = tuple((axis.name, axis.size) for axis in axes)

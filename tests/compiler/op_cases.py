@@ -15,7 +15,7 @@ from partita.compiler.ops.normalize import LayerNormGradient, Normalize, Normali
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import AdamW, Sgd
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
-from partita.compiler.ops.position import Dropout, Iota, Random, Rope
+from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Slice, Split
 from partita.dsl.types import Axis, Type
@@ -124,7 +124,11 @@ CASES: list[Case] = [
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
     Case("gather-batch", Gather("v"), (i(A, B), f(A, V, C)), limit=12),
+    Case("gather-guarded", Gather("v", True), (i(A, B), f(V, C)), limit=15),
+    Case("gather-guarded-batch", Gather("v", True), (i(A), f(A, V)), limit=15),
+    Case("gather-guarded-one", Gather("v", True), (i(), f(V)), limit=15),
     Case("scatter_add", ScatterAdd("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
+    Case("scatter_add-guarded", ScatterAdd("v", (V, C), True), (i(A), f(A, C)), limit=15, differentiable=False),
     Case("scatter_add-batch", ScatterAdd("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case("layer_norm", Normalize(("b",), 1e-5, True), (f(A, B),)),
     Case("rms_norm", Normalize(("b", "c"), 1e-5, False), (f(A, B, C),)),
@@ -168,8 +172,18 @@ CASES: list[Case] = [
         limit=6,
         differentiable=False,
     ),
+    Case("nll-guarded", NegativeLogLikelihood("e", True), (f(A, B, E), i(A, B)), limit=8),
+    Case(
+        "nll_gradient-guarded",
+        NegativeLogLikelihoodGradient("e", True),
+        (f(A, B), f(A, B, E), i(A, B), f(A, B)),
+        limit=8,
+        differentiable=False,
+    ),
     Case("exp_sum", ExpSum("e"), (f(A, B, E), f(A, B)), differentiable=False),
     Case("pick", Pick("e"), (f(A, B, E), i(A, B)), limit=6, differentiable=False),
+    Case("pick-guarded", Pick("e", True), (f(A, B, E), i(A, B)), limit=8, differentiable=False),
+    Case("microbatch", Microbatch("m", 12, (("m", "time", 3),)), (f(A, M, C),), differentiable=False),
     Case("iota", Iota(A), (), differentiable=False),
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),

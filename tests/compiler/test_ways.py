@@ -29,6 +29,7 @@ COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
 EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
     *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
+    *("microbatch",),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }

@@ -82,6 +82,7 @@ def checked(program: Program, folder: Path, overrides: Sequence[str] = ()):
         else:
             arrays[name] = generator.integers(0, limit, shape).astype(bool if dtype == "bool" else np.int64)
     np.savez(folder / "data.npz", **arrays)
+    (folder / "ids.bin").write_bytes(generator.integers(0, program.ids, 400).astype(np.uint8).tobytes())
     return load(path, list(overrides))
 
 

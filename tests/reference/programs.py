@@ -73,11 +73,16 @@ class Expression:
 
 @frozen
 class Block:
-    """A block: the axes of its input and how many results it has."""
+    """A block: the axes of its first input and how many results it has. With `ids`, it takes integers with these axes,
+    too, which index an axis `limit`. `mentions` are all axes that it is written over.
+    """
 
     name: str
     axes: frozenset[str]
     results: int
+    ids: frozenset[str] | None
+    limit: str
+    mentions: frozenset[str]
 
 
 @frozen
@@ -90,6 +95,7 @@ class Program:
     template: str
     single: tuple[str, ...]
     arrays: tuple[tuple[str, str, tuple[int, ...], int], ...]  # of data.npz: name, dtype, shape, limit
+    ids: int  # those of ids.bin are below this
     reaching: frozenset[str] = frozenset()
 
     @property
@@ -119,6 +125,8 @@ class Maker:
     lines: list[str] = field(factory=list)
     blocks: list[Block] = field(factory=list)
     limits: dict[str, str] = field(factory=dict)
+    declared: dict[str, frozenset[str]] = field(factory=dict)  # all parameters, with their axes
+    repeats: dict[str, int] = field(factory=dict)  # of the model itself, with their turns
     body: Body = field(factory=Body)
     count: int = 0
     indent: int = 1
@@ -253,6 +261,10 @@ class Maker:
         found = self.named("bool")
         if found is not None and self.chance(30):
             return found
+        if found is not None and self.chance(10):
+            other = self.boolean(depth - 1) if depth > 0 else found
+            if other.axes <= found.axes:
+                return self._made(f"({found} {self.one(('==', '!='))} {other})", found.axes, found, other, dtype="bool")
         if self.chance(35):
             x = self.integer(depth)
             sign = self.one(("<", "<=", ">", ">=", "==", "!="))
@@ -444,12 +456,25 @@ class Maker:
         return self._made(f"attend({', '.join(arguments)})", q.axes, *parts)
 
     def _call(self, depth: int) -> Expression | None:
-        fitting = [block for block in self.blocks if block.results == 1]
-        if not fitting or self.inside > 2:
-            return None
-        block = self.one(fitting)
-        x = self.widened(self.within(self.expression(depth), block.axes), block.axes)
-        return Expression(f"{block.name}({x})", "f32", block.axes)
+        fitting = [block for block in self.blocks if block.results == 1 and self.callable(block)]
+        return self.call(self.one(fitting), depth) if fitting and self.inside <= 2 else None
+
+    def callable(self, block: Block) -> bool:
+        """Whether there are ids for a block that takes some."""
+        return block.ids is None or self._ids_of(block) is not None
+
+    def _ids_of(self, block: Block) -> Expression | None:
+        return self.named("i64", lambda e: e.axes == block.ids and self.limits.get(e.text) == block.limit)
+
+    def call(self, block: Block, depth: int) -> Expression:
+        """A call of a block, now and then over another axis."""
+        axes, arguments, arrow = block.axes, [], ""
+        if "seq" in axes and "spot" not in block.mentions and block.ids is None and self.chance(30):
+            axes, arrow = axes - {"seq"} | {"spot"}, ", seq -> spot"
+        arguments.append(str(self.widened(self.within(self.expression(depth), axes), axes)))
+        if block.ids is not None:
+            arguments.append(str(self._ids_of(block)))
+        return Expression(f"{block.name}({', '.join(arguments)}{arrow})", "f32", axes)
 
     def _mean_error(self, depth: int) -> Expression | None:
         """A scalar in the middle of the model."""
@@ -485,6 +510,7 @@ class Maker:
         for name in names:
             self.body.scope[name] = Expression(name, "f32", axes)
             self.body.parameters.append(name)
+            self.declared[name] = axes
         return self.body.scope[names[0]]
 
     def slots(self) -> str:
@@ -514,15 +540,15 @@ class Maker:
 
     def several(self) -> None:
         """What a block with two results gives."""
-        fitting = [block for block in self.blocks if block.results > 1]
+        fitting = [block for block in self.blocks if block.results > 1 and self.callable(block)]
         if not fitting:
             return
         block = self.one(fitting)
-        x = self.widened(self.within(self.expression(1), block.axes), block.axes)
+        called = self.call(block, 1)
         names = [self.fresh("v") for _ in range(block.results)]
-        self.line(f"let {', '.join(names)} = {block.name}({x})")
+        self.line(f"let {', '.join(names)} = {called}")
         for name in names:
-            self.body.scope[name] = Expression(name, "f32", block.axes)
+            self.body.scope[name] = Expression(name, "f32", called.axes)
             self.body.rebindable.add(name)
 
     def repeat(self, name: str, count: int, carrying: Sequence[str] = ()) -> None:
@@ -533,6 +559,8 @@ class Maker:
         if not carried:
             return
         self.line(f"repeat {count} as {name} {{")
+        if not self.inside:
+            self.repeats[name] = count
         # What is carried may depend on parameters from the second turn on.
         scope = outer.scope | {n: evolve(outer.scope[n], alone=False) for n in carried}
         self.body = Body(scope, set(carried))
@@ -581,7 +609,13 @@ class Maker:
             if self.chance(20):
                 axes = frozenset(self.some(self.others(), 1, 2))
             name = self.fresh("block")
-            header = f"block {name}(x: {self.type(axes)}) {{"
+            inputs = [f"x: {self.type(axes)}"]
+            ids, limit = (frozenset({"batch", "seq"}), self.one(("vocab", "ffn"))) if self.chance(30) else (None, "")
+            if ids is not None:
+                inputs.append(f"z: {self.type(ids, 'i64')}")
+                self.body.scope["z"] = Expression("z", "i64", ids)
+                self.limits["z"] = limit
+            header = f"block {name}({', '.join(inputs)}) {{"
             self.body.scope["x"] = Expression("x", "f32", axes)
             self.body.rebindable.add("x")
             for _ in range(self.random.randint(1, 3)):
@@ -590,7 +624,9 @@ class Maker:
             results = [str(self.widened(self.within(each, axes), axes)) for each in made]
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
             text = "\n".join([header, *self.lines, "}"])
-        self.blocks.append(Block(name, axes, len(results)))
+        called = [block.mentions for block in self.blocks if f"{block.name}(" in text]
+        mentions = frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", text)).union(*called)
+        self.blocks.append(Block(name, axes, len(results), ids, limit, mentions))
         return text
 
     # ------------------------------------------------------------ models
@@ -625,6 +661,11 @@ class Maker:
                 self.limits[name] = self.one(("vocab", "ffn"))
             described.append((name, dtype, order, self.limits.get(name)))
 
+        if self.chance(8):
+            given("tokens", ("batch", "seq"), "i64")
+            given("targets", ("batch", "seq"), "i64")
+            self.limits["targets"] = self.limits["tokens"]
+            return declared, [(*each[:3], self.limits["tokens"]) for each in described]
         given("x", ("batch", *self.some(("seq", "embed", "heads", "ffn"), 1, 2)))
         if self.chance(50):
             given("y", ("batch", *self.some(("seq", "embed", "key"), 0, 2)))
@@ -727,7 +768,7 @@ class Maker:
             del mesh[self.one(sorted(mesh))]
         return {name: mesh[name] for name in self.shuffled(mesh)}
 
-    def rules(self, mesh: dict[str, int], parts: int) -> list[str]:
+    def rules(self, mesh: dict[str, int], parts: int, model: str) -> list[str]:
         """Shard rules by which everything divides; `parts` are the microbatches."""
         left = dict(self.sizes) | {"batch": self.sizes["batch"] // parts}
         rules = []
@@ -742,7 +783,26 @@ class Maker:
                 rules.append(f"shard {self.one(('state', 'grad', 'param'))} -> {name}")
             if self.chance(25):
                 rules.append(f"shard {self.one(('state', 'grad', 'param'))} -> {name}")
+        own = [name for name in self.declared if re.search(rf"param .*\b{name}\b.*:", model)]
+        for name in self.some(own, 0, 1) if self.chance(30) else ():
+            over = self.some([each for each in mesh if each != "pipe"], 0, 1)
+            axes = [axis for axis in self.declared[name] if over and self.sizes[axis] % mesh[over[0]] == 0]
+            if axes:
+                rules.append(f"shard {name}: {self.one(sorted(axes))} -> {over[0]}")
         return self.shuffled(list(dict.fromkeys(rules)))
+
+    def stages(self, count: int) -> str:
+        """A rule that cuts the model into so many stages."""
+        kind = self.random.randrange(6)
+        if kind == 0 and count > 1:
+            return f"place layer -> pipe[0..{count - 1}]"
+        if kind == 1:
+            turns = [1] * count
+            for _ in range(self.repeats["layer"] - count):
+                turns[self.random.randrange(count)] += 1
+            return f"stage layer -> pipe [{', '.join(map(str, turns))}]"
+        others = self.some([name for name in self.repeats if name != "layer"], 0, 1)
+        return f"stage {', '.join(['layer', *others])} -> pipe"
 
     def schedule(self, ranks: int) -> tuple[str, int, int]:
         """A schedule, its chunks, and its microbatches."""
@@ -755,8 +815,8 @@ class Maker:
             own += f", split_backward = {self.one(('true', 'false'))}, prefer = {self.one(('backward', 'forward'))}"
         return f"{name}(microbatches = {microbatches}{own})", chunks, microbatches
 
-    def train(self, bounded: bool) -> str:
-        """The train block. `bounded`: `random()` knows how large integers may be."""
+    def train(self, bounded: bool, windows: bool) -> str:
+        """The train block. `bounded`: `random()` knows how large integers may be; `windows`: the model takes some."""
         decay = self.one(("", ", weight_decay = 0.3", ", weight_decay = 0.2, decay = all"))
         rate = self.one(RATES)
         if self.chance(50):
@@ -767,6 +827,8 @@ class Maker:
         clip = self.one(("", "", "clip = 0.1", "clip = 100"))
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
         data = "random()" if self.chance(65) and bounded else 'arrays("data.npz", holdout = 40%)'
+        if windows:
+            data = self.one(('tokens("ids.bin", dtype = u8, holdout = 30%)', 'text("ids.*", holdout = 30%)'))
         return (
             f"train {{ model = m layout = cut schedule = s data = {data}\n"
             f"  optimizer = {optimizer} {clip} {evaluation}\n"
@@ -785,10 +847,11 @@ class Maker:
             dtype != "i64" or re.search(rf"embedding\({name},|, {name}, over =", model)
             for name, dtype, _, _ in described
         )
-        rules = self.rules(mesh, microbatches)
+        rules = self.rules(mesh, microbatches, model)
         if stages:
-            rules.append("stage layer -> pipe")
+            rules.append(self.stages(stages))
         recomputable = ["auto", *(["all"] if "repeat" in model else []), *(["layer"] if " as layer {" in model else [])]
+        recomputable += [block.name for block in self.blocks if f"{block.name}(" in model]
         if self.chance(25):
             rules.append(f"recompute {self.one(recomputable)}")
         mesh = mesh or {"data": 1}
@@ -805,7 +868,7 @@ class Maker:
                 "}",
                 "layout whole on ranks { }",
                 f"schedule s = {schedule}",
-                self.train(bounded),
+                self.train(bounded, described[-1][0] == "targets"),
             ]
         )
         items = 3 * self.sizes["batch"] + 2
@@ -815,7 +878,9 @@ class Maker:
             shape = [items, *shape] if "batch" in order else shape
             arrays.append((name, dtype, tuple(shape), self.sizes[limit] if limit else 2))
         ones = tuple(f"ranks.{name}=1" for name in mesh)
-        return Program(text, (*ones, "layout=whole", "schedule=gpipe(microbatches=1)"), tuple(arrays))
+        single = (*ones, "layout=whole", "schedule=gpipe(microbatches=1)")
+        limit = self.sizes[described[0][3]] if described[0][3] else 1
+        return Program(text, single, tuple(arrays), limit)
 
 
 KINDS = (

@@ -155,12 +155,14 @@ def program() -> Program:
         inputs=(InputRecord("x", Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH))), None),),
         batch="batch",
         microbatches=MICROBATCHES,
+        rounds=1,
         mesh=MESH,
         parameters=(parameter("w0", 0, ()), parameter("w1", 1, ("momentum",))),
         stages=stages,
         ranks=ranks,
         channels=(channel,),
         statistics=("rows", "squares"),
+        guards=(),
         schedule=None,  # type: ignore[arg-type]
         source=SOURCE,
     )

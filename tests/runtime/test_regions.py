@@ -94,6 +94,8 @@ class Reading:
     def __init__(self, mesh: Mesh, microbatches: int, types: dict[str, Type], parts: list[InputPart]) -> None:
         self.mesh = mesh
         self.microbatches = microbatches
+        self.rounds = 1
+        self.batch = "batch"
         self.inputs = tuple(InputRecord(name, type, None) for name, type in types.items())
         self.whole_inputs = tuple(part for part in parts if part.batch is None)
         self.stage_inputs = tuple(part for part in parts if part.batch is not None)
@@ -120,7 +122,9 @@ def test_a_rank_reads_its_part_of_each_microbatch() -> None:
     for rank in range(4):
         coordinates = mesh.coordinates(rank)
         data, tensor = coordinates["data"], coordinates["tensor"]
-        found = Inputs(reading, [Stage(reading)], coordinates, CPU).load({"tokens": tokens, "table": table})
+        inputs = Inputs(reading, [Stage(reading)], coordinates, CPU)
+        batch = {"tokens": tokens, "table": table}
+        found = inputs.load(batch) | inputs.whole(lambda _, batch=batch: batch)
         by_layout = {(part.name, part.layout): value for part, value in found.items()}
         assert torch.equal(by_layout["table", parts[2].layout], table[3 * data : 3 * data + 3])
         for microbatch in range(3):

@@ -33,7 +33,7 @@ def test_the_digits_are_whole():
 @pytest.mark.parametrize("ranks", [1, RANKS])
 def test_learns_as_a_torch_loop_does(ranks: int):
     """The same initial values and batches; every loss within 1e-5, and the held-out digits are read."""
-    spec, diagnostics = load(SPECS / "mlp.par", [f"pair.data={ranks}"])
+    spec, diagnostics = load(SPECS / "mlp.par", [f"pair.data={ranks}", "train.eval=every(100, batches=1)"])
     assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     plan = prepare(spec)
     assert plan.ranks == ranks
@@ -57,7 +57,7 @@ def test_learns_as_a_torch_loop_does(ranks: int):
         assert loss == pytest.approx(expected.item(), abs=1e-5), f"step {step}"
 
     held = run.ranks[0].tensors(dataset.holdout_batch(0))
-    _, metrics = run.evaluate(held)
+    _, metrics, _ = run.evaluate(held)
     with torch.no_grad():
         right = logits(held["image"]).argmax(-1) == held["label"]
     assert metrics["accuracy"] == pytest.approx(right.float().mean().item())

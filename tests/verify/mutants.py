@@ -28,7 +28,7 @@ from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program, RankProgram
 from partita.dsl.types import Type
 from partita.runtime.training import Plan, VirtualRun
-from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Outcome, batches, compare
+from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Figures, batches, compare
 from tests.verify.changes import Exchange, Place, places
 
 
@@ -226,7 +226,7 @@ def refused(mutant: Mutant) -> bool:
     return not certify(mutant.build(), program=mutant.wired).passed
 
 
-def executed(experiment: Experiment, expected: Outcome, mutant: Mutant) -> str | None:
+def executed(experiment: Experiment, expected: Figures, mutant: Mutant) -> str | None:
     """How a mutant of an experiment's training program fails when it is run; None where it computes the same."""
     try:
         state = mutant.build()
@@ -243,7 +243,7 @@ def assembled(state: Compilation) -> Compilation:
     return evolve(state, program=program_of(state, state.schedule))
 
 
-def first_step(experiment: Experiment, state: Compilation) -> Outcome:
+def first_step(experiment: Experiment, state: Compilation) -> Figures:
     """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
     plan = Plan(experiment.plan.spec, state, None)
     run = VirtualRun(plan)

@@ -30,7 +30,7 @@ from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import Expand
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load
-from partita.runtime.verification.experiment import Experiment, Outcome, experiment_of, settled
+from partita.runtime.verification.experiment import Experiment, Figures, experiment_of, settled
 from tests.files import checked
 from tests.programs import Program, sharded_programs
 from tests.verify.layout_mutants import layout_mutants
@@ -48,7 +48,7 @@ CASES = {
 
 
 @cache
-def experiment(name: str) -> tuple[Experiment, Outcome]:
+def experiment(name: str) -> tuple[Experiment, Figures]:
     """A shrunken example, and what one step of it computes as it is."""
     file, *overrides = CASES[name]
     spec, diagnostics = load(SPECS / file, overrides)

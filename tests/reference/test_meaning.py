@@ -1,0 +1,69 @@
+"""A file means what `docs/language.md` says: programs equal an interpreter of it that shares no code with the compiler.
+
+Losses, norms, metrics, learning rates and evaluations of three steps, gradients, and parameters at the end; on one
+device, and laid out over a mesh.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from partita.dsl.diagnostic import Refused
+from partita.runtime.faults import NotFinite
+from tests.reference.compare import accepted, checked, computed, meant, wrong
+from tests.reference.programs import Maker, Program
+
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+def holds(program: Program, folder: Path) -> str:
+    """Compare a program with what it means. Returns what came of it: `equal`, or why there was nothing to compare."""
+    try:
+        program, spec = accepted(program, folder)
+    except Refused as refused:
+        # Of a block or repeat whose result is not used no parameter has a way to the loss.
+        codes = {each.code for each in refused.diagnostics}
+        assert codes == {"E0408"}, "\n".join(each.render() for each in refused.diagnostics)
+        return "parameters that reach nothing"
+    try:
+        expected = meant(spec, folder)
+        if not expected:
+            return "chaos"
+        single, diagnostics = checked(program, folder, program.single)
+        assert single is not None, diagnostics
+        for what, file in (("on one device", single), ("laid out", spec)):
+            differences = wrong(computed(file, folder), expected)
+            assert not differences, f"{what}:\n" + "\n".join(differences)
+    except NotFinite:
+        return "not finite"
+    except Exception as error:
+        error.add_note(program.text)
+        raise
+    return "equal"
+
+
+@given(random=st.randoms(use_true_random=False), cutting=st.sampled_from([True, True, True, False]))
+@settings(max_examples=200, suppress_health_check=SLOW)
+@pytest.mark.timeout(1200)
+def test_a_program_computes_what_it_means(random: Random, cutting: bool):
+    with TemporaryDirectory() as folder:
+        assume(holds(Maker(random, cutting).program(), Path(folder)) == "equal")
+
+
+@pytest.mark.soak
+def test_programs_compute_what_they_mean_at_length(tmp_path: Path):
+    counts: Counter[str] = Counter()
+    seed = 0
+    while counts["equal"] < 5000:
+        seed += 1
+        outcome = holds(Maker(Random(seed), cutting=seed % 5 != 0).program(), tmp_path)
+        counts.update([outcome])
+    print(dict(counts))
+    assert counts["chaos"] + counts["not finite"] < 0.05 * counts["equal"]
