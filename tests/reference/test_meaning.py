@@ -28,9 +28,9 @@ def holds(program: Program, folder: Path) -> str:
     try:
         program, spec = accepted(program, folder)
     except Refused as refused:
+        if {each.code for each in refused.diagnostics} != {"E0408"}:
+            raise
         # Of a block or repeat whose result is not used no parameter has a way to the loss.
-        codes = {each.code for each in refused.diagnostics}
-        assert codes == {"E0408"}, "\n".join(each.render() for each in refused.diagnostics)
         return "parameters that reach nothing"
     try:
         expected = meant(spec, folder)
