@@ -41,6 +41,7 @@ from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import Sharded, gathered_bytes, shard
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.fits import schedule_span
 
 # What is wrong with a model whose batch is to be cut, or to have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}
@@ -114,7 +115,6 @@ def _settle(state: Compilation) -> Compilation:
         )
     chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
-    _check_mesh(given, pipeline)
     return evolve(
         state,
         model=model,
@@ -132,25 +132,6 @@ def trained(given: language.Spec) -> tuple[language.Model, language.Train]:
         missing = "train block" if given.train is None else "model"
         raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
     return given.model, given.train
-
-
-def _check_mesh(given: language.Spec, pipeline: Pipeline) -> None:
-    """A mesh axis larger than 1 that no rule uses would hold idle ranks."""
-    mesh = given.mesh
-    if mesh is None:
-        return
-    rules = given.layout.rules if given.layout else ()
-    sharding = {axis for rule in rules if isinstance(rule, language.ShardRule) for axis in rule.mesh_axes}
-    unused = [
-        f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name != pipeline.axis and name not in sharding
-    ]
-    if unused:
-        raise refuse(
-            "E0402",
-            f"no rule of layout `{given.layout.name if given.layout else ''}` uses mesh axis {', '.join(unused)}",
-            mesh.span,
-            help="add a rule that uses it, or set its size to 1",
-        )
 
 
 def _build(state: Compilation) -> Compilation:
@@ -204,7 +185,9 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 def _split(state: Compilation) -> Compilation:
     assert state.joint is not None
-    return evolve(state, step=split_batch(state.joint, state.batch, state.microbatches * state.rounds))
+    return evolve(
+        state, step=split_batch(state.joint, state.batch, state.microbatches * state.rounds, schedule_span(state.spec))
+    )
 
 
 def _shard(state: Compilation) -> Compilation:

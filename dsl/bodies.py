@@ -40,6 +40,7 @@ class BodyChecker:
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
         self.failed = False
+        self.twice: set[str] = set()  # declared twice: which one is meant is not known
         self._reserve_segments(body)
 
     def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
@@ -56,6 +57,7 @@ class BodyChecker:
                 if name.text in self.scope.segments:
                     notes = [f"the first is at {self.scope.segments[name.text].place}"]
                     self.report.error("E0217", f"`{name.text}` is declared twice here", name.span, notes)
+                    self.twice.add(name.text)
                 else:
                     self.scope.segments[name.text] = name.span
 
@@ -66,11 +68,13 @@ class BodyChecker:
                 continue
             if given.name.text in self.scope.bindings:
                 self.report.error("E0217", f"input `{given.name.text}` is declared twice", given.name.span)
+                self.twice.add(given.name.text)
             type = self.type(given.type)
             value = Value(len(self.scope.types), type or Type("f32"))
             self.scope.types.append(value.type)
             self.scope.inputs += 1
-            self.scope.bind(given.name.text, value if type else UNKNOWN, given.name.span)
+            known = type is not None and given.name.text not in self.twice
+            self.scope.bind(given.name.text, value if known else UNKNOWN, given.name.span)
         return tuple(given.name.text for given in inputs)
 
     def type(self, written: tree.TensorType) -> Type | None:
@@ -125,7 +129,7 @@ class BodyChecker:
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
         """Bind a name, and remember it for the question whether it is ever read."""
         if unreserved(name, self.report):
-            self.scope.bind(name.text, meaning, name.span)
+            self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
             self.models.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
 
     def let(self, statement: tree.Let) -> None:

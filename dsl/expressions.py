@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from partita.dsl import constants, limits, rules, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.elsewhere import FUNCTIONS as FROM_ELSEWHERE
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
 from partita.dsl.functions import (
@@ -204,7 +205,7 @@ class Expressions:
             raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.models.declarations.blocks, "size"]
-            help = suggestion(called, choices)
+            help = FROM_ELSEWHERE.get(called) or suggestion(called, choices)
             raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
         return self._call_function(written, FUNCTIONS[called], name)
 

@@ -15,6 +15,7 @@ from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather, read_source, source_of
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.fits import report_misfits
 from partita.dsl.models import Models
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.plans import Plans
@@ -74,6 +75,8 @@ def _check(
             report_unreached(model, report)
     plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root))
     found = plans.whole()
+    if found is not None:
+        report_misfits(found, report)
     if not report.errors:
-        report_unused(declarations, axes, models, plans.used(), report)
+        report_unused(declarations, axes, models, plans.used(), chosen.kinds, report)
     return found

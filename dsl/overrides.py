@@ -7,7 +7,7 @@ in the file, and errors in it point to the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
@@ -15,8 +15,9 @@ from partita.dsl import tree
 from partita.dsl.builtins import CHOICES, MESH, SCHEDULES, TRAIN, Calls, Kind
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.elsewhere import meant
 from partita.dsl.parser import parse_expression
-from partita.dsl.report import Report, suggestion
+from partita.dsl.report import Report, listed, nearest, suggestion
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
@@ -30,6 +31,11 @@ class Chosen:
     model: tree.Expression | None = None
     layout: tree.Expression | None = None
     schedule: tree.Schedule | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What kinds of declarations it chose among."""
+        return tuple(kind for kind in CHOICES if getattr(self, kind) is not None)
 
 
 def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
@@ -101,12 +107,22 @@ class _Override:
         elif first.text in there.schedules and len(rest) == 1:
             there.schedules[first.text] = with_argument(there.schedules[first.text], rest[0], self.value)
         else:
-            known = [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules]
-            help = suggestion(first.text, known) if not rest or first.text not in known else None
             written = ".".join(name.text for name in self.key)
-            help = help or "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
+            help = self._found() or "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
             raise refuse("E0315", f"there is no `{written}` to override", first.span, help=help)
         return self.chosen
+
+    def _found(self) -> str | None:
+        """The full names that a key is the end of, or nearly is: `lr` is that of `train.optimizer.lr`."""
+        there = self.declarations
+        whole = list(_full_names(there))
+        ends = {each.rpartition(".")[2] for each in whole}
+        last = self.key[-1].text
+        for end in (last, meant(last, ends), nearest(last, ends)):
+            found = [each for each in whole if each.rpartition(".")[2] == end]
+            if found:
+                return f"did you mean {listed(found, 'or')}?"
+        return suggestion(self.key[0].text, [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules])
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
         names = [entry.key.text for entry in mesh.axes]
@@ -116,7 +132,7 @@ class _Override:
             return evolve(mesh, table=tree.Table((*others, entry), mesh.span))
         if axis.text not in names:
             message = f"mesh `{mesh.name.text}` has no axis `{axis.text}`"
-            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, [*names, *MESH], "its axes:"))
+            raise refuse("E0313", message, axis.span, help=suggestion(axis.text, names, "its axes:"))
         entries = tuple(evolve(e, value=self.value) if e.key.text == axis.text else e for e in mesh.axes)
         return evolve(mesh, axes=entries)
 
@@ -126,7 +142,7 @@ class _Override:
         train, (key, *rest) = self.declarations.train[0], path
         kinds = {setting.name: setting.kind for setting in TRAIN.settings}
         if key.text not in kinds:
-            help = suggestion(key.text, [*kinds, *CHOICES], "there are")
+            help = self._found() or suggestion(key.text, [*kinds, *CHOICES], "there are")
             raise refuse("E0303", f"`train` has no entry `{key.text}`", key.span, help=help)
         entries = list(train.table.entries)
         found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
@@ -162,6 +178,37 @@ class _Override:
             argument for key, argument in kept.items() if key in SCHEDULES[call.name.text].names and key not in taken
         )
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
+
+
+def _full_names(there: Declarations) -> Iterator[str]:
+    """Everything that can be overridden, by its full name."""
+    yield from there.axes
+    yield from CHOICES
+    for name, mesh in there.meshes.items():
+        yield from (f"{name}.{each}" for each in (*(entry.key.text for entry in mesh.axes), *MESH))
+    for name, schedule in there.schedules.items():
+        yield from _arguments(name, schedule.call, Calls(SCHEDULES))
+    if there.train:
+        written = {entry.key.text: entry.value for entry in there.train[0].table.entries}
+        for setting in TRAIN.settings:
+            yield f"train.{setting.name}"
+            if setting.name in written:
+                yield from _arguments(f"train.{setting.name}", written[setting.name], setting.kind)
+        if "schedule" in written:
+            yield from _arguments("schedule", written["schedule"], Calls(SCHEDULES))
+
+
+def _arguments(prefix: str, written: tree.Expression, kind: Kind) -> Iterator[str]:
+    """The full names of a call's arguments, and of theirs."""
+    call = tree.bare(written)
+    signature = kind.signatures.get(call.name.text) if isinstance(kind, Calls) and isinstance(call, tree.Call) else None
+    if signature is None or not isinstance(call, tree.Call):
+        return
+    given = {argument.name.text: argument.value for argument in call.arguments if argument.name}
+    for setting in signature.settings:
+        yield f"{prefix}.{setting.name}"
+        if setting.name in given:
+            yield from _arguments(f"{prefix}.{setting.name}", given[setting.name], setting.kind)
 
 
 def selected_schedule(declarations: Declarations) -> tree.Schedule | None:

@@ -169,9 +169,14 @@ class _Parser:
             message = f"`{token.text}` does not close `{opened[-1].text}`"
             self.report.error("E0105", message, span, notes, expected)
         elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
+            named = self.tokens[self.next + 1].kind == "EQUAL" and bool(opened) and opened[-1].text == "("
             help = "choose another name" if len(wanted) < 3 else expected
+            if token.text == "axis" and named:
+                help = "the axes that a function goes over are its argument `over`: `over = …`"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
         else:
+            if token.kind == "NAME" and "LET" in wanted and self.tokens[self.next + 1].kind in ("EQUAL", "COMMA"):
+                expected = f"a value gets its name by `let`: `let {shortened(token.text)} = …`"
             self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=expected)
 
     def _open_brackets(self) -> list[Token]:

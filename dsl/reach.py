@@ -14,23 +14,40 @@ from partita.dsl.report import Report
 
 # Functions of floats that give floats, and no gradient.
 NO_GRADIENT = ("stop_gradient", "accuracy")
+MOST_SHOWN = 3
 
 
 def report_unreached(model: spec.Model, report: Report) -> None:
     """Report every parameter that the loss does not depend on (E0408), at the place that declares it."""
     reach = _Reach()
     reach.body(model.body, frozenset([model.loss]), model.name)
-    for step, path in reach.met.values():
-        if id(step) not in reach.reached:
-            notes = [f"its full name is {path}.{step.name}"]
-            message = f"parameter `{step.name}` does not reach the loss"
-            report.error("E0408", message, step.span, notes, "use it, or remove it")
+    lost = [(step, path) for step, path in reach.met.values() if id(step) not in reach.reached]
+    if not lost:
+        return
+    through = _Reach(stops=False)
+    through.body(model.body, frozenset([model.loss]), model.name)
+    for step, path in lost:
+        notes = [f"its full name is {path}.{step.name}"]
+        message, help = f"parameter `{step.name}` does not reach the loss", "use it, or remove it"
+        if id(step) in through.reached:
+            message = f"parameter `{step.name}` reaches the loss only through what has no gradient"
+            notes += [f"`{each.span.text}`   ({each.span.place})" for each in through.stopping.values()][:MOST_SHOWN]
+            help = (
+                f"to freeze it, leave `weight_decay` at 0 and add `0 * sum({step.name})` to what reaches the loss: "
+                "its gradient is then 0, and it stays as it is"
+            )
+        report.error("E0408", message, step.span, notes, help)
 
 
 class _Reach:
-    """Walks bodies backwards, each once for each set of values that are needed of it."""
+    """Walks bodies backwards, each once for each set of values that are needed of it.
 
-    def __init__(self) -> None:
+    Where it does not stop at what has no gradient, `stopping` are the places where it would have.
+    """
+
+    def __init__(self, stops: bool = True) -> None:
+        self.stops = stops
+        self.stopping: dict[int, spec.Apply] = {}
         self.met: dict[int, tuple[spec.Parameter, str]] = {}
         self.reached: set[int] = set()
         self.known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
@@ -57,7 +74,10 @@ class _Reach:
                     self.reached.add(id(step))
                 return []
             case spec.Apply():
-                flows = bool(results) and step.function not in NO_GRADIENT
+                flows = bool(results)
+                if flows and step.function in NO_GRADIENT:
+                    flows = not self.stops
+                    self.stopping[id(step)] = step
                 return _values(step.operands if flows else ())
             case spec.CallBlock():
                 wanted = _chosen(step.body.results, results)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from partita.dsl import limits
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.elsewhere import meant
 from partita.dsl.source import Span
 
 
@@ -68,14 +69,17 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
         return None
     from difflib import get_close_matches
 
-    found = get_close_matches(word, near, n=1, cutoff=0.6)
+    # Of short words one letter may be wrong, but not the first: few are mistyped there, and `sin` is no `min`.
+    if len(word) <= 3:
+        near = [c for c in near if c[0] == word[0]]
+    found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
     return found[0] if found else None
 
 
 def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:
     """`did you mean …?`, or what there is to choose from where that is little."""
     choices = sorted(set(candidates))
-    found = nearest(word, choices)
+    found = meant(word, choices) or nearest(word, choices)
     if found is not None:
         return f"did you mean `{found}`?"
     if choices and len(choices) <= 12:

@@ -20,6 +20,7 @@ from partita.dsl.builtins import (
     Kind,
     MeshAxisName,
     Number,
+    Setting,
     Several,
     Signature,
     Text,
@@ -70,6 +71,9 @@ class Settings:
         for setting in signature.settings:
             if setting.name not in given:
                 arguments[setting.name] = setting.default
+                continue
+            if _is_none(given[setting.name], setting):
+                arguments[setting.name] = None
                 continue
             value = self.value(given[setting.name], setting.kind, f"`{setting.name}`", lookup)
             complete = complete and value is not None
@@ -152,7 +156,7 @@ class Settings:
     ) -> dict[str, Any] | None:
         """The entries of a table by key, complete; keys in `others` are left to the caller. None after an error."""
         report, errors = self.report, self.report.errors
-        kinds = {setting.name: setting.kind for setting in signature.settings}
+        settings = {setting.name: setting for setting in signature.settings}
         found: dict[str, Any] = {}
         seen: dict[str, tree.Entry] = {}
         for entry in entries:
@@ -162,15 +166,22 @@ class Settings:
                 report.error("E0304", f"`{key}` is given twice", entry.key.span, notes)
                 continue
             seen[key] = entry
-            if key in kinds:
-                found[key] = self.value(entry.value, kinds[key], f"`{key}`")
+            if key in settings:
+                none = _is_none(entry.value, settings[key])
+                found[key] = None if none else self.value(entry.value, settings[key].kind, f"`{key}`")
             elif key not in others:
-                help = suggestion(key, [*kinds, *others], "there are")
+                help = suggestion(key, [*settings, *others], "there are")
                 report.error("E0303", f"`{signature.name}` has no entry `{key}`", entry.key.span, help=help)
         for setting in signature.settings:
             if setting.name not in seen and setting.default is not REQUIRED:
                 found[setting.name] = setting.default
         return found if report.errors == errors else None
+
+
+def _is_none(written: tree.Expression, setting: Setting) -> bool:
+    """Whether `none` is written, where that is what a setting is without anything."""
+    name = tree.single(written)
+    return setting.default is None and name is not None and name.text == "none"
 
 
 def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str) -> float | int:

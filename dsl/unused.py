@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from partita.dsl import tree
 from partita.dsl.axes import Axes
@@ -13,14 +13,21 @@ from partita.dsl.report import Report
 
 
 def report_unused(
-    declarations: Declarations, axes: Axes, models: Models, used: Iterable[tuple[str, str]], report: Report
+    declarations: Declarations,
+    axes: Axes,
+    models: Models,
+    used: Iterable[tuple[str, str]],
+    overridden: Collection[str],
+    report: Report,
 ) -> None:
-    """Warn of what is not used; `used` are the (kind, name) of what `train` chose and layouts stand on."""
+    """Warn of what is not used; `used` are the (kind, name) of what `train` chose and layouts stand on, `overridden`
+    the kinds of which the command line chose.
+    """
     chosen = set(used)
 
-    def warn(kind: str, name: tree.Name, help: str | None = None) -> None:
+    def warn(kind: str, name: tree.Name) -> None:
         if declarations.own(name.span) and not name.text.startswith("_"):
-            report.add(Diagnostic("W0201", f"{kind} `{name.text}` is not used", name.span, (), help))
+            report.add(Diagnostic("W0201", f"{kind} `{name.text}` is not used", name.span))
 
     sized = set(axes.used)
     for name, entry in declarations.axes.items():
@@ -32,14 +39,27 @@ def report_unused(
     for place, (kind, bound) in models.bindings.items():
         if place not in models.read:
             warn({"let": "value", "param": "parameter"}.get(kind, kind), bound)
-    for kind, table in (
-        ("model", declarations.models),
-        ("mesh", declarations.meshes),
-        ("layout", declarations.layouts),
-        ("schedule", declarations.schedules),
-    ):
-        for name, declared in table.items():
-            # Without a train block nothing chooses: the file is a library of them.
-            if (kind, name) not in chosen and (kind == "mesh" or declarations.train):
-                help = None if kind == "mesh" else f"`{kind}={name}` on the command line chooses it"
-                warn(kind, declared.name, help)
+    for name, mesh in declarations.meshes.items():
+        if ("mesh", name) not in chosen:
+            warn("mesh", mesh.name)
+    # Of what `train` chooses one of there may be many, for the command line: that is said once. Without a train block
+    # nothing chooses: the file is a library of them.
+    tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule]] = {
+        "model": declarations.models,
+        "layout": declarations.layouts,
+        "schedule": declarations.schedules,
+    }
+    idle = [
+        (kind, declared.name)
+        for kind, table in tables.items()
+        if declarations.train and kind not in overridden
+        for name, declared in table.items()
+        if (kind, name) not in chosen and declarations.own(declared.name.span) and not name.startswith("_")
+    ]
+    if idle:
+        kind, first = min(idle, key=lambda pair: pair[1].span.start)
+        groups = {kind: [f"`{name.text}`" for each, name in idle if each == kind] for kind, _ in idle}
+        parts = [f"{kind}{'s' * (len(names) > 1)} {', '.join(names)}" for kind, names in groups.items()]
+        verb = "is" if len(idle) == 1 else "are"
+        help = f"`{kind}={first.text}` on the command line chooses {'it' if len(idle) == 1 else 'this one'}"
+        report.add(Diagnostic("W0201", f"{'; '.join(parts)} {verb} not used", first.span, (), help))

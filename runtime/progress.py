@@ -8,13 +8,16 @@ their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 EVERY = 10  # steps from one plain line to the next
+BAR = 24  # columns
+WIDE = 72  # columns from which on there is room for the bar
+FIRST_TO_GO = (2, 1)  # of loss, speed, learning rate and time left: what a narrow terminal does without, in turn
 
 
 class Display:
@@ -40,14 +43,15 @@ class Display:
         self._started: tuple[int, float] | None = None  # the first step that was seen, and when
         self._live: Progress | None = None
         if self._console.is_terminal:
+            wide = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=BAR))
             self._live = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
+                *(wide if self._console.width >= WIDE else ()),
                 TaskProgressColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[record]}"),
                 console=self._console,
                 refresh_per_second=4,
             )
+            self._taken = len(name) + BAR + 2 if self._console.width >= WIDE else 0  # columns, by name and bar
             self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
 
     def resumed(self, step: int, note: str) -> None:
@@ -63,18 +67,17 @@ class Display:
         """Show a step."""
         step = record["step"]
         left = self._time_left(step)
-        text = "  ".join(
-            [
-                f"loss {_number(record['loss'])}",
-                f"{_rate(record['tokens_per_second'])} tokens/s",
-                f"lr {_short(record['learning_rate'])}",
-                *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
-            ]
-        )
+        figures = [
+            f"loss {_number(record['loss'])}",
+            f"{_rate(record['tokens_per_second'])} tokens/s",
+            f"lr {_short(record['learning_rate'])}",
+            *([f"{duration(left)} left"] if left is not None and step < self.steps else []),
+        ]
         if self._live is not None:
-            self._live.update(self._task, completed=step, record=text)
+            room = self._console.width - self._taken - len(f"{step}/{self.steps} ")
+            self._live.update(self._task, completed=step, record=_fitting(figures, room))
         elif step == self.first or step % EVERY == 0 or step == self.steps:
-            self._say(f"step {step}/{self.steps}  {text}")
+            self._say(f"step {step}/{self.steps}  {'  '.join(figures)}")
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Show an evaluation."""
@@ -108,6 +111,17 @@ class Display:
             self._started = (step, now)
         first, since = self._started
         return (now - since) / (step - first) * (self.steps - step) if step > first else None
+
+
+def _fitting(figures: Sequence[str], room: int) -> str:
+    """The figures in one line, without the less important where there is no room for all."""
+    left = list(figures)
+    for position in FIRST_TO_GO:
+        if len("  ".join(left)) <= room:
+            break
+        if position < len(left):
+            del left[position]
+    return "  ".join(left)
 
 
 def duration(seconds: float) -> str:

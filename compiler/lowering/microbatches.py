@@ -28,7 +28,9 @@ from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch, Positioned
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.types import Axis, Type
+from partita.dsl.fits import unequal
+from partita.dsl.source import Span
+from partita.dsl.types import Type
 
 LOSS = "loss"
 # What it costs to bring a value from one state to another. A part of what is there costs nothing; to split is better
@@ -37,20 +39,24 @@ LOSS = "loss"
 PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 
 
-def split_batch(graph: Graph, batch: str, microbatches: int) -> Graph:
-    """The graph of one of `microbatches` parts of the axis `batch`. Raises Refused: E0406, E0407."""
+def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | None = None) -> Graph:
+    """The graph of one of `microbatches` parts of the axis `batch`, which `schedule` asks for, a place in the file.
+
+    Raises Refused: E0406, E0407.
+    """
     if graph.gradients:
-        return _Splitter(graph, batch, microbatches).graph()
+        return _Splitter(graph, batch, microbatches, schedule).graph()
     try:
         # What is not needed before the end of the step can wait for it: an evaluation goes over much data.
-        return _Splitter(graph, batch, microbatches, early=False).graph()
+        return _Splitter(graph, batch, microbatches, schedule, early=False).graph()
     except Refused:
-        return _Splitter(graph, batch, microbatches).graph()
+        return _Splitter(graph, batch, microbatches, schedule).graph()
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, batch: str, count: int, early: bool = True) -> None:
+    def __init__(self, graph: Graph, batch: str, count: int, schedule: Span | None, early: bool = True) -> None:
         self.source = graph
+        self.schedule = schedule
         self.early = early  # whether anything may be computed over the whole batch, before the first microbatch
         self.batch = batch
         self.count = count
@@ -104,7 +110,7 @@ class _Splitter:
             self.inputs.append(each)
             return
         self.state[each.value] = self.batch
-        part = Value(each.value.name, type.resized(self.batch, self._divided(type.axis(self.batch), each)))
+        part = Value(each.value.name, type.resized(self.batch, self._divided(self.batch, each.value, each)))
         self.local[each.value] = part
         self.inputs.append(evolve(each, value=part, batch=self.batch))
 
@@ -207,7 +213,7 @@ class _Splitter:
     def _part_of(self, value: Value, whole: Value, axis: str) -> Value:
         """This microbatch's part of what is there for the whole batch."""
         if (value, axis) not in self.parts:
-            size = self._divided(whole.type.axis(axis), self.producers.get(value))
+            size = self._divided(axis, whole, self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
             self.parts[value, axis] = self.build.apply(op, whole, name=f"{value.name}.of_microbatch")
         return self.parts[value, axis]
@@ -266,16 +272,14 @@ class _Splitter:
     def _part(self, node: Node, axis: str) -> int:
         """The size of a microbatch's part of an axis."""
         value = next(value for value in (*node.inputs, *node.outputs) if value.type.has(axis))
-        return self._divided(value.type.axis(axis), node)
+        return self._divided(axis, value, node)
 
-    def _divided(self, axis: Axis, place: Node | Input | None) -> int:
-        """The size of a microbatch's part. Raises Refused (E0406)."""
+    def _divided(self, name: str, value: Value, place: Node | Input | None) -> int:
+        """The size of a microbatch's part of an axis of a value. Raises Refused (E0406)."""
+        axis = value.type.axis(name)
         if axis.size % self.count:
-            raise refuse(
-                "E0406",
-                f"axis `{axis.name}` of {axis.size} does not divide into {self.count} microbatches",
-                place.span if place else None,
-                help=f"choose a number of microbatches that divides {axis.size}",
+            raise Refused(
+                [unequal(axis, self.count, self.schedule, f"{value.name}: {value.type}", place.span if place else None)]
             )
         return axis.size // self.count
 

@@ -20,6 +20,7 @@ from partita.dsl.spec import Layout, Mesh, PlaceRule, StageRule
 
 # Sums of floats that differ by rounding are equal.
 NEAR = 1e-9
+MOST_SHOWN = 4  # lines that read a parameter elsewhere
 
 
 @frozen
@@ -359,23 +360,28 @@ def _spread(graph: Graph, turns: dict[str, int], explicit: Sequence[int | None])
 
 def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:
     """A placed parameter must stand wherever it is read."""
-    used: dict[Value, set[int]] = {}
+    readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
-        for value in node.inputs:
-            used.setdefault(value, set()).add(node.home)
+        for value in dict.fromkeys(node.inputs):
+            readers.setdefault(value, []).append(node)
     for rule in rules:
         for path, span in zip(rule.paths, rule.path_spans, strict=True):
             for parameter in graph.parameters:
-                if matches(path, parameter.name):
-                    outside = sorted(s for s in used.get(parameter.value, ()) if not rule.first <= s <= rule.last)
-                    if outside:
-                        raise refuse(
-                            "E0404",
-                            f"`{parameter.name}` is placed on {rule.first}..{rule.last}, "
-                            f"but stage {outside[0]} reads it",
-                            span,
-                            help="place what reads it there too, or leave the parameter where it is read",
-                        )
+                if not matches(path, parameter.name):
+                    continue
+                outside = [n for n in readers.get(parameter.value, ()) if not rule.first <= n.home <= rule.last]
+                if outside:
+                    stages = sorted({node.home for node in outside})
+                    lines = dict.fromkeys(
+                        f"stage {node.home}: `{node.span.text}`   ({node.span.place})" for node in outside if node.span
+                    )
+                    raise refuse(
+                        "E0404",
+                        f"`{parameter.name}` is placed on {rule.first}..{rule.last}, but stage {stages[0]} reads it",
+                        span,
+                        notes=list(lines)[:MOST_SHOWN],
+                        help="place what reads it there too, or leave the parameter where it is read",
+                    )
 
 
 def _nearest_help(names: Sequence[str]) -> str | None:

@@ -19,7 +19,8 @@ from partita.compiler.layout import Layout, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.op import State
 from partita.dsl import spec
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.fits import undivided
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -132,14 +133,8 @@ class Homes:
             size = type.axis(axis).size
             if size % parts:
                 wish = next(wish for _, wish, each in self.taken(name, type) if each == axis)
-                over = " × ".join(f"`{m}` of {sizes[m]}" for m in layout.over(axis))
-                raise refuse(
-                    "E0411",
-                    f"axis `{axis}` of {size} does not divide over {over}",
-                    wish.target.span,
-                    notes=[f"{name}: {type}" + (f"   (declared at {span.place})" if span else "")],
-                    help=f"choose sizes by which `{axis}` divides into {parts} parts in every microbatch",
-                )
+                over = [(mesh_axis, sizes[mesh_axis]) for mesh_axis in layout.over(axis)]
+                raise Refused([undivided(type.axis(axis), over, wish.target.span, f"{name}: {type}", span)])
 
     # ------------------------------------------------------------ storage
 

@@ -26,6 +26,7 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Arrays, Batch, Input
 from partita.runtime.data.files import single
+from partita.runtime.data.formats import NPY, NPZ, refuse_format
 from partita.runtime.data.windows import check_limit
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import stream, words
@@ -147,6 +148,7 @@ def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
 
 def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -> dict[str, np.ndarray]:
     try:
+        refuse_format(path, name, "`arrays` reads numpy archives", span, but=(NPY, NPZ))
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)
@@ -178,6 +180,17 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
 _SAVE = "write it with `numpy.savez(path, name = array, …)`, without Python objects"
 
 
+def _conversion(given: Input, array: np.ndarray) -> str:
+    """How an array of another kind and an input come together, in dtypes that there are."""
+    ours = {"f": "f32", "i": "i64", "u": "i64", "b": "bool"}.get(array.dtype.kind)
+    convert = f"convert the array: `array.astype(numpy.{np.dtype(NUMPY[given.type.dtype]).name})`"
+    if ours is None:
+        return convert
+    axes = ", ".join(given.type.names)
+    cast = f"`cast({given.name}, {given.type.dtype})`"
+    return f"declare it as `{given.name}: {ours}[{axes}]` and use {cast} in the model, or {convert}"
+
+
 def _unfit(given: Input, array: np.ndarray, name: str, span: Span | None) -> list[Diagnostic]:
     if array.dtype.kind not in KINDS[given.type.dtype]:
         wanted = {"f": "floats", "iu": "integers", "b": "booleans"}[KINDS[given.type.dtype]]
@@ -187,7 +200,7 @@ def _unfit(given: Input, array: np.ndarray, name: str, span: Span | None) -> lis
                 f"`{given.name}` in `{name}` holds {array.dtype}, and the model wants {wanted}",
                 span,
                 (f"{given.name}: {given.type}",),
-                "declare the input with the array's dtype and `cast` it in the model, or convert the array",
+                _conversion(given, array),
             )
         ]
     others = given.type.without([given.batch_axis] if given.batch_axis else [])

@@ -15,6 +15,7 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.files import matching, read
+from partita.runtime.data.formats import refuse_format
 from partita.runtime.data.windows import Windows, open_windows
 
 LARGEST = 4 << 30  # bytes; what is larger is better made into tokens once than read by every rank
@@ -34,6 +35,11 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
             call.span,
             help='make a file of ids from it once, and use `tokens("…")`',
         )
+    for path in paths:
+        try:
+            refuse_format(path, path.relative_to(root).as_posix(), "`text` reads text", call.span)
+        except OSError as error:
+            raise refuse("E0603", f"cannot read {path}: {error.strerror}", call.span) from error
     holdout = float(arguments.get("holdout", 0.0))
     if arguments.get("alphabet", "bytes") == "bytes":
         ids = np.frombuffer(b"".join(read(path, call.span) for path in paths), np.uint8)

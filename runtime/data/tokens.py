@@ -10,6 +10,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.files import single
+from partita.runtime.data.formats import refuse_format, refuse_halves
 from partita.runtime.data.windows import Windows, open_windows
 
 DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
@@ -20,12 +21,17 @@ def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     arguments = dict(call.arguments)
     name = arguments["path"]
     path = single(name, root, call.span)
-    dtype = np.dtype(DTYPES[arguments.get("dtype", "u16")])
-    size = path.stat().st_size
+    written = arguments.get("dtype", "u16")
+    dtype = np.dtype(DTYPES[written])
+    try:
+        refuse_format(path, name, "`tokens` reads ids and nothing else", call.span)
+        size = path.stat().st_size
+    except OSError as error:
+        raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", call.span) from error
     if size == 0 or size % dtype.itemsize:
         raise refuse(
             "E0603",
-            f"`{name}` has {size} bytes, which is no whole number of {arguments.get('dtype', 'u16')} ids",
+            f"`{name}` has {size} bytes, which is no whole number of {written} ids",
             call.span,
             notes=[f"one id takes {dtype.itemsize} bytes"],
             help="is `dtype` what the file was written with?" if size else "the file is empty",
@@ -34,5 +40,6 @@ def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
         ids = np.memmap(path, dtype, mode="r")
     except OSError as error:
         raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", call.span) from error
+    refuse_halves(ids, name, written, call.span)
     holdout = float(arguments.get("holdout", 0.0))
     return open_windows(ids, f"`{name}`", inputs, seed, holdout, evaluates, call.span)

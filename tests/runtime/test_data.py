@@ -5,6 +5,10 @@ Wrong data is refused with its code at the place of the call.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source, Span
@@ -360,6 +365,79 @@ def test_wrong_data_is_refused(name: str, wrong: Path) -> None:
     diagnostic = caught.value.diagnostics[0]
     assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
     assert words in diagnostic.message, diagnostic.render()
+
+
+IDS = np.arange(5000, dtype="<u2") % 256
+
+
+def saved(path: Path) -> dict[str, str]:
+    """Files of other formats, written by the programs that write them, and the words that name each."""
+    np.save(path / "ids.npy", IDS)
+    np.savez(path / "ids.npz", ids=IDS)
+    np.savez_compressed(path / "packed.npz", ids=IDS)
+    (path / "ids.bin.gz").write_bytes(gzip.compress(IDS.tobytes()))
+    (path / "ids.bin.bz2").write_bytes(bz2.compress(IDS.tobytes()))
+    (path / "ids.bin.xz").write_bytes(lzma.compress(IDS.tobytes()))
+    with zipfile.ZipFile(path / "ids.zip", "w") as archive:
+        archive.writestr("ids.bin", IDS.tobytes())
+    save_file({"ids": IDS.astype(np.int32)}, path / "ids.safetensors")
+    save_file({f"layer.{i}": IDS[:1].astype(np.int32) for i in range(3000)}, path / "many.safetensors")
+    # No writer of Parquet is among what the tests need: how such a file begins and ends (its format, "File format").
+    (path / "ids.parquet").write_bytes(b"PAR1" + IDS.tobytes() + (4).to_bytes(4, "little") + b"PAR1")
+    return {
+        "ids.npy": "a numpy array",
+        "ids.npz": "a numpy archive",
+        "packed.npz": "a numpy archive",
+        "ids.bin.gz": "compressed with gzip",
+        "ids.bin.bz2": "compressed with bzip2",
+        "ids.bin.xz": "compressed with xz",
+        "ids.zip": "a zip archive",
+        "ids.safetensors": "a safetensors file",
+        "many.safetensors": "a safetensors file",
+        "ids.parquet": "a Parquet table",
+    }
+
+
+def test_files_of_other_formats_are_refused_by_name(tmp_path: Path) -> None:
+    limited = (ids("tokens", limit=1 << 16),)
+    for name, words in saved(tmp_path).items():
+        for bare in (name, f"{Path(name).stem}.disguised"):  # its content says what a file is, not its name
+            (tmp_path / name).rename(tmp_path / bare)
+            calls = [tokens(bare), tokens(bare, "u8"), texts(bare)]
+            for settings in calls if "numpy" in words else [*calls, arrays(bare)]:
+                with pytest.raises(Refused) as caught:
+                    open_dataset(settings, limited, 0, tmp_path)
+                assert f"`{bare}` is {words}" in caught.value.diagnostics[0].message
+            (tmp_path / bare).rename(tmp_path / name)
+
+
+MAGIC = (
+    b"\x93NUMPY",
+    b"PK\x03\x04",
+    b"\x1f\x8b\x08\0",
+    b"\x28\xb5\x2f\xfd",
+    b"PAR1",
+    bytes([40, 0, 0, 0, 0, 0, 0, 0, 123]),
+)
+
+
+@pytest.mark.parametrize("magic", MAGIC)
+def test_ids_that_begin_as_another_format_are_ids(magic: bytes, tmp_path: Path) -> None:
+    (tmp_path / "ids.bin").write_bytes(magic + b"\xff" * (2000 + len(magic) % 2))
+    open_dataset(tokens("ids.bin"), (ids("tokens", limit=1 << 16),), 0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "right"),
+    [("<u2", "u8", "u16"), ("<u4", "u16", "u32"), ("<i8", "u32", "i64"), ("<i8", "u16", "i64"), ("<u4", "u8", "u32")],
+)
+def test_ids_of_more_bytes_than_dtype_says_are_refused(written: str, read: str, right: str, tmp_path: Path) -> None:
+    (IDS % 250 + 1).astype(written).tofile(tmp_path / "ids.bin")
+    with pytest.raises(Refused, match="every other id of") as caught:
+        open_dataset(tokens("ids.bin", read), (ids("tokens", limit=1 << 16),), 0, tmp_path)
+    assert f"dtype = {right}" in str(caught.value.diagnostics[0].help)
+    np.zeros(5000, written).tofile(tmp_path / "ids.bin")  # all 0: that says nothing
+    open_dataset(tokens("ids.bin", read), (ids("tokens", limit=1 << 16),), 0, tmp_path)
 
 
 def test_several_missing_arrays_are_reported_together(wrong: Path) -> None:

@@ -1,0 +1,160 @@
+"""What can be known of a file's sizes without compiling it: whether they divide, and whether every mesh axis is used.
+
+Inputs and parameters are looked at, whose layouts rules decide alone. The compiler asks the same of every other tensor,
+in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from partita.dsl import spec
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.report import Report
+from partita.dsl.source import Span
+from partita.dsl.types import Axis, Type
+
+
+def report_misfits(given: spec.Spec, report: Report) -> None:
+    """Report what is known not to fit together in what `train` chooses: E0402, E0406, E0411."""
+    if given.model is None or given.train is None:
+        return
+    found = [*_unused(given), *_microbatches(given)] or _splits(given)
+    for diagnostic in found:
+        report.add(diagnostic)
+
+
+def undivided(
+    axis: Axis, over: Iterable[tuple[str, int]], rule: Span, tensor: str, declared: Span | None
+) -> Diagnostic:
+    """E0411: an axis of `tensor` that does not divide over mesh axes, as the rule asks for."""
+    over = list(over)
+    parts = prod(size for _, size in over)
+    return Diagnostic(
+        "E0411",
+        f"axis `{axis.name}` of {axis.size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
+        rule,
+        (_declared(tensor, declared),),
+        f"choose sizes by which `{axis.name}` divides into {parts} parts in every microbatch",
+    )
+
+
+def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, declared: Span | None) -> Diagnostic:
+    """E0406: an axis of `tensor` that does not divide into the microbatches that a schedule asks for."""
+    return Diagnostic(
+        "E0406",
+        f"axis `{axis.name}` of {axis.size} does not divide into {microbatches} microbatches",
+        schedule or declared,
+        (_declared(tensor, declared),),
+        f"choose a number of microbatches that divides {axis.size}",
+    )
+
+
+def _declared(tensor: str, place: Span | None) -> str:
+    return tensor + (f"   (declared at {place.place})" if place else "")
+
+
+def schedule_span(given: spec.Spec) -> Span | None:
+    """Where a file's schedule is called."""
+    return (given.schedule.call.span or given.schedule.span) if given.schedule else None
+
+
+def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
+    """Mesh axes larger than 1 that no rule uses: their ranks would be idle."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None:
+        return
+    used: set[str] = set()
+    for rule in layout.rules:
+        if isinstance(rule, spec.ShardRule):
+            used.update(rule.mesh_axes)
+        elif isinstance(rule, spec.StageRule | spec.PlaceRule):
+            used.add(rule.mesh_axis)
+    unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name not in used]
+    if unused:
+        yield Diagnostic(
+            "E0402",
+            f"no rule of layout `{layout.name}` uses mesh axis {', '.join(unused)}",
+            mesh.span,
+            help="add a rule that uses it, or set its size to 1",
+        )
+
+
+def _cut(given: spec.Spec) -> tuple[str, int]:
+    """The axis that microbatches cut, and how many there are; 1 where the schedule's text says it."""
+    arguments = given.schedule.call.arguments if given.schedule else {}
+    return str(arguments.get("over", "batch")), int(arguments.get("microbatches", 1))
+
+
+def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
+    axis, count = _cut(given)
+    assert given.model is not None
+    for name, type, place in _inputs(given.model):
+        if type.has(axis) and type.axis(axis).size % count:
+            yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place)
+            return
+
+
+def _splits(given: spec.Spec) -> list[Diagnostic]:
+    """Axes of inputs and parameters that do not divide over what the layout's rules give them."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None or given.model is None:
+        return []
+    cut, count = _cut(given)
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
+    alone = {target.path[-1] for rule in rules for target in rule.targets if target.path is not None}
+    found: dict[tuple[str, str], Diagnostic] = {}
+    tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
+    for name, type, span in (*tensors, *_parameters(given.model.body)):
+        if name in alone:
+            continue  # it may have rules of its own, and only those
+        for axis, mesh_axes, rule in _assigned(rules, type.names):
+            over = [(each, mesh.size(each)) for each in mesh_axes if mesh.size(each) > 1]
+            if type.axis(axis).size % prod(size for _, size in over):
+                found.setdefault((rule.place, axis), undivided(type.axis(axis), over, rule, f"{name}: {type}", span))
+    return list(found.values())
+
+
+def _assigned(rules: Sequence[spec.ShardRule], names: Sequence[str]) -> Iterator[tuple[str, list[str], Span]]:
+    """What the rules for axes give a tensor, in their order: each mesh axis once, each axis by the first that can."""
+    taken: set[str] = set()
+    split: set[str] = set()
+    for rule in rules:
+        for target in rule.targets:
+            free = [axis for axis in rule.mesh_axes if axis not in taken]
+            if (
+                target.path is None
+                and not target.is_class
+                and target.name in names
+                and target.name not in split
+                and free
+            ):
+                split.add(target.name)
+                taken.update(free)
+                yield target.name, free, target.span
+
+
+def _of_a_microbatch(type: Type, axis: str, count: int) -> Type:
+    return type.resized(axis, type.axis(axis).size // count) if type.has(axis) else type
+
+
+def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    for name, type in zip(model.body.inputs, model.body.types, strict=False):
+        yield name, type, model.span
+
+
+def _parameters(body: spec.Body) -> Iterator[tuple[str, Type, Span | None]]:
+    """The parameters of a body and those within it, each declaration once for the axes that it is checked over."""
+    seen: set[int] = set()
+    bodies = [body]
+    while bodies:
+        each = bodies.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for step in each.steps:
+            if isinstance(step, spec.Parameter):
+                yield step.name, step.type, step.span
+            elif isinstance(step, spec.CallBlock | spec.Repeat):
+                bodies.append(step.body)
