@@ -8,9 +8,9 @@ import sys
 import tempfile
 
 from partita.cli.source import report
-from partita.dsl.declarations import read_source
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import format_text
+from partita.dsl.reader import read_source
 
 SUMMARY = "bring files into canonical form, comments kept"
 

@@ -12,6 +12,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from partita.cli.patient import provide
+from partita.runtime.supervision.isolation import SUPERVISOR, settle
+
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
 COMMANDS = {
@@ -31,6 +34,9 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    provide()
+    if SUPERVISOR in os.environ:
+        settle(os.environ)
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser, command = _parser(given)
     parsed = _parsed(parser, given)

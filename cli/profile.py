@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.record is not None:
         return _measure(arguments)
-    from partita.cli.run import gpus_here
+    from partita.cli.training.devices import gpus_here
     from partita.compiler.costs.record import read
     from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import launch
@@ -90,10 +90,11 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from partita.cli.run import device_of_rank
+    from partita.cli.training.devices import device_of_rank
     from partita.runtime.heap import keep_pages
     from partita.runtime.profiling.machine import profile
-    from partita.runtime.supervision.rendezvous import connect, rank_from_environment
+    from partita.runtime.supervision.meeting import connect
+    from partita.runtime.supervision.rendezvous import rank_from_environment
     from partita.runtime.transports.process import ProcessTransport
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.progress import Display
+from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import FILE_NAME, Telemetry
 from partita.runtime.training import Plan, StepResult
 
@@ -16,7 +16,7 @@ from partita.runtime.training import Plan, StepResult
 class Watch:
     """Writes metrics (where there is a directory) and shows progress; an `Observer`, and a context manager."""
 
-    def __init__(self, plan: Plan, directory: Path | None) -> None:
+    def __init__(self, plan: Plan, directory: RunDirectory | None) -> None:
         self.directory = directory
         self.display = Display(plan.spec.name, plan.train.steps)
         self._telemetry: Telemetry | None = None
@@ -79,7 +79,7 @@ class Watch:
             yield
         except OSError as error:
             if not self._lost:
-                where = f"{self.directory}/{FILE_NAME}"
+                where = f"{self.directory.path if self.directory else ''}/{FILE_NAME}"
                 print(f"partita: cannot write to {where}: {error.strerror}; the run goes on", file=sys.stderr)
             self._lost = True
 

@@ -7,9 +7,9 @@ import os
 from attrs import define, field
 
 from partita.dsl import limits
-from partita.dsl.declarations import read_source
 from partita.dsl.diagnostic import refuse
 from partita.dsl.overrides import PLACE
+from partita.dsl.reader import Reader
 from partita.dsl.source import Source, Span
 
 
@@ -23,6 +23,7 @@ class Attached:
 
     main: str | None
     root: str | None
+    files: Reader
     _texts: dict[str, Source] = field(factory=dict, init=False)  # by the path without links
 
     def read(self, written: str, span: Span) -> Source:
@@ -43,7 +44,7 @@ class Attached:
                 help=help,
             )
         if real not in self._texts:
-            found = read_source(real, target, span)
+            found = self.files.source(real, target, span)
             if len(found.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:
                 message = f"the files named here together have more than {limits.FILE_BYTES:,} characters"
                 raise refuse("E0004", message, span)

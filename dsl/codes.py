@@ -129,8 +129,8 @@ CODES: dict[str, Code] = {
     "E0705": Code("claim does not hold", "A claim of an `expect` block is not true of the program as it is compiled. The notes show its value and what contributes most to it.", "Change the layout or the schedule as `help` says; or the claim, if it asks for too much."),
     # ------------------------------------------------------------ checkpoints
     "E0801": Code("checkpoints outside the folder", "The `dir` of a `checkpoint` is relative to the folder of the .par file, and stays under it, links included.", 'Leave `dir` out: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere.'),
-    "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be made or written to.", "Check its permissions, and the space that is left."),
-    "E0803": Code("another run writes there", "A run holds the directory of its checkpoints for as long as it lives.", "Wait for the end of the other run, or give this one another `--run-dir`."),
+    "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be made or written to, or is a link.", "Check its permissions, and the space that is left."),
+    "E0803": Code("another run writes there", "A run holds its directory, and that of its checkpoints, for as long as it lives.", "Wait for the end of the other run, or give this one another `--run-dir`."),
     "E0804": Code("checkpoint of another model", "A run goes on from the newest checkpoint in its directory, which must be of the same model: the same tensors, optimizer and steps. The notes show what differs. Layout, mesh, schedule and settings such as the learning rate may differ.", "Another `--run-dir`; or move the directory away to begin anew."),
     "E0805": Code("checkpoint of a later version", "The checkpoint was written by a later Partita, in a format that this one does not know.", "Use the Partita that has written it."),
     "E0806": Code("no checkpoint is whole", "There are checkpoints, and all of them are damaged; beginning anew would hide that.", "Restore one from a copy; or move the directory away to begin anew."),
@@ -138,6 +138,7 @@ CODES: dict[str, Code] = {
     "E0808": Code("checkpoint is damaged", "A file of the checkpoint is missing, is a link, or its size or content is not what was saved. The message names it.", "`partita checkpoint ls DIR` lists others; a run passes damaged ones over by itself."),
     "E0809": Code("tensors do not fit", "A file of tensors lacks some that the model has, or has them in other shapes.", "Map the names, and the order of axes, with `--names`."),
     "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`.", '`{"gpt.wte": "transformer.wte.weight"}`'),
+    "E0814": Code("checkpoints would not be used", "The directory of a run holds checkpoints from which this run would not go on: the file asks for none, or for others elsewhere. Training would begin anew beside them.", "`checkpoint = every(100)` in the train block; or another `--run-dir`."),
     # ------------------------------------------------------------ planning
     "E0901": Code("devices cannot be used", "No mesh of so many devices divides the batch, the axes that can be split and the turns of repeats. The notes show them.", "Another number of devices, or a batch with more factors."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came nearest.", "More devices, a smaller `batch`, or a shorter sequence."),

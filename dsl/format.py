@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from partita.dsl import tree
-from partita.dsl.declarations import source_of
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.lexer import Token, tokenize
 from partita.dsl.parser import parse_file
+from partita.dsl.reader import source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 

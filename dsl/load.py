@@ -13,13 +13,14 @@ from pathlib import Path
 from partita.dsl import spec
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes
-from partita.dsl.declarations import gather, read_source, source_of
+from partita.dsl.declarations import gather
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.fits import report_misfits
 from partita.dsl.models import Models
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.plans import Plans
 from partita.dsl.reach import report_unreached
+from partita.dsl.reader import Reader, source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.scope import Instance
 from partita.dsl.source import Source
@@ -28,27 +29,36 @@ from partita.dsl.unused import report_unused
 Loaded = tuple[spec.Spec | None, tuple[Diagnostic, ...]]
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), root: str | Path | None = None) -> Loaded:
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    root: str | Path | None = None,
+    reader: Reader | None = None,
+) -> Loaded:
     """Check a file, with `key=value` overrides applied.
 
     Returns its meaning, or None where there is an error, and all diagnostics (warnings may come with a Spec).
-    Imports may not leave `root`, by default the file's own directory.
+    Imports may not leave `root`, by default the file's own directory. A `reader` remembers what was read.
     """
     name = os.fspath(path)
     folder = os.fspath(root) if root is not None else None
-    return _loaded(lambda: read_source(name, name), name, overrides, folder)
+    files = reader or Reader()
+    return _loaded(lambda: files.source(name, name), name, overrides, folder, files)
 
 
 def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = (), path: str | Path | None = None) -> Loaded:
     """Check a text as if it stood in the file of that path; without one it can name no others. Otherwise `load`."""
-    return _loaded(lambda: source_of(text, name), os.fspath(path) if path is not None else None, overrides, None)
+    place = os.fspath(path) if path is not None else None
+    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader())
 
 
-def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None) -> Loaded:
+def _loaded(
+    read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None, files: Reader
+) -> Loaded:
     report = Report()
     found = None
     try:
-        found = _check(read(), path, overrides, root, report)
+        found = _check(read(), path, overrides, root, files, report)
     except Refused as refused:
         report.refused(refused)
     except Full:
@@ -57,9 +67,9 @@ def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[st
 
 
 def _check(
-    source: Source, path: str | None, overrides: Sequence[str], root: str | None, report: Report
+    source: Source, path: str | None, overrides: Sequence[str], root: str | None, files: Reader, report: Report
 ) -> spec.Spec | None:
-    declarations = gather(source, path, root, report)
+    declarations = gather(source, path, root, files, report)
     if report.errors:
         return None
     chosen = apply_overrides(declarations, overrides, report)
@@ -73,7 +83,7 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)
-    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root))
+    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root, files))
     found = plans.whole()
     if found is not None:
         report_misfits(found, report)

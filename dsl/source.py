@@ -21,6 +21,11 @@ class Source:
         starts.extend(i + 1 for i, character in enumerate(self.text) if character == "\n")
         return tuple(starts)
 
+    @property
+    def stem(self) -> str:
+        """The name without folder and suffix."""
+        return self.name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".par")
+
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column of a character offset, both counted from 1."""
         line = bisect_right(self._starts, offset)

@@ -314,5 +314,4 @@ class Spec:
     @property
     def name(self) -> str:
         """The file's name without folder and suffix; runs are named after it."""
-        stem = self.source.name.replace("\\", "/").rsplit("/", 1)[-1]
-        return stem.removesuffix(".par")
+        return self.source.stem

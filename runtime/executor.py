@@ -62,6 +62,8 @@ class Executor:
         self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
         self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         records = [stage.record for stage in self.stages.values()]
+        self.asked: Callable[[], bool] = never  # whether this rank is to end
+        self._asked_somewhere = torch.zeros((), device=device)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
@@ -78,6 +80,11 @@ class Executor:
         self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
+
+    @property
+    def ends(self) -> bool:
+        """Whether any rank was asked to end before the last step; all ranks say the same."""
+        return bool(self._asked_somewhere)
 
     def step(self, number: int, batch: Batch, rate: float = 0.0) -> Waits:
         """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
@@ -113,19 +120,22 @@ class Executor:
         mark()
         yield from self._exchange_tied(totals)
         mark()
-        vector = torch.zeros_like(self.statistics)
+        # One more than the statistics: whether a rank was asked to end, which all must hear of in the same step.
+        vector = torch.zeros(len(self.statistics) + 1, dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context))
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
+        if self.asked():
+            vector[-1] = 1.0
         mark()
         yield from self._summed(vector)
         mark()
-        self.statistics = vector
+        self.statistics, self._asked_somewhere = vector[:-1], vector[-1]
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
         if self._update is not None:
             self._check(number)
-            yield from begun(self._update(self._masters, totals, self._states, vector, context))
+            yield from begun(self._update(self._masters, totals, self._states, self.statistics, context))
         mark()
         self._flight.begin(BETWEEN, number)
 
@@ -180,6 +190,11 @@ class Executor:
         for handle in handles:
             while not handle.done():
                 yield
+
+
+def never() -> bool:
+    """It is not asked to end."""
+    return False
 
 
 def _matters(name: str) -> bool:

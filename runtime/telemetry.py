@@ -13,29 +13,26 @@ import json
 import os
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
+from partita.runtime.run_directory import RunDirectory
+
 FILE_NAME = "metrics.jsonl"
+MOST_BYTES = 1 << 36
 
 
 class Telemetry:
     """The writer of a run's `metrics.jsonl`; a context manager."""
 
-    def __init__(self, directory: Path, keep_through: int = 0) -> None:
-        """Open `directory/metrics.jsonl`, which is made where it is missing.
+    def __init__(self, directory: RunDirectory, keep_through: int = 0) -> None:
+        """Open `metrics.jsonl` in a run's directory.
 
         A run that begins at its first step begins the file anew. One that resumes after step `keep_through`
         keeps the lines up to that step and drops what a run that was killed has written after it.
         """
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / FILE_NAME
-        kept = _lines_through(self.path, keep_through)
-        aside = self.path.with_suffix(".jsonl.new")
-        aside.write_bytes(b"".join(kept))
-        aside.replace(self.path)
-        # O_APPEND and one write a line: a line is never interleaved with another or written in parts.
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        found = directory.read(FILE_NAME, MOST_BYTES) if keep_through > 0 else None
+        # Appended to, one write a line: a line is never interleaved with another or written in parts.
+        self._file = directory.begin(FILE_NAME, b"".join(_lines_through(found or b"", keep_through)))
 
     def step(
         self,
@@ -87,12 +84,10 @@ def _plain(value: float) -> float | int | None:
     return float(value) if isfinite(value) else None
 
 
-def _lines_through(path: Path, step: int) -> list[bytes]:
+def _lines_through(found: bytes, step: int) -> list[bytes]:
     """The whole lines of a metrics file that are of a step up to `step`."""
-    if step <= 0 or not path.exists():
-        return []
     kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in found.splitlines(keepends=True):
         try:
             record = json.loads(line) if line.endswith(b"\n") else {}
         except ValueError:

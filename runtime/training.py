@@ -25,7 +25,7 @@ from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.data import Dataset
-from partita.runtime.executor import Executor
+from partita.runtime.executor import Executor, never
 from partita.runtime.faults import NotFinite, origin
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
@@ -33,7 +33,7 @@ from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.regions import assemble, region_of, shape_of
 from partita.runtime.stages import Memory
-from partita.runtime.tracing.flight import BETWEEN, ENDED, Flight
+from partita.runtime.tracing.flight import BETWEEN, CONNECTING, ENDED, STARTING, Flight
 from partita.runtime.transports.transport import Transport
 from partita.runtime.transports.virtual import VirtualCluster
 
@@ -132,11 +132,14 @@ class Rank:
         self.transport = transport
         self.memory = Memory()
         self.failed = False  # a step was not finite
+        self.ended = False  # before the last step, because a rank was asked to
         evaluation = plan.evaluation.program if plan.evaluation else None
+        self.flight = flight or Flight(None)
+        self.flight.begin(CONNECTING)
         transport.open(plan.program.mesh, plan.channels)
+        self.flight.begin(STARTING)
         self._initialise()
         seed = plan.train.seed
-        self.flight = flight or Flight(None)
         self.training = Executor(
             plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight
         )
@@ -228,16 +231,22 @@ def _shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
 
 
 def train(
-    rank: Rank, dataset: Dataset | None, observer: Observer | None = None, checkpoints: Checkpoints | None = None
+    rank: Rank,
+    dataset: Dataset | None,
+    observer: Observer | None = None,
+    checkpoints: Checkpoints | None = None,
+    asked: Callable[[], bool] = never,
 ) -> Iterator[None]:
     """All steps of a run on one rank, or those that a checkpoint leaves; every rank's observer is told the same.
 
-    Where a step is not finite all ranks end; NotFinite is raised on the one that it began on.
+    Where a step is not finite all ranks end; NotFinite is raised on the one that it began on. Where any rank is `asked`
+    to end, all save at the end of the same step, and end: `rank.ended` says so.
     """
     plan = rank.plan
     settings = plan.train
     tokens = plan.program.tokens
     stopwatch = rank.training.stopwatch
+    rank.training.asked = asked
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None and observer is not None:
         observer.resumed(resumed)
@@ -264,9 +273,12 @@ def train(
             observer.step(StepResult(number, loss, norm, rate, speed, metrics))
         if settings.eval is not None and _due(settings, number):
             yield from evaluate(rank, dataset, number, observer)
+        rank.ended = rank.training.ends and number < settings.steps
         # Last, so that all that is written of a saved step is written before it is saved.
-        if checkpoints is not None and checkpoints.due(number):
+        if checkpoints is not None and (rank.ended or checkpoints.due(number)):
             yield from checkpoints.save(number)
+        if rank.ended:
+            break
     if checkpoints is not None:
         yield from checkpoints.finish()
     if stopwatch is not None:
@@ -378,10 +390,11 @@ class VirtualRun:
         dataset: Dataset | None,
         observers: Sequence[Observer | None] = (),
         checkpoints: Sequence[Checkpoints | None] = (),
+        asked: Callable[[], bool] = never,
     ) -> None:
         """The whole run, all ranks interleaved. Observers and checkpoints are by rank, from the first."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
-        self.cluster.run([train(rank, dataset, observer, each) for rank, observer, each in ranks])
+        self.cluster.run([train(rank, dataset, observer, each, asked) for rank, observer, each in ranks])
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from partita.compiler.planning.search import Plan
 from partita.dsl import spec, tree
-from partita.dsl.declarations import Declarations, gather, read_source
+from partita.dsl.declarations import Declarations, gather
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.format import format_text
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.parser import parse_file
+from partita.dsl.reader import Reader
 from partita.dsl.report import Report
 from partita.dsl.source import Source
 from partita.dsl.units import BYTES, SECONDS, written
@@ -36,8 +37,9 @@ def written_plan(
 
     Raises Refused (E0903) where that is another folder, and the file names others beside it.
     """
-    source, report = read_source(path, path), Report()
-    declarations = gather(source, path, root, report)
+    reader, report = Reader(), Report()
+    source = reader.source(path, path)
+    declarations = gather(source, path, root, reader, report)
     apply_overrides(declarations, overrides, report)
     file = parse_file(source, report)
     if report.errors:

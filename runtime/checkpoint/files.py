@@ -95,11 +95,11 @@ def _blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
         yield buffer[:count]
 
 
-def create(name: str, parent: int) -> int:
-    """A new file, open for writing; whatever had this name is gone."""
+def create(name: str, parent: int, more: int = 0) -> int:
+    """A new file, open for writing, with `more` flags; whatever had this name is gone."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | more, 0o666, dir_fd=parent)
 
 
 def write(handle: int, data: bytes | memoryview) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
@@ -37,8 +38,48 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     if call is None:
         return None
     name = call.arguments["dir"]
-    path = run_directory / DIRECTORY if name is None else _under(folder, str(name), given)
+    path = _beside(run_directory) if name is None else _under(folder, str(name), given)
     return Settings(path, int(call.arguments["interval"]), int(call.arguments["keep"]))
+
+
+def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:
+    """Refuse (E0814) to begin beside checkpoints from which this run would not go on.
+
+    They may be where a run's checkpoints are by default, in the run's directory itself, or where those of the last run
+    here were `recorded` to be. Weights that were imported would be ignored, and a run begin anew over its old metrics.
+    """
+    own = settings.path.resolve() if settings is not None else None
+    places = [run_directory / DIRECTORY, run_directory, *([Path(recorded)] if recorded is not None else [])]
+    for place in places:
+        steps = steps_in(place)
+        if not steps or place.resolve() == own:
+            continue
+        there = f"the checkpoint{'s' if len(steps) > 1 else ''} in {place}, the last of step {steps[-1]:,}"
+        if own is None:
+            message = f"this run would not go on from {there}: the file asks for no checkpoints"
+            how = "`checkpoint = every(100)`"
+            if place == run_directory:
+                how += f", with them moved to {place / DIRECTORY},"
+            elif place.resolve() != (run_directory / DIRECTORY).resolve():
+                how = "the `checkpoint` entry of the run before, with its `dir`,"
+            fix = f"{how} in the train block goes on from there"
+        else:
+            message = f"this run would not go on from {there}: its own are in {settings.path if settings else own}"
+            fix = "move them there to go on from them"
+        anew = "to begin anew, name another directory with --run-dir, or move this one away"
+        raise refuse("E0814", message, span, help=f"{fix}; {anew}")
+
+
+def _beside(run_directory: Path) -> Path:
+    """The directory of checkpoints in a run's own, which a stranger may have made."""
+    path = run_directory / DIRECTORY
+    if path.is_symlink():
+        raise refuse(
+            "E0802",
+            f"{path} is a link, which a run does not follow",
+            help="put the directory itself there; or name its place with --run-dir, or with `dir` in the file",
+        )
+    return path
 
 
 def _under(folder: Path, name: str, given: Spec) -> Path:

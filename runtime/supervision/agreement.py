@@ -28,6 +28,7 @@ from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
+from partita.runtime.supervision.rendezvous import Identity
 from partita.runtime.transports.failures import post
 
 if TYPE_CHECKING:
@@ -52,14 +53,6 @@ class Store(Protocol):
         """Return when the keys are there; raises RuntimeError where that takes longer."""
 
 
-def group_store() -> Store:
-    """The store of the process group."""
-    import torch.distributed as dist
-
-    store: Store = dist.distributed_c10d._get_default_store()
-    return store
-
-
 def agree(store: Store, rank: int, ranks: int, plan: Plan) -> None:
     """Compare what all ranks are about to run. Raises Refused (E0612) on all where that differs; ConnectionLost."""
     programs = [plan.program, plan.evaluation.program if plan.evaluation else None]
@@ -72,6 +65,26 @@ def agree(store: Store, rank: int, ranks: int, plan: Plan) -> None:
         if rank == 0:
             store.wait([f"{KEY}/{each}/read" for each in range(ranks)], timedelta(seconds=LEAVE_SECONDS))
     raise difference
+
+
+def for_all(store: Store, identity: Identity, what: str, act: Callable[[], None]) -> None:
+    """Something that the first rank does for all, who wait for it. Raises Refused on all where it is refused, with the
+    diagnostics on the first rank; ConnectionLost.
+    """
+    key = f"{KEY}/{what}"
+    if identity.rank > 0:
+        if post(f"waiting for rank 0 ({what})", store.get, key) == b"refused":
+            store.set(f"{key}/{identity.rank}", "read")
+            raise Refused(())
+        return
+    try:
+        act()
+    except Refused:
+        store.set(key, "refused")
+        with suppress(RuntimeError):  # rank 0 may keep the store; who does not come any more has ended
+            store.wait([f"{key}/{each}" for each in range(1, identity.ranks)], timedelta(seconds=LEAVE_SECONDS))
+        raise
+    store.set(key, "done")
 
 
 def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:

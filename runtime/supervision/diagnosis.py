@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -30,8 +29,10 @@ ENDINGS = (
 )
 REDUCING, EXCHANGING, SUMMING = 0, 1, 3
 # How a rank may be besides.
-DEAD, STOPPED = "dead", "stopped"
+DEAD, STOPPED, SILENT = "dead", "stopped", "silent"
 MOST_WAITING = 4  # ranks that wait and are named one by one
+# What is done by all together, outside of steps, and what for.
+TOGETHER = {flight.AGREEING: "to agree on a checkpoint", flight.CONNECTING: "to connect to them"}
 
 
 @frozen
@@ -74,6 +75,14 @@ class Diagnosis:
             lines.append(f"{len(waiting) - MOST_WAITING} other ranks wait")
         return lines
 
+    def as_text(self, cause: str, states: Sequence[State], said: Mapping[int, str]) -> bytes:
+        """All that is known, as JSON, with what ranks have said last."""
+        ranks = self.as_json(states)
+        for each in ranks:
+            if each["rank"] in said:
+                each["said"] = said[each["rank"]]
+        return (json.dumps({"cause": cause, "ranks": ranks}, indent=2) + "\n").encode()
+
     def as_json(self, states: Sequence[State]) -> list[dict[str, Any]]:
         """All that is known, and the last actions of each rank with the seconds since they ended."""
         return [
@@ -90,14 +99,12 @@ class Diagnosis:
             for each in states
         ]
 
-    def write(self, path: Path, cause: str, states: Sequence[State]) -> None:
-        """The details as a file."""
-        path.write_text(json.dumps({"cause": cause, "ranks": self.as_json(states)}, indent=2) + "\n")
-
     # ------------------------------------------------------------ one rank
 
     @staticmethod
     def _doing(state: State) -> str:
+        if state.condition == SILENT:
+            return "does not answer, nor does any other of its machine"
         if state.condition == DEAD:
             return state.doing.replace("waits", "waited", 1) if state.waits_for else f"was {state.doing}"
         condition = f"is {state.condition}, " if state.condition else ""
@@ -146,10 +153,10 @@ class Diagnosis:
     def _outside_steps(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
         """A rank that runs no program; only to agree with all others does it wait for them."""
         doing, waits = flight.ACTIVITIES[position.activity], list[int]()
-        if position.activity == flight.AGREEING:
+        if position.activity in TOGETHER:
             waits = [other.rank for other in known.values() if other.turn < position.turn]
         if waits:
-            doing = "waits for other ranks, to agree on a checkpoint"
+            doing = f"waits for other ranks, {TOGETHER[position.activity]}"
         return State(position, doing, self._step(position), tuple(waits), condition)
 
     def _past(self, other: Position, own: Position, ending: int) -> bool:
@@ -229,9 +236,9 @@ def blame(states: Sequence[State]) -> list[State]:
 
     Of ranks that wait for each other in a circle, all.
     """
-    ill = [each for each in states if each.condition]
-    if ill:
-        return ill
+    for conditions in ((DEAD, STOPPED), (SILENT,)):
+        if ill := [each for each in states if each.condition in conditions]:
+            return ill
     by_rank = {each.rank: each for each in states}
     working = [each for each in states if not each.waits_for]
     wanted = {rank for each in states for rank in each.waits_for}

@@ -1,37 +1,82 @@
 """The process that outlives the supervisor: it owns the ranks' process group and their private directory.
 
 The launcher runs this file as a program of its own, as leader of the process group that every rank joins. It
-makes the directory (mode 700), prints its path and reads its standard input, of which only the supervisor
+makes the directory (mode 700) and, where the system lets it, a network of its own in which there is nothing but the
+loopback interface: ranks that enter it hear each other, and nobody else on the machine reaches what they listen on. It
+prints the directory's path and whether there is a network, and reads its standard input, of which only the supervisor
 holds the other end. When that closes, whether the supervisor ended or was killed, the directory is removed
 and the whole group killed, this process with it. So nothing has to run in a dying supervisor, and nothing
 remains after it.
+
+Given a directory as argument it takes the place of a guardian that was killed: it is in the group then, and prints
+nothing.
 """
 
+import ctypes
+import fcntl
 import os
 import shutil
 import signal
+import socket
+import struct
 import sys
 import tempfile
+
+# From Linux's sched.h, sockios.h and if.h.
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+LOOPBACK = b"lo"
 
 
 def main() -> None:
     """Make the directory, wait for the end of the supervisor, clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    directory = tempfile.mkdtemp(prefix="partita-")
+    private, *given = sys.argv[1:]
+    directory = given[0] if given else tempfile.mkdtemp(prefix="partita-")
     try:
-        sys.stdout.write(directory + "\n")
-        sys.stdout.flush()
+        if not given:
+            network = private == "private" and sys.platform == "linux" and seclude()
+            sys.stdout.write(f"{directory}\n{'private' if network else 'shared'}\n")
+            sys.stdout.flush()
         while os.read(0, 4096):
             pass
     except OSError:
         pass  # the supervisor was killed before it read the path
     # Renamed first: a rank that is still alive can no longer create files in it.
     gone = directory + ".gone"
-    os.rename(directory, gone)
-    shutil.rmtree(gone, ignore_errors=True)
-    if os.getpgrp() == os.getpid():
+    try:
+        os.rename(directory, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    except OSError:
+        pass  # somebody has removed it
+    if given or os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
+
+
+def seclude() -> bool:
+    """Move to a network of one's own with its loopback interface up; False where the system forbids it.
+
+    Who may not make networks may do so as the first user of a user namespace of their own, in which they stay who they
+    are. The superuser does not: outside of the namespace it would lose what it may.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(CLONE_NEWNET) != 0:
+            if user == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+                return False
+            as_before = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+            for name, text in as_before.items():
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            request = struct.pack("16sh14x", LOOPBACK, 0)
+            _, flags = struct.unpack("16sh14x", fcntl.ioctl(control, SIOCGIFFLAGS, request))
+            fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", LOOPBACK, flags | IFF_UP))
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 In: a command, run once per rank with `PARTITA_RANK`, `PARTITA_RANKS` and `PARTITA_RENDEZVOUS` (a file in a
 private directory) in its environment. Out: an exit status. What holds:
 
-- when one rank dies the others are ended within 5 s, and one message names the rank and what it died of;
+- when one rank dies the others are killed at once, and one message names the rank and what it died of;
 - the same when nothing moves any more: ranks record what they do in files that a lookout reads;
+- ranks connect over a network of their own, where the system allows it; where it does not, and somebody else reaches
+  their ports while they connect, they are started again;
 - after either, all ranks begin again as often as was asked for, each time with a rendezvous of their own; those of the
   next attempt are started while this one runs (`attempts`), so that nobody waits for imports then;
-- Ctrl-C (or SIGTERM, SIGHUP) ends all ranks, with one line;
+- Ctrl-C (or SIGHUP) ends all ranks, with one line; so does SIGTERM, once they have saved, if they do;
+- where standard error cannot be written to any more, the run goes on without it;
 - nothing remains however the supervisor itself ends, by SIGKILL too: `guardian` sees to that;
 - nothing listens beyond the loopback interface.
 
@@ -24,27 +27,41 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from attrs import define, field
 
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
+from partita.runtime.supervision.dumps import Dump
+from partita.runtime.supervision.lookout import LOOK_SECONDS, STARTS, Lookout
 from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, RANKS
-
-if TYPE_CHECKING:
-    from partita.runtime.supervision.lookout import Lookout
+from partita.runtime.supervision.statuses import (
+    ASKED,
+    FAILED,
+    FINAL,
+    FOLLOWING,
+    NOT_FINITE,
+    PEER_LOST,
+    REFUSED,
+    STRANGER,
+    UNSAVED,
+    WRONG_INPUT,
+)
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+QUIET_SECONDS = 30.0  # that ranks which save before they end may do nothing that is seen
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 1.0  # for a rank to end whose peers have lost it
-LOOK_SECONDS = 0.25  # between two looks at the flight recorders
-FAILED = 3  # the exit status of a run that failed
-# Exit statuses after which starting again would end the same way: wrong input, wrong arguments, numbers that are none.
-WRONG_INPUT, WRONG_USE, NOT_FINITE = 1, 2, 77
-PEER_LOST = 76  # that of a rank that ends because another one is gone: such a rank is not the cause
+MOST_STARTS = 3  # of an attempt whose ranks do not come to connect
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LONGEST_LINE = 1 << 16
+SAID_BY_RANKS = frozenset((PEER_LOST, ASKED, NOT_FINITE, REFUSED, UNSAVED))
+WORDS = {
+    PEER_LOST: "lost its connection to another rank",
+    ASKED: "ended because another rank was asked to",
+    STRANGER: "was connected to a process that is no rank of this run",
+}
 
 
 def launch(
@@ -54,28 +71,41 @@ def launch(
     restarts: int = 0,
     lookout: Lookout | None = None,
     environment: Mapping[str, str] | None = None,
+    inherited: Sequence[int] = (),
+    saves: bool = False,
     grace: float = GRACE_SECONDS,
     errors: BinaryIO | None = None,
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
-    0 when every rank ended with 0, 3 when one failed, 128 + the signal's number when a signal ended the run. After a
-    failure that may not happen again all ranks are started anew, up to `restarts` times. `lookout` notices stalls, says
-    what ranks were doing, and when they have begun, so that the next ones can be prepared. `environment` is what ranks
-    inherit (default: this process's); `errors` is where their standard error and its own lines go (default:
-    standard error).
+    0 when every rank ended with 0, 1 when one refused its input, 3 when one failed, 128 + the signal's number when a
+    signal ended the run. After a failure that may not happen again all ranks are started anew, up to `restarts` times.
+    `lookout` notices stalls, says what ranks were doing, and when they have begun, so that the next ones can be
+    prepared. `environment` is what ranks inherit (default: this process's), and `inherited` the descriptors that
+    they and all other processes of the run do; `saves` says that ranks save before they end, when they get SIGTERM.
+    `errors` is where their standard error and its own lines go (default: standard error).
     """
     variables = rank_environment(os.environ if environment is None else environment, ranks)
     output = sys.stderr.buffer if errors is None else errors
-    with _signals() as received, _Attempts(command, ranks, variables) as attempts:
-        for restart in range(restarts + 1):
+    restart = starts = 0
+    with _signals() as received, _Attempts(command, ranks, variables, inherited) as attempts:
+        while True:
             ahead = attempts.prepare if restart < restarts else None
-            supervision = _Supervision(attempts.begin(), received, grace, output, lookout, ahead)
+            supervision = _Supervision(attempts.begin(), received, grace, saves, output, lookout, ahead)
             status = supervision.run()
-            if received or not supervision.may_go_on or restart == restarts:
+            starts += 1
+            if received or not supervision.may_go_on:
                 return status
-            supervision.say(f"starting all ranks again, {restart + 1} of at most {restarts} times")
-    return status
+            if supervision.may_be_disturbed and starts < MOST_STARTS:
+                supervision.say(
+                    "starting all ranks again: the ports at which they connect are open to all of this machine, and "
+                    "somebody else may have come to them"
+                )
+                continue
+            if restart == restarts:
+                return status
+            restart, starts = restart + 1, 0
+            supervision.say(f"starting all ranks again, {restart} of at most {restarts} times")
 
 
 @define(eq=False)
@@ -85,6 +115,7 @@ class _Attempts:
     command: Sequence[str]
     ranks: int
     variables: Mapping[str, str]
+    inherited: Sequence[int]
     present: Attempt | None = None
     next: Attempt | None = None
 
@@ -98,11 +129,11 @@ class _Attempts:
 
     def prepare(self) -> None:
         """Start the ranks of the next attempt, which wait for its beginning; those of one that has failed, anew."""
-        if self.next is not None and not self.next.alive:
+        if self.next is not None and not self.next.sound:
             failed, self.next = self.next, None
             failed.end()
         if self.next is None:
-            self.next = Attempt(self.command, self.ranks, self.variables)
+            self.next = Attempt(self.command, self.ranks, self.variables, self.inherited)
 
     def begin(self) -> Attempt:
         """The next attempt, begun; the one before ends."""
@@ -154,6 +185,7 @@ class _Supervision:
     attempt: Attempt
     received: list[int]
     grace: float
+    saves: bool
     output: BinaryIO
     lookout: Lookout | None = None
     prepare: Callable[[], None] | None = None  # called once the ranks have begun: for the next attempt
@@ -162,7 +194,9 @@ class _Supervision:
     patience: float | None = None  # until when those that lost a peer are not yet taken for the cause
     stall: str | None = None
     doing: str = ""  # what the ranks did when some died
+    connecting: bool = False  # whether they had not come to their first step by then
     next_look: float = 0.0
+    dumps: dict[int, Dump] = field(factory=dict)  # by rank
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -173,7 +207,15 @@ class _Supervision:
     def may_go_on(self) -> bool:
         """Whether the run failed, and may do better when it is started again."""
         statuses = {rank.process.returncode for rank in self.causes}
-        return self.stall is not None or bool(statuses and not statuses & {WRONG_INPUT, WRONG_USE, NOT_FINITE})
+        return self.stall is not None or bool(statuses and not statuses & FINAL)
+
+    @property
+    def may_be_disturbed(self) -> bool:
+        """Whether the run failed while its ranks connected, over a network that others reach too."""
+        if self.attempt.secluded or self.lookout is None:
+            return False
+        statuses = {rank.process.returncode for rank in self.causes}
+        return STRANGER in statuses or (self.connecting and (self.stall is not None or -signal.SIGABRT in statuses))
 
     def run(self) -> int:
         with selectors.DefaultSelector() as selector:
@@ -189,6 +231,8 @@ class _Supervision:
         self.causes = self.causes or self._failed()  # the last ones may end together, between two looks
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
+            if rank.process.returncode >= 0 and rank.number in self.dumps and self.dumps[rank.number].text:
+                self._print(self.dumps[rank.number].text.encode() + b"\n")  # it has not died of that
         if self.deadline is not None:
             _restore_terminal()
         return self._conclude()
@@ -200,11 +244,22 @@ class _Supervision:
             if self.lookout is not None:
                 self._look(self.lookout)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
-            self.deadline = time.monotonic() + self.grace
-            self._signal(signal.SIGTERM)
+            # Ranks have nothing to put in order, but to save when they are asked to.
+            asked = not self.causes and self.received[:1] == [signal.SIGTERM]
+            self.deadline = time.monotonic() + (self.grace if asked else 0.0)
+            self._signal(signal.SIGTERM if asked else signal.SIGKILL)
             self._signal(signal.SIGCONT)  # a stopped rank hears no other signal
+        if self.deadline is not None and len(self.received) < 2 and self._saving():
+            self.deadline = time.monotonic() + self.grace
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
+
+    def _saving(self) -> bool:
+        """Whether ranks that were asked to end are still about to save."""
+        if not self.saves or self.lookout is None or self.received[:1] != [signal.SIGTERM] or self._failed():
+            return False
+        positions = self.lookout.positions(self.attempt.directory)
+        return bool(positions) and min(each.seconds for each in positions) < QUIET_SECONDS
 
     def _failed(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
@@ -212,23 +267,27 @@ class _Supervision:
     def _may_follow(self, failed: Sequence[Rank]) -> bool:
         """Whether those that have ended have only lost a peer, which may be about to end and say why."""
         statuses = {rank.process.returncode for rank in failed}
-        if statuses != {PEER_LOST} or not any(rank.alive for rank in self.ranks):
+        if not statuses or statuses - FOLLOWING or not any(rank.alive for rank in self.ranks):
             return False
         self.patience = self.patience or time.monotonic() + PATIENCE_SECONDS
         return time.monotonic() < self.patience
 
     def _look(self, lookout: Lookout) -> None:
         """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
+        directory = self.attempt.directory
         if self.causes:
-            known = all(rank.process.returncode in (PEER_LOST, NOT_FINITE) for rank in self.causes)
-            self.doing = "" if known else lookout.died(self.attempt.directory, [rank.number for rank in self.causes])
+            self.connecting = not any(each.activity not in STARTS for each in lookout.positions(directory))
+            known = all(rank.process.returncode in SAID_BY_RANKS for rank in self.causes)
+            dead = [rank.number for rank in self.causes]
+            self.doing = "" if known else lookout.died(directory, dead, self._last_words())
         elif time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            self.stall = lookout.stalled(self.attempt.directory)
+            self.attempt.guard()
+            self.stall = lookout.stalled(directory, self.attempt.begun, self.attempt.processes)
             if self.stall is not None:
-                # At once: ranks that hang may take their time to end.
+                self.connecting = not any(each.activity not in STARTS for each in lookout.positions(directory))
                 self.say(f"{self.stall}\n  ending all ranks")
-            elif self.prepare is not None and lookout.begun(self.attempt.directory):
+            elif self.prepare is not None and lookout.begun(directory):
                 with suppress(OSError):  # this attempt goes on; the next one is then started when it is needed
                     self.prepare()
                 self.prepare = None
@@ -260,8 +319,20 @@ class _Supervision:
         if not lines:
             return
         prefix = f"rank {rank.number}: ".encode() if len(self.ranks) > 1 else b""
-        self.output.write(b"".join(prefix + line + b"\n" for line in lines.splitlines()))
-        self.output.flush()
+        shown = self.dumps.setdefault(rank.number, Dump()).without(lines.splitlines())
+        self._print(b"".join(prefix + line + b"\n" for line in shown))
+
+    def _last_words(self) -> dict[int, str]:
+        """What ranks that aborted have said of it."""
+        return {number: dump.text for number, dump in self.dumps.items() if dump.text}
+
+    def _print(self, data: bytes) -> None:
+        """Write to where errors go. A disk that is full, or a reader that has left, ends no run."""
+        try:
+            self.output.write(data)
+            self.output.flush()
+        except OSError:
+            pass
 
     def _conclude(self) -> int:
         if self.received:
@@ -274,31 +345,38 @@ class _Supervision:
             return 0
         # Of several that died together, those that a signal killed come before those that ended by
         # themselves, and those that only lost their peer last.
-        first = min(self.causes, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
-        if first.process.returncode == NOT_FINITE:
+        first = min(self.causes, key=lambda rank: (rank.process.returncode in FOLLOWING, rank.process.returncode > 0))
+        status = first.process.returncode
+        if any(rank.process.returncode == REFUSED for rank in self.causes):
+            return WRONG_INPUT  # which has been said
+        if status == NOT_FINITE:
             self.say("the run ended before a step that is not finite could change the parameters")
             return FAILED
+        if status == UNSAVED:
+            self.say("the run ended, and its last checkpoint could not be written")
+            return FAILED
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
-        doing = f"\n  {self.doing}" if self.doing else ""
-        self.say(f"rank {first.number} {death(first.process.returncode)}{others}{doing}")
+        cause = self.dumps[first.number].cause if first.number in self.dumps else ""
+        lines = [f"rank {first.number} {death(status)}{others}", *filter(None, (cause, self.doing))]
+        self.say("\n  ".join(lines))
         return FAILED
 
     def say(self, text: str) -> None:
         """A line of the supervisor's own."""
-        self.output.write(f"partita: {text}\n".encode())
-        self.output.flush()
+        self._print(f"partita: {text}\n".encode())
 
 
 def _restore_terminal() -> None:
     """Show the cursor, on a new line: a display that was killed leaves it hidden, and its line open."""
     if os.isatty(1):
-        os.write(1, b"\n\x1b[?25h")
+        with suppress(OSError):
+            os.write(1, b"\n\x1b[?25h")
 
 
 def death(status: int) -> str:
     """What a process died of, by its exit status: `was killed by SIGKILL (…)`, `ended with exit status 1`."""
-    if status == PEER_LOST:
-        return "lost its connection to another rank"
+    if status in WORDS:
+        return WORDS[status]
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

@@ -1,11 +1,11 @@
 """Watching ranks by their flight recorders: notices that a run stands still, and says who holds it up.
 
-A run stands still when no rank has taken a mark for the stall timeout: while one waits, another must work. Before all
-ranks have begun their first step they compile, connect and load, for which they have `STARTING_SECONDS` at least,
-unless one of them is stopped.
+A run stands still when no rank has taken a mark for the stall timeout: while one waits, another must work. No phase is
+left out. Before all ranks have begun their first step they compile, connect and load, for which they have
+`STARTING_SECONDS` at least, unless one of them is stopped; after the last step they have `ENDING_SECONDS` at most.
 
 The supervisor watches the ranks that it has started. Under another launcher every rank watches all whose recorders it
-can see, and the first one to notice speaks for all.
+can see, asks the other machines what they see (`views`), and the first one to notice speaks for all.
 """
 
 from __future__ import annotations
@@ -14,109 +14,143 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
+from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import DEAD, STOPPED, Diagnosis
+from partita.runtime.supervision.processes import is_gone, is_stopped
+from partita.runtime.supervision.views import Seen, Views
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
 STARTING_SECONDS = 120.0
-STARTS = (flight.STARTING, flight.LOADING)
+ENDING_SECONDS = 60.0
+STARTS = (flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING)
 LOOK_SECONDS = 0.25
 REPORT = "fault.json"
-SPOKEN = "stalled"  # made by the rank that speaks
+FOLDER = "flight"  # in the run's directory: where ranks record that watch themselves
 
 
 @frozen(eq=False)
 class Lookout:
-    """The watch over `ranks` ranks that record in a directory. `report` is where details go, as JSON."""
+    """The watch over `ranks` ranks. Details of what it finds go to the run's directory, as JSON."""
 
     diagnosis: Diagnosis
     ranks: int
     timeout: float
-    report: Path
+    run: RunDirectory
 
-    def stalled(self, directory: Path, some: bool = False) -> str | None:
-        """Why the run stands still, in words; None while it moves on. `some`: not all recorders can be seen."""
-        positions = self.positions(directory)
-        if not positions or (len(positions) < self.ranks and not some):
-            return None  # a rank that does not even start ends, or its peers give up connecting to it
-        moving = [each for each in positions if each.activity != flight.ENDED]
-        seconds = min((each.seconds for each in moving), default=0.0)
-        if seconds <= self.timeout:
+    def stalled(self, directory: Path, since: float, processes: Mapping[int, int]) -> str | None:
+        """Why the run stands still, in words; None while it moves on.
+
+        `since` is when the ranks were told to begin (as by time.monotonic), `processes` are theirs: one that has no
+        recorder yet is still being started.
+        """
+        waited = time.monotonic() - since
+        positions = {each.rank: each for each in self.positions(directory)}
+        for rank, process in processes.items():
+            if rank not in positions:
+                positions[rank] = Position(rank, process, flight.STARTING, 0, 0, 0, waited, ())
+        return self.judged(_seen(positions.values()), waited)
+
+    def judged(self, seen: Seen, waited: float) -> str | None:
+        """Why ranks that are seen like this stand still, which have been told to begin `waited` seconds ago."""
+        seconds = min([waited, *(each.seconds for each in seen.positions)])
+        if not seen.positions or seconds <= min(self.timeout, ENDING_SECONDS):
             return None
-        conditions = {each.rank: STOPPED for each in moving if is_stopped(each.process)}
-        started = all(each.activity not in STARTS for each in moving)
-        patience = self.timeout if started or conditions else max(self.timeout, STARTING_SECONDS)
+        patience = self.timeout
+        if all(each.activity == flight.ENDED for each in seen.positions):
+            patience = min(patience, ENDING_SECONDS)
+        elif not seen.conditions and any(each.activity in STARTS for each in seen.positions):
+            patience = max(patience, STARTING_SECONDS)
         if seconds <= patience:
             return None
-        return f"nothing has moved for {patience:g} s\n  {self._described(positions, conditions, 'stall')}"
+        return f"nothing has moved for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
 
     def begun(self, directory: Path) -> bool:
         """Whether all ranks have come to their first step, and none is at the end."""
         positions = self.positions(directory)
         return len(positions) == self.ranks and not any(each.activity in (*STARTS, flight.ENDED) for each in positions)
 
-    def died(self, directory: Path, ranks: Iterable[int]) -> str:
-        """What the ranks were doing when some died; empty where they had not started."""
+    def died(self, directory: Path, ranks: Iterable[int], said: Mapping[int, str] | None = None) -> str:
+        """What the ranks were doing when some died; empty where they had not started. `said` is what they said last."""
         positions = self.positions(directory)
-        return self._described(positions, dict.fromkeys(ranks, DEAD), "death") if positions else ""
+        return self._described(positions, dict.fromkeys(ranks, DEAD), "death", said) if positions else ""
 
     def positions(self, directory: Path) -> list[Position]:
         """Where the ranks are that have a recorder."""
         found = (flight.read(directory, rank) for rank in range(self.ranks))
         return [position for position in found if position is not None]
 
-    def _described(self, positions: list[Position], conditions: Mapping[int, str], cause: str) -> str:
+    def _described(
+        self,
+        positions: Sequence[Position],
+        conditions: Mapping[int, str],
+        cause: str,
+        said: Mapping[int, str] | None = None,
+    ) -> str:
         states = self.diagnosis.states(positions, conditions)
         try:
-            self.diagnosis.write(self.report, cause, states)
-            details = [f"details: {self.report}"]
+            self.run.put(REPORT, self.diagnosis.as_text(cause, states, said or {}))
+            details = [f"details: {self.run.path / REPORT}"]
         except OSError:
             details = []  # the message matters more
         return "\n  ".join([*self.diagnosis.lines(states), *details])
 
-    def keep(self, directory: Path, status: int) -> None:
-        """Watch from a thread of this process, and end it with `status` when the run stands still."""
 
-        def watch() -> None:
-            while True:
-                time.sleep(LOOK_SECONDS)
-                text = self.stalled(directory, some=True)
-                if text is None:
-                    continue
-                if _first(directory / SPOKEN):
-                    print(f"partita: {text}", file=sys.stderr, flush=True)
-                # The process may hang in a library that no exception reaches.
-                os._exit(status)
+@frozen(eq=False)
+class Watcher:
+    """A thread of a rank that watches the others, where no supervisor does: ends its process when the run stands still.
 
-        threading.Thread(target=watch, name="lookout", daemon=True).start()
+    `views` are the other machines', `status` what the process ends with.
+    """
+
+    lookout: Lookout
+    directory: Path
+    views: Views
+    status: int
+    since: float = field(factory=time.monotonic)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        threading.Thread(target=self._watch, name="lookout", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self.views.answer(self._seen)
+            if self.lookout.judged(self._seen(), self._waited) is None:
+                continue
+            text = self.lookout.judged(self.views.collect(self._seen()), self._waited)
+            if text is None:
+                continue  # on another machine something moves
+            if self.views.speaks():
+                print(f"partita: {text}", file=sys.stderr, flush=True)
+            # The process may hang in a library that no exception reaches.
+            os._exit(self.status)
+
+    def _seen(self) -> Seen:
+        return _seen(self.lookout.positions(self.directory))
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - self.since
 
 
-def is_stopped(process: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a terminal; False where the system does not say."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
+def _seen(positions: Iterable[Position]) -> Seen:
+    """Those of this machine's ranks that have not come to their end, and which of them are stopped."""
+    left = [each for each in positions if not (each.activity == flight.ENDED and is_gone(each.process))]
+    return Seen(left, {each.rank: STOPPED for each in left if is_stopped(each.process)})
 
 
-def _first(path: Path) -> bool:
-    """Whether nobody has made this file before."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError:
-        return False
-    return True
-
-
-def prepare(directory: Path, rank: int) -> Path:
-    """The place of a rank's recorder in a directory that outlives runs: what an earlier run left there is removed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in (flight.path_of(directory, rank), *([directory / SPOKEN] if rank == 0 else [])):
-        path.unlink(missing_ok=True)
-    return flight.path_of(directory, rank)
+def prepare(run: RunDirectory, rank: int) -> flight.Flight:
+    """A rank's recorder in the run's directory: what an earlier run left there is removed. Raises OSError."""
+    with run.folder(FOLDER) as handle:
+        name = flight.path_of(Path(), rank).name
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
+        return flight.Flight(name, handle)

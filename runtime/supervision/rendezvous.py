@@ -11,11 +11,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from datetime import timedelta
 
 from attrs import frozen
 
 RANK, RANKS, RENDEZVOUS = "PARTITA_RANK", "PARTITA_RANKS", "PARTITA_RENDEZVOUS"
+DIRECTORY = "PARTITA_DIRECTORY"  # descriptors of the run's directory and its lock
 FLIGHT = "PARTITA_FLIGHT"  # the directory of the flight recorders
 STANDBY = "PARTITA_STANDBY"  # set where a rank is to wait at its standard input, before it connects, for this word
 WORD = b"!"
@@ -29,8 +29,9 @@ class Identity:
     """One rank of a run.
 
     `local_rank` counts the ranks of one machine, of which there are `local_ranks`, and chooses the GPU. `launcher` is
-    `partita`, `torchrun` or `slurm`; `rendezvous` is torch.distributed's `init_method`; `local` says that all ranks are
-    on this machine; `own_gpu` that each sees no GPU but its own.
+    `partita`, `torchrun` or `slurm`; `rendezvous` says where ranks meet (`meeting`), as `file://PATH` or
+    `tcp://HOST:PORT`, and `hosted` that a process which is no rank keeps the store there; `local` says that all ranks
+    are on this machine; `own_gpu` that each sees no GPU but its own.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Identity:
     rendezvous: str
     local: bool
     own_gpu: bool = False
+    hosted: bool = False
 
 
 def rank_from_environment(environment: Mapping[str, str] | None = None) -> Identity | None:
@@ -59,27 +61,6 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Ident
     return _from_torchrun(variables) if "RANK" in variables and "WORLD_SIZE" in variables else None
 
 
-def connect(identity: Identity, backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> None:
-    """Make torch.distributed's process group of all ranks; returns when all of them are there.
-
-    On one machine Gloo and NCCL's own meeting are bound to the loopback interface. `timeout` bounds the wait for the
-    others.
-    """
-    # Imported here: the supervisor reads the environment too, and has no need of torch.
-    import torch.distributed as dist
-
-    if identity.local:
-        for name in INTERFACES:
-            os.environ.setdefault(name, LOOPBACK_INTERFACE)
-    dist.init_process_group(
-        backend,
-        init_method=identity.rendezvous,
-        rank=identity.rank,
-        world_size=identity.ranks,
-        timeout=timeout,
-    )
-
-
 def await_word() -> bool:
     """Wait until the supervisor lets this rank begin; False where it has ended instead."""
     return STANDBY not in os.environ or os.read(0, len(WORD)) == WORD
@@ -95,7 +76,7 @@ def _from_supervisor(variables: Mapping[str, str]) -> Identity:
 def _from_torchrun(variables: Mapping[str, str]) -> Identity:
     ranks = _number(variables, "WORLD_SIZE")
     address = _text(variables, "MASTER_ADDR")
-    _number(variables, "MASTER_PORT")
+    port = _number(variables, "MASTER_PORT")
     # Kubernetes' operators start one rank a pod, without these, and name the first pod to itself as localhost.
     alone = not (variables.get("LOCAL_RANK") or variables.get("LOCAL_WORLD_SIZE"))
     local = not alone and (address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks))
@@ -104,7 +85,9 @@ def _from_torchrun(variables: Mapping[str, str]) -> Identity:
         raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
     local_rank = _number(variables, "LOCAL_RANK", 0 if alone else rank)
     local_ranks = _number(variables, "LOCAL_WORLD_SIZE", ranks if local else local_rank + 1)
-    return Identity(rank, ranks, local_rank, local_ranks, "torchrun", "env://", local)
+    hosted = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    place = f"tcp://{address}:{port}"
+    return Identity(rank, ranks, local_rank, local_ranks, "torchrun", place, local, hosted=hosted)
 
 
 def _from_slurm(variables: Mapping[str, str]) -> Identity | None:

@@ -10,6 +10,7 @@ The file is 64-bit integers: a head (below), then the times of the last `RING` m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -28,16 +29,18 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 # far: where ranks of one program are at the same mark, that says who is behind. All ranks turn to the same things in
 # the same order, so their turns can be compared, whatever they do. Times are those of the machine's clock.
 ACTIVITY, MARKS, BEGUN, STEP, PROCESS, COLLECTIVES, TURN, MACHINE, HEAD = range(9)
-STARTING, TRAINING, EVALUATING, BETWEEN, ENDED, LOADING, SAVING, AGREEING = range(8)
+STARTING, TRAINING, EVALUATING, BETWEEN, ENDED, LOADING, SAVING, AGREEING, READY, CONNECTING = range(10)
 ACTIVITIES = (
     "starting",
     "training",
     "evaluating",
     "between steps",
-    "ended",
+    "ending",
     "reading a checkpoint",
     "saving a checkpoint",
     "agreeing on a checkpoint",
+    "waiting for its turn",
+    "connecting to other ranks",
 )
 SIZE = 8 * (HEAD + RING)
 
@@ -48,15 +51,20 @@ def path_of(directory: Path, rank: int) -> Path:
 
 
 class Flight:
-    """One rank's recorder. Without a path it records into memory of its own: nobody watches."""
+    """One rank's recorder. Without a path it records into memory of its own: nobody watches.
 
-    def __init__(self, path: Path | None) -> None:
+    The path is relative to the open directory `parent`, where there is one. Raises OSError, also where the file has no
+    room: a page of it that the disk could not take would end the process.
+    """
+
+    def __init__(self, path: Path | str | None, parent: int | None = None) -> None:
         if path is None:
             self._memory: mmap.mmap | bytearray = bytearray(SIZE)
         else:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
             try:
-                os.ftruncate(descriptor, SIZE)
+                if os.write(descriptor, bytes(SIZE)) < SIZE:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._memory = mmap.mmap(descriptor, SIZE)
             finally:
                 os.close(descriptor)
@@ -64,6 +72,11 @@ class Flight:
         self._next = 0
         self._view[PROCESS], self._view[MACHINE] = os.getpid(), machine()
         self.mark()
+
+    @property
+    def marks(self) -> int:
+        """How many it has taken."""
+        return self._next
 
     def mark(self) -> None:
         """The rank has done something."""

@@ -9,6 +9,16 @@ class ConnectionLost(RuntimeError):
     """Another rank has gone; the message names the operation and the rank at its other end, or the mesh axis."""
 
 
+class Stranger(RuntimeError):
+    """Who is at the other end of a connection is no rank of this run."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"somebody who is no rank of this run has come in between the ranks as they connected ({where}); "
+            "nothing was sent to him but greetings"
+        )
+
+
 def post(description: str, operation: Any, *arguments: Any, **options: Any) -> Any:
     """Start an operation. Raises `ConnectionLost`."""
     try:

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import sha256
+from hmac import new
 from threading import Thread
 from typing import Any
 
@@ -31,7 +33,7 @@ from attrs import define, evolve
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.collectives import total
-from partita.runtime.transports.failures import ConnectionLost, post, wait
+from partita.runtime.transports.failures import ConnectionLost, Stranger, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
 from partita.runtime.transports.neighbours import Neighbours, find_neighbours
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
@@ -101,10 +103,15 @@ class Summing:
 
 
 class ProcessTransport:
-    """One process's end of the communication; a `Transport`. Tensors live on `device`."""
+    """One process's end of the communication; a `Transport`. Tensors live on `device`.
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    Gloo takes whoever comes first to its port for the rank that it waits for. So before anything else is sent, all who
+    are connected show each other that they know the run's `secret`. Raises `Stranger` where somebody does not.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", secret: bytes = b"") -> None:
         self.rank = dist.get_rank()
+        self._secret = secret
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
         self.backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -120,14 +127,14 @@ class ProcessTransport:
     def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
-        greeting = torch.zeros(1, device=self.device)
+        self._greet("all ranks", self._world, range(self.ranks))
         for axis in mesh.sharding:
             for first in _first_ranks(mesh, axis):
                 ranks = mesh.group(first, axis)
                 group = self._group(ranks, axis)
                 if self.rank in ranks:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
-            self.all_gather(axis, (greeting,), (0,)).done()
+                    self._greet(axis, group, ranks)
         columns = _first_ranks(mesh, mesh.pipe)
         neighbours = find_neighbours(self._world) if channels and self.backend == "gloo" else Neighbours()
         for channel, traffic in sorted(channels.items()):
@@ -142,9 +149,10 @@ class ProcessTransport:
                     self._channels[channel] = _shared(between, self.rank, traffic, neighbours)
                 else:
                     self._channels[channel] = _GroupEnd(between, self.rank, group)
+                    self._greet(str(between), group, ends)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
-                transfer(channel, greeting).done()
+                transfer(channel, torch.zeros(1, device=self.device)).done()
         neighbours.close()
         # All wait here, so that whatever is wrong with the network shows before the first step.
         self.meet()
@@ -209,6 +217,15 @@ class ProcessTransport:
         closing = Thread(target=_destroy, name="partita-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
+
+    def _greet(self, what: str, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
+        """Show all in a group that this rank knows the secret, and see that they do. Also connects them, on NCCL."""
+        shown = (new(self._secret, f"{what} {rank}".encode(), sha256).digest() for rank in (self.rank, *sorted(ranks)))
+        own, *others = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in shown)
+        found = [torch.empty_like(own, device=self.device) for _ in ranks]
+        post(f"connecting for {what}", dist.all_gather, found, own.to(self.device), group=group)
+        if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
+            raise Stranger(what)
 
     def _group(self, ranks: Sequence[int] | None, what: str, options: Any = None) -> dist.ProcessGroup | None:
         """A group of these ranks, or of all; every rank asks for every group."""

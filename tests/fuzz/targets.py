@@ -18,11 +18,11 @@ from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.text import read
 from partita.dsl import limits, tree
 from partita.dsl.codes import CODES
-from partita.dsl.declarations import decode
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.format import format_text
 from partita.dsl.load import Loaded, load_text
 from partita.dsl.parser import parse_file
+from partita.dsl.reader import decode
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 from partita.runtime.checkpoint.files import Damaged

@@ -170,18 +170,8 @@ def test_a_store_that_is_gone_is_a_connection_lost():
 # ---------------------------------------------------------------- real processes
 
 
-def by_file(folder: Path, rank: int) -> dict[str, str]:
-    """As the supervisor starts ranks."""
-    return {
-        "PARTITA_RANK": str(rank),
-        "PARTITA_RANKS": "2",
-        "PARTITA_RENDEZVOUS": str(folder / "rendezvous"),
-        "PARTITA_FLIGHT": str(folder),
-    }
-
-
 def by_port(folder: Path, rank: int) -> dict[str, str]:
-    """As others do, with a store that rank 0 keeps."""
+    """As other launchers start ranks, with a store that rank 0 keeps; the supervisor's all read one file."""
     port = folder / "port"
     if not port.exists():
         with socket.socket() as probe:
@@ -221,7 +211,7 @@ def outcomes(folder: Path, start: object, *files: str, overrides: Sequence[str] 
 
 @pytest.mark.parametrize(
     ("start", "change"),
-    [(by_file, ("peak = 3e-3", "peak = 2e-3")), (by_port, ("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"))],
+    [(by_port, ("peak = 3e-3", "peak = 2e-3")), (by_port, ("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"))],
 )
 def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, start: object, change: tuple[str, str]):
     changed = TINY.replace(*change)
@@ -235,5 +225,5 @@ def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, start: object, ch
 
 
 def test_ranks_with_files_that_mean_the_same_run(tmp_path: Path):
-    found = outcomes(tmp_path, by_file, TINY, "# my own copy\n" + TINY)
+    found = outcomes(tmp_path, by_port, TINY, "# my own copy\n" + TINY)
     assert [status for status, _ in found] == [0, 0], found

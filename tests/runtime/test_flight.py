@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +18,9 @@ from hypothesis import strategies as st
 
 from partita.compiler.instructions import WaitReceive
 from partita.dsl.load import load
+from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
-from partita.runtime.supervision.lookout import Lookout
+from partita.runtime.supervision.lookout import ENDING_SECONDS, Lookout
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
 from partita.runtime.training import Plan, Rank, prepare
@@ -103,9 +108,9 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
     program = plan.program
     victim = data.draw(st.integers(0, plan.ranks - 1))
     record = program.ranks[program.mesh.pipe_rank(victim)]
-    # Marks: the recorder's own, the step's beginning, its prologue, one for each instruction, and three endings before
-    # the sum over all ranks; what follows holds nobody up within the step.
-    limit = data.draw(st.integers(2, len(record.instructions) + 5))
+    # Marks: the recorder's own, two while the rank is made, the step's beginning, its prologue, one for each
+    # instruction, and three endings before the sum over all ranks; what follows holds nobody up within the step.
+    limit = data.draw(st.integers(4, len(record.instructions) + 7))
     with TemporaryDirectory() as name:
         directory = Path(name)
         flights = [_Freezing(path_of(directory, rank)) for rank in range(plan.ranks)]
@@ -116,7 +121,7 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
         batch = {each.name: torch.randint(0, 2, each.type.shape, generator=generator) for each in program.inputs}
         with pytest.raises(Deadlock):
             cluster.run([_until_frozen(rank.step(1, batch, 0.1)) for rank in ranks])
-        positions = Lookout(Diagnosis(program), plan.ranks, 1.0, directory / "report").positions(directory)
+        positions = Lookout(Diagnosis(program), plan.ranks, 1.0, RunDirectory.open(directory)).positions(directory)
     diagnosis = Diagnosis(program)
     states = diagnosis.states(positions)
     note("\n".join(diagnosis.lines(states)))
@@ -131,7 +136,7 @@ def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
     for rank in range(2):
         recorder = Flight(path_of(tmp_path, rank))
         recorder.begin(TRAINING, 7)
-    lookout = Lookout(Diagnosis(plan.program), 2, 1.0, tmp_path / "fault.json")
+    lookout = Lookout(Diagnosis(plan.program), 2, 1.0, RunDirectory.open(tmp_path))
     text = lookout.died(tmp_path, [1])
     assert text.startswith("rank 1 was at the start (step 7)")
     report = json.loads((tmp_path / "fault.json").read_text())
@@ -153,7 +158,7 @@ def test_who_is_behind_is_told_by_turns(tmp_path: Path):
 
     def blamed() -> tuple[list[int], str]:
         diagnosis = Diagnosis(plan.program)
-        states = diagnosis.states(Lookout(diagnosis, 2, 1.0, tmp_path / "fault.json").positions(tmp_path))
+        states = diagnosis.states(Lookout(diagnosis, 2, 1.0, RunDirectory.open(tmp_path)).positions(tmp_path))
         return [each.rank for each in blame(states)], diagnosis.lines(states)[-1]
 
     assert blamed()[0] == [0]
@@ -177,22 +182,62 @@ def test_recorders_of_other_machines_are_not_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_run_that_moves_does_not_stall(tmp_path: Path):
-    lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, tmp_path / "fault.json")
-    assert lookout.stalled(tmp_path) is None  # nobody has started
+    lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, RunDirectory.open(tmp_path))
+    long_ago, own = time.monotonic() - 100.0, {0: os.getpid(), 1: os.getpid()}
+    assert lookout.stalled(tmp_path, long_ago, own) is None  # they are being started, which may take longer
     first = Flight(path_of(tmp_path, 0))
+    assert lookout.stalled(tmp_path, long_ago, own) is None
     second = Flight(path_of(tmp_path, 1))
-    assert lookout.stalled(tmp_path) is None  # they are starting, which may take longer
+    assert lookout.stalled(tmp_path, long_ago, own) is None
     first.begin(TRAINING, 1)
     second.begin(TRAINING, 1)
-    patient = Lookout(lookout.diagnosis, 2, 60.0, tmp_path / "fault.json")
-    assert patient.stalled(tmp_path) is None
+    patient = Lookout(lookout.diagnosis, 2, 60.0, RunDirectory.open(tmp_path))
+    assert patient.stalled(tmp_path, long_ago, own) is None
+    assert lookout.stalled(tmp_path, time.monotonic(), own) is None  # they have been told to begin just now
     text = None
     while text is None:
-        text = lookout.stalled(tmp_path)
+        text = lookout.stalled(tmp_path, long_ago, own)
     assert "is at the start for 0 s (step 1)" in text
-    for each in (first, second):
-        each.begin(flight.ENDED)
-    assert lookout.stalled(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "activity", [None, flight.STARTING, flight.READY, flight.CONNECTING, flight.LOADING, flight.ENDED]
+)
+def test_a_rank_that_is_stopped_outside_of_steps_is_named(tmp_path: Path, activity: int | None):
+    """Also before it has a recorder, and after its last step."""
+    lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, RunDirectory.open(tmp_path))
+    first = Flight(path_of(tmp_path, 0))
+    for each in (flight.READY, flight.CONNECTING, flight.LOADING, flight.AGREEING):
+        first.begin(each)
+    record = "" if activity is None else f"Flight(path_of(Path({str(tmp_path)!r}), 1)).begin({activity})"
+    program = f"""
+import os, signal
+from pathlib import Path
+from partita.runtime.tracing.flight import Flight, path_of
+{record}
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        since, text = time.monotonic() - ENDING_SECONDS, None
+        while text is None:
+            text = lookout.stalled(tmp_path, since, {0: os.getpid(), 1: process.pid})
+    finally:
+        process.kill()
+        process.wait()
+    doing = flight.ACTIVITIES[activity or flight.STARTING]
+    assert text.splitlines()[1].startswith(f"  rank 1 is stopped, {doing}")
+    assert text.splitlines()[2].startswith("  rank 0 waits for other ranks, to agree")
+
+
+def test_the_last_rank_is_watched_to_its_end(tmp_path: Path):
+    lookout = Lookout(Diagnosis(PLANS["tiny.par"].program), 1, 1e-3, RunDirectory.open(tmp_path))
+    Flight(path_of(tmp_path, 0)).begin(flight.ENDED)
+    text = None
+    while text is None:
+        text = lookout.stalled(tmp_path, 0.0, {})
+    assert "rank 0 is ending" in text
 
 
 def test_lines_of_the_file_are_those_of_what_a_function_calls():

@@ -36,10 +36,14 @@ SLURM = {
         ({"PATH": "/bin", "SLURM_JOB_ID": "17"}, None),
         (OURS, Identity(1, 4, 1, 4, "partita", "file:///private/rendezvous", True)),
         ({**SLURM, **OURS}, Identity(1, 4, 1, 4, "partita", "file:///private/rendezvous", True)),
-        (TORCHRUN, Identity(9, 16, 1, 8, "torchrun", "env://", False)),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16"}, Identity(9, 16, 1, 16, "torchrun", "env://", True)),
-        ({**TORCHRUN, "MASTER_ADDR": "127.0.0.1"}, Identity(9, 16, 1, 8, "torchrun", "env://", True)),
-        ({**SLURM, **TORCHRUN}, Identity(9, 16, 1, 8, "torchrun", "env://", False)),
+        (TORCHRUN, Identity(9, 16, 1, 8, "torchrun", "tcp://node7:29500", False)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16"}, Identity(9, 16, 1, 16, "torchrun", "tcp://node7:29500", True)),
+        ({**TORCHRUN, "MASTER_ADDR": "127.0.0.1"}, Identity(9, 16, 1, 8, "torchrun", "tcp://127.0.0.1:29500", True)),
+        (
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            Identity(9, 16, 1, 8, "torchrun", "tcp://node7:29500", False, hosted=True),
+        ),
+        ({**SLURM, **TORCHRUN}, Identity(9, 16, 1, 8, "torchrun", "tcp://node7:29500", False)),
         (SLURM, Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False)),
         (
             {**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"},
@@ -55,8 +59,11 @@ SLURM = {
             Identity(3, 8, 1, 2, "slurm", "tcp://gpu012:25017", False, own_gpu=True),
         ),
         # A pod of a Kubernetes job that has one rank, and the first one.
-        (POD, Identity(9, 16, 0, 1, "torchrun", "env://", False)),
-        ({**POD, "RANK": "0", "MASTER_ADDR": "localhost"}, Identity(0, 16, 0, 1, "torchrun", "env://", False)),
+        (POD, Identity(9, 16, 0, 1, "torchrun", "tcp://node7:29500", False)),
+        (
+            {**POD, "RANK": "0", "MASTER_ADDR": "localhost"},
+            Identity(0, 16, 0, 1, "torchrun", "tcp://localhost:29500", False),
+        ),
         # A batch script, and a shell from `srun --pty`: no others are there.
         ({key: value for key, value in SLURM.items() if "STEP" not in key}, None),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.runtime.telemetry import Telemetry
+from partita.runtime.run_directory import RunDirectory
+from partita.runtime.telemetry import FILE_NAME, Telemetry
 
 NUMBERS = st.floats() | st.integers(-(10**9), 10**9)
 
@@ -34,9 +35,9 @@ def test_what_is_written_is_what_is_read(
     tmp_path_factory: pytest.TempPathFactory, numbers: tuple[float, ...], metrics: dict[str, float]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    with Telemetry(folder) as telemetry:
+    with RunDirectory.open(folder) as directory, Telemetry(directory) as telemetry:
         written = [telemetry.step(1, *numbers, metrics), telemetry.evaluation(1, numbers[0], metrics)]
-    found = read(telemetry.path)
+    found = read(folder / FILE_NAME)
     assert found == written
     keys = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
     expected = {"step": 1, **dict(zip(keys, numbers, strict=True)), **metrics}
@@ -46,32 +47,34 @@ def test_what_is_written_is_what_is_read(
 
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
-    telemetry = Telemetry(tmp_path / "new" / "run")
+    folder = tmp_path / "new" / "run"
+    telemetry = Telemetry(RunDirectory.open(folder))
     telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
-    assert [line["step"] for line in read(telemetry.path)] == [1]
+    assert [line["step"] for line in read(folder / FILE_NAME)] == [1]
     telemetry.step(2, 2.0, 0.1, 1.0, 100.0)
-    assert [line["step"] for line in read(telemetry.path)] == [1, 2]
+    assert [line["step"] for line in read(folder / FILE_NAME)] == [1, 2]
     telemetry.close()
 
 
 @pytest.mark.parametrize("rest", ["", '{"step": 4, "lo', "\0\0\n", "3\n", "\n"])
 def test_a_resumed_run_keeps_the_lines_up_to_its_step(tmp_path: Path, rest: str) -> None:
-    with Telemetry(tmp_path) as telemetry:
+    directory = RunDirectory.open(tmp_path)
+    with Telemetry(directory) as telemetry:
         for step in (1, 2, 3, 4):
             telemetry.step(step, 2.0, 0.1, 1.0, 100.0)
         telemetry.evaluation(2, 3.0)
-    with telemetry.path.open("a") as file:
+    with (tmp_path / FILE_NAME).open("a") as file:
         file.write(rest)
-    with Telemetry(tmp_path, keep_through=2) as telemetry:
+    with Telemetry(directory, keep_through=2) as telemetry:
         telemetry.step(3, 1.0, 0.1, 1.0, 100.0)
-    assert [line["step"] for line in read(telemetry.path)] == [1, 2, 2, 3]
+    assert [line["step"] for line in read(tmp_path / FILE_NAME)] == [1, 2, 2, 3]
 
 
 def test_a_new_run_begins_anew(tmp_path: Path) -> None:
     for _ in range(2):
-        with Telemetry(tmp_path) as telemetry:
+        with RunDirectory.open(tmp_path) as directory, Telemetry(directory) as telemetry:
             telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
-    assert len(read(telemetry.path)) == 1
+    assert len(read(tmp_path / FILE_NAME)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -80,9 +83,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     program = f"""
 import resource
 from pathlib import Path
+from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Telemetry
 
-telemetry = Telemetry(Path({str(tmp_path)!r}))
+telemetry = Telemetry(RunDirectory.open(Path({str(tmp_path)!r})))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
 refused = 0

@@ -41,11 +41,11 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def listening() -> dict[str, str]:
-    """The sockets of the machine that listen, by inode: their addresses."""
+def listening(process: int | str = "self") -> dict[str, str]:
+    """The sockets that listen in the network of a process, by inode: their addresses."""
     found = {}
     for name in ("tcp", "tcp6"):
-        for line in (PROC / "net" / name).read_text().splitlines()[1:]:
+        for line in (PROC / str(process) / "net" / name).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTEN:
                 found[fields[9]] = fields[1]
@@ -57,13 +57,18 @@ class Held:
     """Sockets that listened, by inode, and files in shared memory that some processes have been seen to have."""
 
     sockets: set[str] = field(factory=set)
+    reachable: set[str] = field(factory=set)  # those that any process of the machine can connect to
     files: set[Path] = field(factory=set)
 
     def look(self, processes: Iterable[int]) -> None:
         """Add what processes have now."""
-        opened = {name for process in processes for name in _opened(process)}
-        inodes = {match[1] for name in opened if (match := re.fullmatch(r"socket:\[(\d+)\]", name))}
-        self.sockets |= inodes & listening().keys()
+        opened = set[str]()
+        for process in processes:
+            opened |= (own := set(_opened(process)))
+            inodes = {match[1] for name in own if (match := re.fullmatch(r"socket:\[(\d+)\]", name))}
+            with suppress(OSError):  # it has ended
+                self.sockets |= inodes & listening(process).keys()
+            self.reachable |= inodes & listening().keys()
         self.files |= {Path(name) for name in opened if name.startswith(f"{SHARED_MEMORY}/")}
 
     def remaining(self) -> list[str]:

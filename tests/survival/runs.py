@@ -161,7 +161,8 @@ class Run:
         """How far a rank is; None where none is running."""
         names = [each for each in os.listdir(self.temporary) if re.fullmatch(r"partita-\w+", each)]
         found = (read(each, rank) for each in [*(self.temporary / name for name in names), self.directory / "flight"])
-        return next((each for each in found if each is not None), None)
+        # Those of the next attempt stand ready, and have taken few marks.
+        return max((each for each in found if each is not None), key=lambda each: each.total, default=None)
 
     def partial(self) -> set[str]:
         """The names in the directory of the save under way."""
@@ -200,6 +201,6 @@ class Run:
     def check_nothing_remains(self) -> None:
         """Nor anything in the run's directory but what belongs there, once a run has come to its end."""
         self.check_nothing_runs()
-        assert set(os.listdir(self.directory)) - {REPORT} == {"metrics.jsonl", "checkpoints"}
+        assert set(os.listdir(self.directory)) - {REPORT} == {"metrics.jsonl", "checkpoints", "lock", "run.json"}
         commits = {commit_name(step) for step in range(INTERVAL, STEPS + 1, INTERVAL)[-self.keep :]}
         assert set(os.listdir(self.checkpoints)) == commits | {"lock"}

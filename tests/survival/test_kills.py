@@ -128,9 +128,11 @@ def strike(run: Run, case: Case) -> set[int]:
     looked = False
     for commits in await_moment(run, case.victim, case.moment, case.step):
         seen = commits
-        if not looked and run.position(case.victim) is not None:
+        position = run.position(case.victim)
+        if not looked and position is not None and position.step > 0:
             run.held.look(marked(run.mark))
             assert run.held.sockets, "Gloo listens for its peers; if not, nothing is seen here"
+            assert not run.held.reachable, "nobody but ranks reaches what they listen on"
             looked = True
     position = run.position(case.victim)
     assert run.process is not None

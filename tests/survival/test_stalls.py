@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from partita.runtime.supervision.lookout import is_stopped
+from partita.runtime.supervision.processes import is_stopped
 from tests.survival.moments import ACTIONS, await_moment, doing
 from tests.survival.processes import PROC, wait_until
 from tests.survival.runs import LAYOUTS, RANKS, STALL_SECONDS, STEPS, Run

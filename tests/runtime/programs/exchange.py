@@ -16,7 +16,8 @@ import torch
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
-from partita.runtime.supervision.rendezvous import connect, rank_from_environment
+from partita.runtime.supervision.meeting import connect
+from partita.runtime.supervision.rendezvous import rank_from_environment
 from partita.runtime.transports import neighbours
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 from partita.runtime.transports.shared import LIMIT, LOOK_SECONDS, Incoming, Outgoing

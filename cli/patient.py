@@ -1,0 +1,68 @@
+"""Standard output and error of a run: a reader that leaves, or a full disk, ends the display and not the training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+
+def provide() -> None:
+    """Open what is closed of the three standard streams: else the next file that is opened becomes standard output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+class Patient:
+    """A text stream that writes on as long as that works. Where it does not any more, that is said once, on `other`."""
+
+    def __init__(self, stream: TextIO, name: str, other: TextIO | None) -> None:
+        self._stream, self._name, self._other = stream, name, other
+
+    def write(self, text: str) -> int:
+        """Write and flush, or lose it."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self, error: OSError) -> None:
+        # What the stream still holds, and all to come, goes nowhere: the interpreter would stumble over it at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        if self._other is not None:
+            why = "nobody reads it any more" if error.errno == errno.EPIPE else str(error.strerror)
+            with suppress(OSError):
+                print(f"partita: {self._name} is lost: {why}; the run goes on", file=self._other, flush=True)
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Let both streams of this process fail in peace."""
+    out, errors = sys.stdout, sys.stderr
+    lenient = Patient(errors, "standard error", None)
+    sys.stdout, sys.stderr = Patient(out, "standard output", lenient), lenient  # type: ignore[assignment, arg-type]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, errors

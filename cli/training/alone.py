@@ -1,0 +1,223 @@
+"""`partita run` started by hand: the supervisor of the ranks that it starts, or all ranks in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from typing import TYPE_CHECKING
+
+from partita.cli import measured
+from partita.cli.source import report
+from partita.cli.training.devices import transport_of
+from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, writable
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.load import load
+from partita.dsl.reader import Reader
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
+
+if TYPE_CHECKING:
+    from partita.compiler.program import Program
+    from partita.dsl.spec import Spec
+    from partita.runtime.data import Dataset
+    from partita.runtime.run_directory import RunDirectory
+    from partita.runtime.training import Plan
+
+TERMINATED = 143
+
+
+def run_alone(arguments: argparse.Namespace) -> int:
+    """Train on this machine."""
+    reader = Reader()
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
+    report(diagnostics)
+    if spec is None:
+        return WRONG_INPUT
+    try:
+        _refuse_crowd(spec)
+        return (_virtual if arguments.transport == "virtual" else _supervise)(arguments, spec, reader)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return WRONG_INPUT
+
+
+def _refuse_crowd(spec: Spec) -> None:
+    """Refuse (E0613) more ranks than a file that somebody else may have written should start on one machine."""
+    from partita.dsl import limits
+    from partita.dsl.diagnostic import refuse
+
+    mesh = spec.mesh
+    if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
+        raise refuse(
+            "E0613",
+            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks, and at most {limits.LOCAL_RANKS} are started on one machine",
+            mesh.span,
+            help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
+        )
+
+
+def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
+    """Start the ranks on this machine. What is wrong with the file is said once, before."""
+    from partita.compiler.pipeline import compile_run
+    from partita.compiler.report.claims import doubts
+    from partita.runtime.data.binding import open_data
+    from partita.runtime.supervision.diagnosis import Diagnosis
+    from partita.runtime.supervision.launcher import launch
+    from partita.runtime.supervision.lookout import Lookout
+    from partita.runtime.supervision.rendezvous import DIRECTORY
+
+    transport = transport_of(arguments, spec)
+    state, evaluation = compile_run(spec, gpu=transport == "nccl")
+    report((*state.warnings, *doubts(state)))
+    program = state.program
+    assert program is not None
+    assert spec.train is not None
+    open_data(program, spec.train, folder_of(arguments))
+    directory = opened(arguments)
+    if directory is None:
+        return WRONG_USE
+    with directory:
+        if not _taken(arguments, spec, program, reader, directory):
+            return WRONG_USE
+        trace = arguments.trace
+        if trace is not None and not recordable(spec, trace):
+            return WRONG_USE
+        if trace is not None:
+            measured.forget(trace, program)
+        diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
+        try:
+            status = launch(
+                _command(arguments, transport),
+                program.mesh.ranks,
+                restarts=arguments.restarts,
+                lookout=Lookout(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
+                environment={**os.environ, DIRECTORY: directory.text},
+                inherited=directory.descriptors,
+                saves=spec.train.checkpoint is not None,
+            )
+        except OSError as error:
+            print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
+            return FAILED
+    if trace is not None and status in (0, INTERRUPTED):
+        measured.draw(trace, program)
+    return status
+
+
+def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
+    """The command of a rank."""
+    command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
+    command += ["--transport", transport]
+    for name in ("root", "run_dir", "stall_timeout", "trace"):
+        value = getattr(arguments, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    return command
+
+
+def _taken(
+    arguments: argparse.Namespace, spec: Spec, program: Program, reader: Reader, directory: RunDirectory
+) -> bool:
+    """Take the run's directory: whether it, and that of the checkpoints, can be written to; says why not.
+
+    Refused: E0801 to E0804, E0814.
+    """
+    from partita.runtime.checkpoint.identity import manifest_of
+    from partita.runtime.checkpoint.settings import check_model, refuse_unused
+    from partita.runtime.run_directory import Record
+
+    try:
+        warning = directory.lock()
+    except OSError as error:
+        print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
+        return False
+    if warning is not None:
+        report([warning])
+    before = directory.record()
+    settings = checkpoints_of(arguments, spec)
+    span = spec.train.span if spec.train is not None else None
+    refuse_unused(directory.path, before.checkpoints if before else None, settings, span)
+    if settings is not None:
+        if not writable(settings.path):
+            return False
+        check_model(settings.path, manifest_of(spec, program))
+    where = str(settings.path.resolve()) if settings is not None else None
+    try:
+        directory.keep(Record(secrets.token_hex(8), reader.texts, where))
+    except OSError as error:
+        print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
+    """Train with all ranks in this process."""
+    from partita.compiler.report.claims import doubts
+    from partita.runtime.data.binding import open_data
+    from partita.runtime.training import prepare
+
+    plan = prepare(spec)
+    if plan.training.compiled:
+        check_compiler(plan)
+    report((*plan.training.warnings, *doubts(plan.training)))
+    dataset = open_data(plan.program, plan.train, folder_of(arguments))
+    directory = opened(arguments)
+    if directory is None:
+        return WRONG_USE
+    with directory:
+        if not _taken(arguments, spec, plan.program, reader, directory):
+            return WRONG_USE
+        return _train_virtual(arguments, plan, dataset, directory)
+
+
+def _train_virtual(arguments: argparse.Namespace, plan: Plan, dataset: Dataset | None, directory: RunDirectory) -> int:
+    import torch
+
+    from partita.cli.watch import Watch
+    from partita.runtime.checkpoint.checkpoints import Checkpoints
+    from partita.runtime.faults import NotFinite
+    from partita.runtime.supervision.cores import usable
+    from partita.runtime.supervision.launcher import rank_environment
+    from partita.runtime.supervision.termination import Termination
+    from partita.runtime.training import VirtualRun
+
+    # As many threads as each rank would have if it were a process.
+    threads = rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
+    torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
+    settings = checkpoints_of(arguments, plan.spec)
+    with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
+        run = VirtualRun(plan)
+        checkpoints = [Checkpoints(rank, settings, say) for rank in run.ranks] if settings is not None else []
+        try:
+            run.train(dataset, [watch], checkpoints, termination.asked)
+        except NotFinite as wrong:
+            print(f"partita: {wrong}", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        finally:
+            for each in checkpoints:
+                each.close()
+    if termination.asked():
+        print("partita: ended by SIGTERM", file=sys.stderr)
+        return TERMINATED
+    return FAILED if any(each.unsaved for each in checkpoints) else 0
+
+
+def say(diagnostic: Diagnostic) -> None:
+    """Print what the run has to say of its checkpoints."""
+    report([diagnostic])
+
+
+def check_compiler(plan: Plan) -> None:
+    """Refuse (E0614) to begin what torch could not compile."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    from partita.dsl.diagnostic import refuse
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        span = plan.train.spans.get("compile")
+        raise refuse("E0614", "torch finds no C++ compiler", span, help="install g++, or leave `compile` out") from None

@@ -1,0 +1,65 @@
+"""Where a run reads and writes: by the command's arguments, and the file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from partita.dsl.source import Source
+from partita.dsl.spec import Spec
+
+if TYPE_CHECKING:
+    from partita.runtime.checkpoint.settings import Settings
+    from partita.runtime.run_directory import RunDirectory
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """What the paths in the file are relative to."""
+    return Path(arguments.file).resolve().parent
+
+
+def run_directory(arguments: argparse.Namespace) -> Path:
+    """The run's directory, by default named after the file."""
+    return Path(arguments.run_dir or f"runs/{Source(arguments.file, '').stem}")
+
+
+def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
+    """Where checkpoints go and how often; None where the file asks for none."""
+    from partita.runtime.checkpoint.settings import settings_of
+
+    return settings_of(spec, run_directory(arguments), folder_of(arguments))
+
+
+def opened(arguments: argparse.Namespace) -> RunDirectory | None:
+    """The run's directory, made where it is missing; says why where that cannot be."""
+    from partita.runtime.run_directory import RunDirectory
+
+    path = run_directory(arguments)
+    try:
+        return RunDirectory.open(path)
+    except OSError as error:
+        print(f"partita: cannot write to {path}: {error.strerror}", file=sys.stderr)
+        return None
+
+
+def writable(directory: Path) -> bool:
+    """Make a directory that the user has named; says why where that cannot be."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            return True
+    except OSError as error:
+        print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+        return False
+
+
+def recordable(spec: Spec, trace: Path) -> bool:
+    """Whether there are steps to record, and a place for their times; says why not."""
+    assert spec.train is not None
+    if spec.train.steps < 2:
+        print("partita: --trace leaves out the first step, and there is no other: raise train.steps", file=sys.stderr)
+        return False
+    return writable(trace)

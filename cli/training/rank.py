@@ -1,0 +1,257 @@
+"""`partita run` as one rank of many: of the supervisor's on this machine, or under torchrun or Slurm."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from partita.cli import measured
+from partita.cli.source import report
+from partita.cli.training.alone import check_compiler, say
+from partita.cli.training.devices import device_of_rank
+from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, run_directory
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.load import load
+from partita.dsl.reader import Reader
+from partita.runtime.run_directory import Record, RunDirectory
+from partita.runtime.supervision.rendezvous import DIRECTORY, FLIGHT, Identity, await_word
+from partita.runtime.supervision.statuses import (
+    ASKED,
+    INTERRUPTED,
+    NOT_FINITE,
+    PEER_LOST,
+    REFUSED,
+    STRANGER,
+    UNSAVED,
+    WRONG_INPUT,
+    WRONG_USE,
+)
+from partita.runtime.tracing import flight
+from partita.runtime.tracing.flight import Flight, path_of
+from partita.runtime.transports.failures import ConnectionLost, Stranger
+
+if TYPE_CHECKING:
+    import torch
+
+    from partita.runtime.data import Dataset
+    from partita.runtime.supervision.meeting import Meeting
+    from partita.runtime.training import Plan
+
+
+def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
+    """Train as a rank; the exit status, which tells the supervisor why this rank has ended."""
+    ours = identity.launcher == "partita"
+    try:
+        with ExitStack() as stack:
+            return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
+    except Refused as refused:
+        # Errors are said by the first rank of each machine, which may have another file, other data or other devices.
+        if identity.local_rank == 0:
+            report(refused.diagnostics)
+        return REFUSED if ours else WRONG_INPUT
+    except Stranger as stranger:
+        print(f"partita: {'' if ours else f'rank {identity.rank}: '}{stranger}", file=sys.stderr)
+        return STRANGER
+    except ConnectionLost as lost:
+        # The supervisor puts the rank before each line.
+        print(f"partita: {'' if ours else f'rank {identity.rank}: '}{lost}", file=sys.stderr)
+        return PEER_LOST
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+@define(eq=False)
+class _Rank:
+    """What all ranks do, in the order in which they do it."""
+
+    arguments: argparse.Namespace
+    identity: Identity
+    stack: ExitStack
+
+    def run(self) -> int:
+        raise NotImplementedError
+
+    def planned(self, reader: Reader, speaks: bool) -> tuple[Plan, torch.device, Dataset | None]:
+        """What is to be done, from the file to the data; says what there is to say of it if it `speaks`. Refused."""
+        import torch
+
+        from partita.compiler.report.claims import doubts
+        from partita.runtime.data.binding import open_data
+        from partita.runtime.training import prepare
+
+        arguments = self.arguments
+        spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
+        if spec is None:
+            raise Refused(diagnostics)
+        device = device_of_rank(arguments.transport, self.identity)
+        plan = prepare(spec, gpu=device.type == "cuda")
+        if plan.training.compiled and device.type == "cpu":
+            check_compiler(plan)
+        if speaks:
+            report((*diagnostics, *plan.training.warnings, *doubts(plan.training)))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return plan, device, open_data(plan.program, plan.train, folder_of(arguments))
+
+    def train(
+        self,
+        plan: Plan,
+        device: torch.device,
+        dataset: Dataset | None,
+        directory: RunDirectory,
+        recorder: Flight,
+        meeting: Meeting,
+    ) -> int:
+        """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
+        from partita.cli.watch import Watch
+        from partita.runtime.checkpoint.checkpoints import Checkpoints
+        from partita.runtime.faults import NotFinite
+        from partita.runtime.heap import keep_pages
+        from partita.runtime.supervision.meeting import connect
+        from partita.runtime.supervision.termination import Termination
+        from partita.runtime.tracing import stopwatch
+        from partita.runtime.training import Rank, train
+        from partita.runtime.transports.process import ProcessTransport
+
+        arguments, identity, stack = self.arguments, self.identity, self.stack
+        keep_pages()
+        times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
+        recorder.begin(flight.CONNECTING)
+        connect(identity, "nccl" if device.type == "cuda" else "gloo", meeting)
+        transport = ProcessTransport(device, meeting.secret)
+        stack.callback(transport.close)
+        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder)
+        settings = checkpoints_of(arguments, plan.spec)
+        checkpoints = Checkpoints(rank, settings, say) if settings is not None else None
+        if checkpoints is not None:
+            stack.callback(checkpoints.close)
+        watch = None
+        if identity.local_rank == 0:
+            # The first rank of another machine shows the run there.
+            watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
+        termination = stack.enter_context(Termination(checkpoints is not None, recorder))
+        try:
+            for _ in train(rank, dataset, watch, checkpoints, termination.asked):
+                raise AssertionError("a real transport waits inside its handles")
+        except NotFinite as wrong:
+            print(f"partita: {wrong}", file=sys.stderr)
+            return NOT_FINITE
+        if rank.failed:
+            return NOT_FINITE
+        if checkpoints is not None and checkpoints.unsaved:
+            return UNSAVED
+        if rank.ended:
+            if termination.asked():
+                stack.callback(termination.end)  # last of all but what has been begun before
+            return ASKED
+        if times is not None:
+            transport.meet()  # all have written their times
+        return 0
+
+
+class _Supervised(_Rank):
+    """A rank of this machine's supervisor, which watches it from its beginning, and holds the run's directory."""
+
+    def run(self) -> int:
+        # Ctrl-C is the supervisor's. A rank that is interrupted alone ends at once, wherever it waits.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        recorder = Flight(path_of(Path(os.environ[FLIGHT]), self.identity.rank))
+        directory = RunDirectory.inherited(run_directory(self.arguments), os.environ[DIRECTORY])
+        # The file as it was when the run began, whatever has become of it since.
+        record = directory.record()
+        plan, device, dataset = self.planned(Reader(record.files if record is not None else None), speaks=False)
+        # With what takes long to import, before the word.
+        from partita.runtime.supervision.agreement import agree
+        from partita.runtime.supervision.meeting import CONNECT_SECONDS, meet
+
+        recorder.begin(flight.READY)
+        if not await_word():
+            return PEER_LOST
+        recorder.begin(flight.CONNECTING)
+        meeting = meet(self.identity, CONNECT_SECONDS)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, plan)
+        return self.train(plan, device, dataset, directory, recorder, meeting)
+
+
+class _Launched(_Rank):
+    """A rank that another launcher has started. Ranks watch each other, and the first one holds the run's directory."""
+
+    def run(self) -> int:
+        from partita.runtime.checkpoint.settings import refuse_unused
+        from partita.runtime.supervision.agreement import agree, for_all
+        from partita.runtime.supervision.lookout import STARTING_SECONDS
+        from partita.runtime.supervision.meeting import meet
+        from partita.runtime.training import check_ranks
+
+        arguments, identity = self.arguments, self.identity
+        meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))
+        directory = opened(arguments)
+        if directory is None:
+            return WRONG_USE
+        self.stack.enter_context(directory)
+        # Nobody touches anything there before it is held.
+        for_all(meeting.store, identity, "lock", lambda: _lock(directory))
+        record = directory.record()
+        begun = record is not None and record.run == meeting.run
+        reader = Reader(record.files if record is not None and begun else None)
+        plan, device, dataset = self.planned(reader, speaks=identity.rank == 0)
+        agree(meeting.store, identity.rank, identity.ranks, plan)
+        check_ranks(plan, identity.ranks)
+        if not begun:
+            settings, before = checkpoints_of(arguments, plan.spec), record.checkpoints if record is not None else None
+            own = Record(meeting.run, reader.texts, str(settings.path.resolve()) if settings is not None else None)
+
+            def begin() -> None:
+                refuse_unused(directory.path, before, settings, plan.train.span)
+                with _refused_as_unwritable(directory):
+                    directory.keep(own)
+
+            for_all(meeting.store, identity, "begin", begin)
+        trace = arguments.trace
+        if trace is not None and not recordable(plan.spec, trace):
+            return WRONG_USE
+        if trace is not None and identity.rank == 0:
+            measured.forget(trace, plan.program)
+        status = self.train(plan, device, dataset, directory, self._watched(directory, meeting, plan), meeting)
+        if trace is not None and identity.rank == 0 and status == 0:
+            measured.draw(trace, plan.program)
+        return status
+
+    def _watched(self, directory: RunDirectory, meeting: Meeting, plan: Plan) -> Flight:
+        """This rank's recorder, which the others of its machine see; and its watch over them, from now on."""
+        from partita.runtime.supervision.diagnosis import Diagnosis
+        from partita.runtime.supervision.lookout import FOLDER, Lookout, Watcher, prepare
+        from partita.runtime.supervision.views import Views
+
+        with _refused_as_unwritable(directory):
+            recorder = prepare(directory, self.identity.rank)
+        diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)
+        lookout = Lookout(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
+        views = Views(self.identity.rank, meeting.machines, meeting.again)
+        Watcher(lookout, directory.path / FOLDER, views, PEER_LOST).start()
+        return recorder
+
+
+def _lock(directory: RunDirectory) -> None:
+    """Hold the run's directory. Refused: E0802, E0803."""
+    with _refused_as_unwritable(directory):
+        warning = directory.lock()
+    if warning is not None:
+        report([warning])
+
+
+@contextmanager
+def _refused_as_unwritable(directory: RunDirectory) -> Iterator[None]:
+    """The system's errors as E0802."""
+    try:
+        yield
+    except OSError as error:
+        raise refuse("E0802", f"cannot write to {directory.path}: {error.strerror}") from error

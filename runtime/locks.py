@@ -1,0 +1,48 @@
+"""A file that a run holds for as long as it lives, so that no other one uses the same directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+LOCK = "lock"
+PATIENCE_SECONDS = 10.0  # how long a run that is being ended may still hold it
+
+
+class Held(Exception):
+    """Another run holds the lock."""
+
+
+def lock(parent: int, patience: float = PATIENCE_SECONDS) -> tuple[int, bool]:
+    """Hold the lock of an open directory: a descriptor that holds it until it and all its copies are closed, and
+    whether this file system has locks at all. Raises Held, and OSError where no file can be made.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    end = time.monotonic() + patience
+    handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                os.close(handle)
+                raise Held from error
+            time.sleep(0.1)
+        except OSError:
+            return handle, False
+        else:
+            if still_there(parent, handle):
+                return handle, True
+            # Whoever held it has removed it, or the directory was emptied: another run may hold the new one.
+            os.close(handle)
+            handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
+
+
+def still_there(parent: int, handle: int) -> bool:
+    """Whether what a descriptor holds is still the lock of the directory, which may have been emptied or removed."""
+    try:
+        own, there = os.fstat(handle), os.stat(LOCK, dir_fd=parent, follow_symlinks=False)
+    except OSError:
+        return False
+    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)

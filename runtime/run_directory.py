@@ -1,0 +1,168 @@
+"""The directory of a run: held by one run at a time, and written to without following a link.
+
+Nothing in it is touched before its lock is held. What a run writes there is opened relative to the open directory, is
+new, and takes its name by a rename: a link that somebody has put there is replaced and never followed. The lock is
+inherited by all processes of the run, and so is held until the last of them is gone.
+
+`run.json` keeps what the run began with: the texts of its files, which later attempts read instead of the files, and
+where its checkpoints are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.runtime import locks
+from partita.runtime.checkpoint.files import Damaged, create, put, read, write
+
+RECORD = "run.json"
+MOST_RECORD = 1 << 26
+
+
+@frozen
+class Record:
+    """What a run began with: the texts of its files by path, and where its checkpoints go, if anywhere.
+
+    `run` names the run: attempts of one run have one name.
+    """
+
+    run: str
+    files: Mapping[str, str] = field(repr=False)
+    checkpoints: str | None
+
+
+@define(eq=False)
+class RunDirectory:
+    """An open directory of a run. Methods raise OSError where the system does."""
+
+    path: Path
+    handle: int
+    _lock: int | None = field(default=None, init=False)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Open the directory, which is made where it is missing. Nothing in it is touched."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    @classmethod
+    def inherited(cls, path: Path, text: str) -> RunDirectory:
+        """The directory that the process which has started this one holds open: `text` is what it says of it."""
+        handle, *others = map(int, text.split(","))
+        for each in (handle, *others):
+            os.set_inheritable(each, False)
+        return cls(path, handle)
+
+    @property
+    def text(self) -> str:
+        """What a process that inherits the descriptors is told."""
+        return ",".join(map(str, self.descriptors))
+
+    def lock(self) -> Diagnostic | None:
+        """Hold the directory until `close`; a warning (W0806) where its file system has no locks.
+
+        Raises Refused (E0803) where another run holds it.
+        """
+        try:
+            self._lock, held = locks.lock(self.handle)
+        except locks.Held as error:
+            raise refuse(
+                "E0803",
+                f"another run writes to {self.path}",
+                help="wait for its end, or give this one another directory",
+            ) from error
+        return None if held else without_locks(self.path)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the run's other processes inherit: the directory, and its lock."""
+        return (self.handle,) if self._lock is None else (self.handle, self._lock)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self.handle)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ files
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small file that is there whole or not at all."""
+        put(name, self.handle, data)
+
+    def begin(self, name: str, data: bytes) -> int:
+        """A file that begins with this and is to be appended to: its descriptor."""
+        aside = f"{name}.new"
+        handle = create(aside, self.handle, os.O_APPEND)
+        try:
+            write(handle, data)
+            os.rename(aside, name, src_dir_fd=self.handle, dst_dir_fd=self.handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """The content of a regular file of at most so many bytes; None where there is none, whatever else is there."""
+        try:
+            return read(name, self.handle, most)
+        except Damaged:
+            return None
+
+    @contextmanager
+    def folder(self, name: str) -> Iterator[int]:
+        """A directory in this one, made where it is missing. OSError where it is a link."""
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.handle)
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.handle)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    # ------------------------------------------------------------ the record
+
+    def keep(self, record: Record) -> None:
+        """Write down what the run begins with."""
+        found = {"run": record.run, "checkpoints": record.checkpoints, "files": dict(record.files)}
+        self.put(RECORD, json.dumps(found, indent=2).encode("utf-8", "surrogatepass") + b"\n")
+
+    def record(self) -> Record | None:
+        """What the last run here began with; None where that cannot be told."""
+        data = self.read(RECORD, MOST_RECORD)
+        try:
+            found: Any = json.loads(data) if data is not None else None
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict):
+            return None
+        run, files, checkpoints = (found.get(name) for name in ("run", "files", "checkpoints"))
+        if not isinstance(run, str) or not isinstance(files, dict) or not isinstance(checkpoints, str | None):
+            return None
+        if not all(isinstance(text, str) for text in files.values()):
+            return None
+        return Record(run, files, checkpoints)
+
+
+def without_locks(path: Path) -> Diagnostic:
+    """The warning (W0806) of a file system that has no locks."""
+    return Diagnostic(
+        "W0806",
+        f"the file system of {path} has no locks: another run that writes there would not be noticed",
+        help="start one run at a time in this directory",
+    )

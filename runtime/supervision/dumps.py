@@ -1,0 +1,47 @@
+"""What a process writes to standard error while C++ or the interpreter aborts it: long, and one line of it says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from attrs import define, field
+
+BEGINNINGS = (b"terminate called", b"libc++abi", b"Fatal Python error", b"*** SIG", b"FATAL: ")
+# What it died of, and the place: `what():  [enforce fail at …/tcp/pair.cc:598] …`.
+CAUSE = re.compile(r"(?:what\(\): |uncaught exception of type [^:]*: |Fatal Python error: )\s*(.+)")
+MOST_BYTES = 1 << 16
+LONGEST_CAUSE = 300
+
+
+@define(eq=False)
+class Dump:
+    """The dump of one process, if it writes one: all from its first line on."""
+
+    _lines: list[bytes] = field(factory=list)
+    _bytes: int = 0
+
+    def without(self, lines: Sequence[bytes]) -> list[bytes]:
+        """The lines that are not part of it; those that are, are kept."""
+        if self._lines:
+            first = 0
+        else:
+            first = next((i for i, line in enumerate(lines) if line.startswith(BEGINNINGS)), len(lines))
+        for line in lines[first:]:
+            if self._bytes < MOST_BYTES:
+                self._lines.append(line)
+                self._bytes += len(line)
+        return list(lines[:first])
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return b"\n".join(self._lines).decode(errors="replace")
+
+    @property
+    def cause(self) -> str:
+        """The line that says why; empty where there is no dump."""
+        text = self.text
+        found = CAUSE.search(text)
+        line = found[1] if found else text.partition("\n")[0]
+        return line.strip()[:LONGEST_CAUSE]

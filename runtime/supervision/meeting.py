@@ -1,0 +1,221 @@
+"""How the ranks of an attempt find each other: a store, and in it a meeting at which all of them are there.
+
+A launcher that starts ranks again may keep one store over all attempts, in which what those before have left still
+stands: torch's own meeting reads it, and waits for processes that are gone. So ranks greet each other first. Rank 0
+draws a name for the attempt; each rank says that it has come, under a word of its own, is told the name in answer to
+that word, and acknowledges it; when all have, rank 0 says so, and the name precedes all keys from then on. A greeting
+of the past is answered too, and nobody acknowledges that.
+
+Whoever has not come when the deadline passes is named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from attrs import frozen
+
+from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, Identity
+from partita.runtime.supervision.views import Store as AddingStore
+from partita.runtime.tracing.flight import machine
+from partita.runtime.transports.failures import ConnectionLost, post
+
+POLL_SECONDS = (0.01, 0.5)  # between two looks: at first, and after a while
+MOST_NAMED = 8
+PREFIX = "partita"
+SECRET_BYTES = 16
+CONNECT_SECONDS = 1800.0
+
+
+class Store(AddingStore, Protocol):
+    """What is asked of one of torch.distributed's stores."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return when the keys are there; raises RuntimeError where that takes longer."""
+
+
+@frozen(eq=False)
+class Meeting:
+    """The ranks of an attempt, which all have come.
+
+    `run` names the run as long as one store is kept over its attempts. `store` is theirs alone; `again` makes another
+    connection to it, for a thread that must not wait for this one. `machines` are numbers, by rank. `secret` is known
+    to whoever can read the store, the run's ranks, by which they know each other again.
+    """
+
+    run: str
+    store: Store
+    again: Callable[[], Store]
+    machines: tuple[int, ...]
+    secret: bytes
+
+
+def meet(identity: Identity, seconds: float) -> Meeting:
+    """Wait for all ranks, for so long. Raises `ConnectionLost`, which names those that have not come."""
+    place = urlsplit(identity.rendezvous)
+    if place.scheme == "file":
+        return _met_in_directory(identity, place.path)
+    return _met_at_address(identity, str(place.hostname), int(place.port or 0), seconds)
+
+
+def connect(
+    identity: Identity, backend: str = "gloo", meeting: Meeting | None = None, seconds: float = CONNECT_SECONDS
+) -> Meeting:
+    """Make torch.distributed's process group of all ranks, which meet first if they have not; each may take so long.
+
+    On one machine Gloo and NCCL's own meeting are bound to the loopback interface. Raises `ConnectionLost`.
+    """
+    import torch.distributed as dist
+
+    if identity.local:
+        for name in INTERFACES:
+            os.environ.setdefault(name, LOOPBACK_INTERFACE)
+    meeting = meeting or meet(identity, seconds)
+    post(
+        "connecting to the other ranks",
+        dist.init_process_group,
+        backend,
+        store=meeting.store,
+        rank=identity.rank,
+        world_size=identity.ranks,
+        timeout=timedelta(seconds=seconds),
+    )
+    return meeting
+
+
+def _met_in_directory(identity: Identity, path: str) -> Meeting:
+    """Ranks of one supervisor, whose directory is theirs alone: no other attempt has ever been there."""
+    import torch.distributed as dist
+
+    def opened() -> Any:
+        return dist.FileStore(path, -1)  # it goes with its directory
+
+    store = opened()
+    store.set_timeout(timedelta(days=1))  # that nothing moves is the supervisor's to say
+    if identity.rank == 0:
+        store.set("secret", secrets.token_hex(SECRET_BYTES))
+    return Meeting("", store, opened, (machine(),) * identity.ranks, bytes.fromhex(store.get("secret").decode()))
+
+
+def _met_at_address(identity: Identity, host: str, port: int, seconds: float) -> Meeting:
+    import torch.distributed as dist
+
+    end = time.monotonic() + seconds
+
+    hosts = identity.rank == 0 and not identity.hosted
+
+    def opened(first: bool = False) -> Any:
+        left = timedelta(seconds=max(1.0, end - time.monotonic()) if first else 10.0)
+        keeps = first and hosts
+        # Ranks of other runs may share it; who keeps it waits for nobody here.
+        return dist.TCPStore(host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True)
+
+    try:
+        store = opened(first=True)
+    except RuntimeError as error:
+        raise ConnectionLost(
+            f"cannot reach the store at {host}:{port}, by which ranks meet: {_first(error)}"
+        ) from error
+    try:
+        attempt, told = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
+    except RuntimeError as error:
+        if isinstance(error, ConnectionLost):
+            raise
+        raise ConnectionLost(f"lost the store at {host}:{port}, by which ranks meet: {_first(error)}") from error
+    own = dist.PrefixStore(f"{PREFIX}/{attempt}", store)
+    own.set_timeout(timedelta(seconds=seconds))
+    machines = tuple(int(each["machine"]) for each in told["places"])
+
+    def again() -> Store:
+        # Kept alive by the prefix, and used by one thread alone.
+        found: Store = dist.PrefixStore(f"{PREFIX}/{attempt}", opened())
+        return found
+
+    return Meeting(told["run"], own, again, machines, bytes.fromhex(attempt))
+
+
+def _own_place() -> dict[str, Any]:
+    return {"machine": machine(), "host": socket.gethostname(), "process": os.getpid()}
+
+
+def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[str, Any]]:
+    """Rank 0's part: answer greetings until all have acknowledged."""
+    attempt = secrets.token_hex(SECRET_BYTES)
+    missing = set(range(1, identity.ranks))
+    greeted: dict[int, dict[str, Any]] = {}
+    pause = _Pause(end)
+    while missing:
+        for rank in sorted(missing):
+            if store.check([_key("hello", rank)]):
+                said = json.loads(store.get(_key("hello", rank)))
+                if greeted.get(rank) != said:
+                    greeted[rank] = said
+                    store.set(_key("welcome", rank, said["word"]), attempt)
+            if rank in greeted and store.check([_key("here", attempt, rank)]):
+                missing.discard(rank)
+        if missing and pause.over():
+            raise ConnectionLost(f"{_names(sorted(missing))} not come to the meeting of all ranks")
+    if not store.check([_key("run")]):
+        store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
+    places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]
+    told = {"run": store.get(_key("run")).decode(), "places": places}
+    store.set(_key("complete", attempt), json.dumps(told))
+    return attempt, told
+
+
+def _arrived(store: Store, identity: Identity, end: float) -> tuple[str, dict[str, Any]]:
+    """Any other rank's part: greet, and acknowledge each answer until all are there."""
+    word = secrets.token_hex(SECRET_BYTES)
+    store.set(_key("hello", identity.rank), json.dumps({**_own_place(), "word": word}))
+    welcome, attempt = _key("welcome", identity.rank, word), ""
+    pause = _Pause(end)
+    while not attempt or not store.check([_key("complete", attempt)]):
+        if store.check([welcome]):
+            told = store.get(welcome).decode()
+            if told != attempt:
+                attempt = told
+                store.set(_key("here", attempt, identity.rank), "yes")
+        if pause.over():
+            what = (
+                "other ranks have not come to the meeting of all" if attempt else "rank 0 has not come to the meeting"
+            )
+            raise ConnectionLost(what)
+    return attempt, json.loads(store.get(_key("complete", attempt)))
+
+
+class _Pause:
+    """Waits between two looks, a little longer each time, until an end."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.seconds = POLL_SECONDS[0]
+
+    def over(self) -> bool:
+        time.sleep(self.seconds)
+        self.seconds = min(1.2 * self.seconds, POLL_SECONDS[1])
+        return time.monotonic() > self.end
+
+
+def _key(*parts: object) -> str:
+    return "/".join((f"{PREFIX}-meeting", *map(str, parts)))
+
+
+def _names(ranks: list[int]) -> str:
+    """`rank 3 has`, `ranks 0, 1 have`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} has"
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more} have"
+
+
+def _first(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    return text.partition("] ")[2] if text.startswith("[") else text

@@ -1,0 +1,129 @@
+"""What the machines of a run see of their ranks, told to each other before one of them says who holds the run up.
+
+A rank's recorder can be read on its own machine alone. From elsewhere whoever waits for a stopped rank looks like the
+cause. So a rank that finds that nothing moves asks, through the store by which all have met, and each machine answers
+with the positions of its ranks, and which of them are stopped. A machine that does not answer in time is silent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import attrs
+from attrs import define, field, frozen
+
+from partita.runtime.supervision.diagnosis import SILENT
+from partita.runtime.tracing import flight
+from partita.runtime.tracing.flight import Position
+
+ASKED, SPOKEN = "views/asked", "views/spoken"
+ASK_SECONDS = 2.0  # between two looks whether somebody has asked
+ANSWER_SECONDS = 10.0
+POLL_SECONDS = 0.1
+
+
+class Store(Protocol):
+    """What is asked of one of torch.distributed's stores. All raise RuntimeError."""
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value, as soon as it is there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0; what it is now."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+
+
+@frozen
+class Seen:
+    """The positions of all ranks, and how they are besides, by rank."""
+
+    positions: list[Position]
+    conditions: dict[int, str]
+
+
+@define(eq=False)
+class Views:
+    """One rank's part in it. `machines` are numbers, by rank; `connect` gives a store that nobody else waits at."""
+
+    rank: int
+    machines: Sequence[int]
+    connect: Callable[[], Store]
+    _store: Store | None = field(default=None, init=False)
+    _answered: int = field(default=0, init=False)
+    _next: float = field(default=0.0, init=False)
+
+    def answer(self, seen: Callable[[], Seen]) -> None:
+        """Answer whoever has asked."""
+        if len(set(self.machines)) == 1 or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + ASK_SECONDS
+        with suppress(RuntimeError):  # the store is gone: so is who could ask
+            store = self._connected()
+            if store.check([ASKED]):
+                self._answer(store, store.add(ASKED, 0), seen())
+
+    def collect(self, own: Seen) -> Seen:
+        """What all machines see; ranks of which none has answered are silent."""
+        mine = self.machines[self.rank]
+        answers = {mine: own}
+        with suppress(RuntimeError):
+            store = self._connected()
+            number = store.add(ASKED, 1)
+            wanted = set(self.machines) - {mine}
+            end = time.monotonic() + ANSWER_SECONDS
+            while wanted - answers.keys() and time.monotonic() < end:
+                self._answer(store, store.add(ASKED, 0), own)
+                for machine in wanted - answers.keys():
+                    if store.check([_key(number, machine)]):
+                        answers[machine] = _read(store.get(_key(number, machine)))
+                time.sleep(POLL_SECONDS)
+        positions = [each for seen in answers.values() for each in seen.positions]
+        conditions = {rank: text for seen in answers.values() for rank, text in seen.conditions.items()}
+        for rank, machine in enumerate(self.machines):
+            if machine not in answers:
+                positions.append(Position(rank, 0, flight.BETWEEN, 0, 0, 0, float("inf"), ()))
+                conditions[rank] = SILENT
+        return Seen(sorted(positions, key=lambda each: each.rank), conditions)
+
+    def speaks(self) -> bool:
+        """Whether nobody has spoken before this rank; where nobody can tell, it speaks."""
+        try:
+            return self._connected().add(SPOKEN, 1) == 1
+        except RuntimeError:
+            return True
+
+    def _connected(self) -> Store:
+        if self._store is None:
+            self._store = self.connect()
+        return self._store
+
+    def _answer(self, store: Store, asked: int, seen: Seen) -> None:
+        """Answer all questions up to a number."""
+        for number in range(self._answered + 1, asked + 1):
+            store.set(_key(number, self.machines[self.rank]), _written(seen))
+        self._answered = max(self._answered, asked)
+
+
+def _key(number: int, machine: int) -> str:
+    return f"views/{number}/{machine}"
+
+
+def _written(seen: Seen) -> str:
+    """Without what only the details of a machine's own ranks need."""
+    positions = [attrs.asdict(attrs.evolve(each, ages=())) for each in seen.positions]
+    return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in seen.conditions.items()}})
+
+
+def _read(text: bytes) -> Seen:
+    found: Mapping[str, Any] = json.loads(text)
+    conditions = {int(rank): condition for rank, condition in found["conditions"].items()}
+    return Seen([Position(**{**each, "ages": ()}) for each in found["positions"]], conditions)
