@@ -152,5 +152,7 @@ CODES: dict[str, Code] = {
     "W0802": Code("checkpoint not saved", "A save failed; the message says why. Training goes on, and the checkpoints before stay. Should the last save of a run fail, it ends with exit status 3.", "Make room. The next save is tried when it is due."),
     "W0803": Code("training waits for a checkpoint", "The checkpoint before was still being written when the next one was due. One is written at a time.", "A larger interval, or a faster disk."),
     "W0804": Code("settings differ from the checkpoint's", "The run goes on from a checkpoint under other settings: data, batch, optimizer, precision or seed. That is allowed, and not the same run any more.", "Nothing, if it is meant."),
+    "W0805": Code("fewer checkpoints kept", "There is no room for `keep` checkpoints and one that is being saved. The oldest one was removed, or one that was set aside as damaged, and the save tried again. The newest whole checkpoint always stays.", "Make room, or a smaller `keep`."),
+    "W0806": Code("directory cannot be locked", "The file system has no locks, so that nothing keeps two runs from writing checkpoints to one directory.", "See to it that only one run does; on NFS, mount with locking."),
 }
 # fmt: on

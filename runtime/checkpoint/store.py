@@ -16,11 +16,12 @@ from pathlib import Path
 
 from attrs import define, field
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.runtime.checkpoint.files import directory
 
 COMMIT = re.compile(r"step-(\d{8,16})")
 LEFTOVER = re.compile(r"step-\d{8,16}\.(partial-[0-9a-f]+|removed)")
+DAMAGED = re.compile(r"step-(\d{8,16})\.damaged")
 LOCK = "lock"
 LOCK_SECONDS = 10.0  # how long a run that is being ended may still hold the directory
 
@@ -52,8 +53,12 @@ class Store:
     attempt: int = 0
     _lock: int | None = field(default=None, init=False)
 
-    def lock(self) -> None:
-        """Make the directory and hold it until `close`. Raises Refused (E0802, E0803)."""
+    def lock(self) -> Diagnostic | None:
+        """Make the directory and hold it until `close`. Raises Refused (E0802, E0803).
+
+        A warning (W0806) where nothing can be held, because the file system has no locks.
+        """
+        unlocked: Diagnostic | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,9 +79,15 @@ class Store:
                         help="wait for its end, or give this one another directory",
                     ) from error
                 time.sleep(0.1)
-            except OSError:
-                break  # a file system without locks
+            except OSError as error:
+                unlocked = Diagnostic(
+                    "W0806",
+                    f"{self.path} cannot be locked: {error.strerror}",
+                    help="see to it yourself that no second run writes there",
+                )
+                break
         self._lock = handle
+        return unlocked
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -119,13 +130,20 @@ class Store:
     # ------------------------------------------------------------ commits
 
     def prune(self, keep: int) -> None:
-        """Remove all commits but the newest."""
+        """Remove all commits but the newest, and the damaged ones that would have gone by now if they were whole."""
+        steps = steps_in(self.path)
+        for step in steps[:-keep]:
+            self.remove(step)
+        if len(steps) >= keep:
+            self.remove_damaged(before=steps[-keep])
+
+    def remove(self, step: int) -> None:
+        """Remove a commit."""
         with directory(self.path) as handle:
-            for step in steps_in(self.path)[:-keep]:
-                aside = f"{commit_name(step)}.removed"
-                # Renamed first: what is half removed must not look like a commit.
-                os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
-                _remove(aside, handle)
+            aside = f"{commit_name(step)}.removed"
+            # Renamed first: what is half removed must not look like a commit.
+            os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
+            _remove(aside, handle)
 
     def set_aside(self, step: int) -> None:
         """Give a commit that was passed over another name, so that the run can save this step again."""
@@ -133,6 +151,15 @@ class Store:
             aside = f"{commit_name(step)}.damaged"
             _remove(aside, handle)
             os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
+
+    def remove_damaged(self, before: int | None = None) -> list[str]:
+        """Remove commits that were set aside, all or those of steps before one; returns their names."""
+        with directory(self.path) as handle:
+            found = [match for name in os.listdir(handle) if (match := DAMAGED.fullmatch(name))]
+            names = sorted(match[0] for match in found if before is None or int(match[1]) < before)
+            for name in names:
+                _remove(name, handle)
+        return names
 
 
 def _remove(name: str, parent: int) -> None:
