@@ -231,7 +231,9 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 def _directory(arguments: argparse.Namespace, spec: Spec) -> Path:
     """Where metrics go."""
-    return Path(arguments.run_dir or f"runs/{spec.name}")
+    from partita.runtime.checkpoint.settings import run_directory
+
+    return run_directory(spec, arguments.run_dir)
 
 
 def _checkpoints(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
@@ -309,34 +311,19 @@ def _check_compiler(plan: Plan) -> None:
 
 
 def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, settings: Settings | None) -> int:
-    import os
-
-    import torch
-
     from partita.cli.watch import Watch
-    from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
-    from partita.runtime.supervision.cores import usable
-    from partita.runtime.supervision.launcher import rank_environment
-    from partita.runtime.training import VirtualRun
+    from partita.runtime.in_process import run_in_process
 
-    # As many threads as each rank would have if it were a process.
-    threads = rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
-    torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
     with Watch(plan, directory) as watch:
-        run = VirtualRun(plan)
-        checkpoints = [Checkpoints(rank, settings, _say) for rank in run.ranks] if settings is not None else []
         try:
-            run.train(dataset, [watch], checkpoints)
+            _, saved = run_in_process(plan, dataset, settings, watch, _say)
         except NotFinite as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
-        finally:
-            for each in checkpoints:
-                each.close()
-    return FAILED if any(each.unsaved for each in checkpoints) else 0
+    return 0 if saved else FAILED
 
 
 def _say(diagnostic: Diagnostic) -> None:

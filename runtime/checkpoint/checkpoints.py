@@ -106,11 +106,11 @@ class Checkpoints:
         """Wait for the save under way."""
         yield from self._settle()
 
-    def abandon(self) -> None:
-        """Give up the save that is under way after a run was broken off, in a process that goes on."""
+    def break_off(self) -> None:
+        """End the save under way without the word of the other ranks, in a process that goes on after the run."""
         save, self._save = self._save, None
         if save is not None:
-            save.abandon()
+            save.break_off()
 
     def close(self) -> None:
         """Let go of the directory."""

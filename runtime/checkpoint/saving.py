@@ -76,8 +76,10 @@ class Save:
         self._raise_bug()
         return self.error
 
-    def abandon(self) -> None:
-        """Give up a save whose other ranks will not conclude it. Nothing is removed."""
+    def break_off(self) -> None:
+        """Wait for the end of a save that will not be concluded: on rank 0 it is a commit if all others have ended, and
+        have written their parts. Otherwise what there is remains until the next run begins.
+        """
         self._abandoned = True
         self._thread.join()
 
@@ -160,15 +162,17 @@ class Save:
         found: list[File] = []
         ranks = self.manifest.mesh.ranks
         with directory(self.store.path) as outer, directory(self.store.partial(self.manifest.step), outer) as handle:
-            while not self._abandoned:
+            while True:
+                ended = self._abandoned  # looked at before the markers, so that none is missed
                 while len(found) < ranks and _exists(marker_name(len(found)), handle):
                     found.append(_marker(marker_name(len(found)), handle))
                 if len(found) == ranks:
                     return tuple(found)
+                if ended:
+                    return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
                     raise Damaged(f"the file of rank {len(found)} is not here: all machines must share the directory")
                 time.sleep(POLL_SECONDS)
-        return None
 
 
 def _exists(name: str, parent: int) -> bool:

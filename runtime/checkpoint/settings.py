@@ -26,6 +26,11 @@ class Settings:
     keep: int
 
 
+def run_directory(given: Spec, named: str | Path | None) -> Path:
+    """The directory of a run: what the user has named, or `runs/NAME` here."""
+    return Path(named or f"runs/{given.name}")
+
+
 def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | None:
     """The checkpoints that a file asks for; None where it asks for none. Raises Refused (E0801).
 
