@@ -245,7 +245,7 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
         code,
         f"{len(open_)} tensors have axes of equal size, whose order {name} does not show",
         notes=tuple(_few(notes)),
-        help=f"the order of the .par file is taken; say theirs in the `--names` map, such as {entry}",
+        help=f"that of the .par file is taken; the `--names` map can say which it is, such as {entry}",
     )
 
 
