@@ -23,6 +23,7 @@ from attrs import evolve, frozen
 from partita.compiler.layout import WHOLE
 from partita.compiler.mesh import ONE_RANK
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.types import Type
 from partita.runtime.checkpoint.commits import file_name
 from partita.runtime.checkpoint.files import KINDS, Damaged, directory, put
 from partita.runtime.checkpoint.loading import Commit, by_width
@@ -195,41 +196,69 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
 def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) -> tuple[Binding, ...]:
     """What is taken from where. Refuses (E0809) a file that does not have it."""
     there = set(file.keys())
-    missing, wrong, bindings = [], [], []
+    missing, wrong, bindings = [], [], []  # the first two as rows of `families`
     for tensor in manifest.tensors:
         form = taken.get(tensor.name)
         if form is None:
             continue
         if form.name not in there:
-            missing.append(shown(form.name) + (f"   ({tensor.name})" if form.name != tensor.name else ""))
+            missing.append(((form.name, tensor.name), None))
             continue
         part = file.get_slice(form.name)
         shape = form.shape(tensor.type)
         bindings.append(Binding(tensor, form, part.get_dtype(), shape))
-        if tuple(part.get_shape()) != shape or part.get_dtype() not in FLOAT_CODES:
-            found = f"{part.get_dtype()}{list(part.get_shape())}"
-            wrong.append(f"{shown(form.name)} is {found}, and {tensor.name}: {tensor.type} wants {list(shape)}")
+        found = tuple(part.get_shape())
+        if found != shape or part.get_dtype() not in FLOAT_CODES:
+            axes = _reordered(tensor.type, found) if found != shape else None
+            wrong.append(((form.name, tensor.name), (part.get_dtype(), found, tensor.type, shape, axes)))
     if missing:
+        notes = [shown(a) + (f"   ({b})" if a != b else "") for a, b in (each.names for each in families(missing))]
         raise refuse(
             "E0809",
             f"{name} lacks {len(missing)} of {len(taken)} tensors",
-            notes=_few(missing),
+            notes=_few(notes),
             help="map their names with `--names`",
         )
     if wrong:
+        notes, entries = [], list[str]()
+        for each in families(wrong):
+            dtype, found, type, shape, axes = each.shared
+            stands = f"{shown(each.names[0])} is {dtype}{list(found)}"
+            notes.append(f"{stands}, and {each.names[1]}: {type} wants {list(shape)}")
+            entries += [_entry(each.patterns[1], each.patterns[0], axes)] if axes is not None else []
         raise refuse(
             "E0809",
             f"{len(wrong)} of {len(taken)} tensors in {name} have another shape or dtype",
-            notes=_few(wrong),
-            help="say in the `--names` map how their axes are made of these",
+            notes=_few(notes),
+            help="say in the `--names` map how their axes are made of these"
+            + (f", such as {entries[0]}" if entries else ""),
         )
     return tuple(bindings)
+
+
+def _reordered(type: Type, shape: Sequence[int]) -> tuple[str, ...] | None:
+    """Our axes in an order that makes this shape, if there is one."""
+    left = list(type.axes)
+    order = []
+    for size in shape:
+        axis = next((axis for axis in left if axis.size == size), None)
+        if axis is None:
+            return None
+        left.remove(axis)
+        order.append(axis.name)
+    return None if left else tuple(order)
+
+
+def _entry(ours: str, theirs: str, axes: Sequence[str]) -> str:
+    """A name map that says how a tensor, or those of a pattern, stand in another file."""
+    return json.dumps({ours: {"name": theirs, "axes": list(axes)}})
 
 
 def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
     if unused:
         notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
-        yield Diagnostic("E0811", f"{len(unused)} tensors in {name} are not used", notes=tuple(_few(notes)))
+        are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
+        yield Diagnostic("E0811", f"{are} not used of those in {name}", notes=tuple(_few(notes)))
 
 
 def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
@@ -239,11 +268,12 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
         return
     found = families(((each.tensor.name, each.form.name), each.tensor.type) for each in open_)
     notes = [f"{each.names[0]}: {each.shared} ← {shown(each.names[1])}" for each in found]
-    axes = [" ".join(group) for group in open_[0].form.axes]
-    entry = json.dumps({found[0].patterns[0]: {"name": found[0].patterns[1], "axes": axes}})
+    ours, theirs = found[0].patterns
+    entry = _entry(ours, theirs, [" ".join(group) for group in open_[0].form.axes])
+    have = "1 tensor has" if len(open_) == 1 else f"{len(open_)} tensors have"
     yield Diagnostic(
         code,
-        f"{len(open_)} tensors have axes of equal size, whose order {name} does not show",
+        f"{have} axes of equal size, whose order {name} does not show",
         notes=tuple(_few(notes)),
         help=f"that of the .par file is taken; the `--names` map can say which it is, such as {entry}",
     )

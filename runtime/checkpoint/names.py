@@ -66,13 +66,22 @@ def read_names(path: Path) -> Mapping[str, Any]:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except OSError as error:
         raise refuse("E0810", f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise refuse("E0810", f"{path} is no JSON: {error}") from error
+        raise refuse("E0810", f"{path} is no JSON: {shown(str(error))}") from error
     if not isinstance(found, dict):
         raise refuse("E0810", f"{path} is no JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"`{key}` stands in it twice")
+        found[key] = value
     return found
 
 

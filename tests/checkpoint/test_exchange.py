@@ -175,6 +175,7 @@ def test_an_export_that_fails_leaves_nothing(folder: Path, capsys: pytest.Captur
     [
         ("{", "is no JSON"),
         ("[]", "is no JSON object"),
+        ('{"m.wte": "x", "m.wte": "y"}', "names.json is no JSON: `m.wte` stands in it twice"),
         ('{"m.wtf": "x"}', "the map names `m.wtf`, and there is no such tensor\n  help: did you mean `m.wte`?"),
         ('{"m.wte": 3}', "`m.wte` is mapped to a name, or an object"),
         ('{"m.wte": ""}', "`m.wte` is mapped to a name, or an object"),

@@ -122,9 +122,32 @@ def test_strictly_all_that_is_open_is_refused_at_once(folder: Path, capsys: pyte
     write({f"more.{i}.bias": torch.ones(1) for i in range(20)})
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", "--strict")
     assert status == 1
-    assert "error[E0811]: 20 tensors in m.safetensors are not used\n  = more.{0..19}.bias\n" in err
+    assert "error[E0811]: 20 tensors are not used of those in m.safetensors\n  = more.{0..19}.bias\n" in err
     assert "error[E0812]: 7 tensors have axes of equal size" in err
     assert not Path("new").exists()
+
+
+def test_a_matrix_that_stands_transposed_is_refused_with_the_map_that_turns_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    last = load_file("m.safetensors")["m.last"]
+    write({"m.last": last.T.contiguous()})
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    assert "= m.last is F32[3, 4], and m.last: f32[embed=4, out=3] wants [4, 3]\n" in err
+    names = json.loads(err.split("such as ")[1].strip())
+    assert partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names(names))[0] == 0
+    with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:
+        assert torch.equal(commit.read("m.last"), last)
+
+
+def test_what_is_missing_in_every_layer_is_named_once(folder: Path, capsys: pytest.CaptureFixture[str]):
+    there = load_file("m.safetensors")
+    save_file({name: tensor for name, tensor in there.items() if not name.endswith(".up")}, "m.safetensors")
+    _, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert "lacks 3 of 9 tensors\n  = m.layer.{0..2}.up\n" in err
+    _, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names({"m.layer.*.up": "h.*.w"}))
+    assert "  = h.{0..2}.w   (m.layer.{0..2}.up)\n" in err
 
 
 def test_json_has_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str]):
