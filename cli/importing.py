@@ -106,7 +106,9 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
         move = shlex.join(["mkdir", str(run)]), shlex.join(["mv", str(here), str(run / DIRECTORY)])
         if call is None or written is not None:
             entry = f"checkpoint = every({interval}{keep})"
-    command = ["partita", "run", arguments.file, *arguments.overrides]
+    # An override of what the file is to say would hide it.
+    overrides = [each for each in arguments.overrides if entry is None or not each.startswith("train.checkpoint")]
+    command = ["partita", "run", arguments.file, *overrides]
     command += ["--root", arguments.root] if arguments.root else []
     if run is not None and run.resolve() != Path(f"runs/{given.name}").resolve():
         command += ["--run-dir", str(run)]

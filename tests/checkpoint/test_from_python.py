@@ -64,7 +64,7 @@ MESHES = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_
     st.sampled_from(["f32", "bf16"]),
     st.sampled_from([2, 5, 6]),
 )
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 def test_its_parameters_are_those_of_the_checkpoint_that_a_run_writes(
     folder: Path, mesh: tuple[int, int, int], layout: str, precision: str, steps: int
 ):
@@ -159,6 +159,7 @@ def test_what_is_wrong_with_checkpoints_is_refused_or_warned_of(folder: Path, mo
         partita.train("m.par", *QUIET, run_dir="taken")
 
 
+@pytest.mark.filterwarnings("ignore:warning")
 def test_a_model_whose_checkpoint_cannot_be_written_is_not_lost(folder: Path, monkeypatch: pytest.MonkeyPatch):
     expected = partita.train("plain.par", *QUIET)
 

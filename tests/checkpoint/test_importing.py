@@ -278,6 +278,14 @@ def test_what_is_said_to_train_from_it_does(
     assert "step 0/2  resumed from " in capsys.readouterr().out
 
 
+def test_an_override_does_not_hide_the_entry_that_is_wanted(folder: Path, capsys: pytest.CaptureFixture[str]):
+    checkpoint = 'train.checkpoint=every(7, dir = "other")'
+    status, out, _ = partita(capsys, "import", "new/checkpoints", "m.safetensors", "m.par", "batch=8", checkpoint)
+    assert status == 0
+    assert "checkpoint = every(7, keep = 3)    in the train block of m.par" in out
+    assert out.splitlines()[-1] == "  partita run m.par batch=8 --run-dir new"
+
+
 # ---------------------------------------------------------------- numbers
 
 NAN, INF, LARGE = float("nan"), float("inf"), torch.full((4, 3), 1e300, dtype=torch.float64)
@@ -399,7 +407,7 @@ def saved(once: Path, tmp_path: Path) -> Path:
 @example("\ud83d\ude00", False)
 @example("\0", True)
 @example("mean/m.gain", True)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_is_exported_can_be_loaded_under_any_name_or_is_refused(once: Path, name: str, states: bool):
     """The name of one tensor, and then a part of those of several."""
     out = once.parent / "out.safetensors"

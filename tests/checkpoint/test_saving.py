@@ -258,59 +258,41 @@ def test_a_full_disk(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
-def on_a_disk_for(checkpoints: float, tmp_path: Path, *overrides: str, keep: int = 3) -> tuple[str, str]:
-    """A run of eight saves, all ranks in one process, on a disk with room for so many; what it and `verify` say."""
+def test_where_there_is_no_room_for_all_fewer_are_kept_and_each_is_saved(tmp_path: Path):
+    """Room for three checkpoints, so that two are kept. Every step is saved; that fewer are kept is said once."""
     (tmp_path / "m.par").write_text(TEXT)
     disk = tmp_path / "disk"
     disk.mkdir()
-    sizes = [*ONE_RANK, "ffn=256", *overrides]
+    sizes = [*ONE_RANK, "ffn=256"]
     trained(plan_of("train.steps=2", *sizes), tmp_path / "other")
     commit = tmp_path / "other" / "checkpoints" / "step-00000002"
-    size = checkpoints * sum(-(-path.stat().st_size // 4096) * 4 for path in commit.iterdir())
-    every = f"'train.checkpoint=every(1, keep = {keep})'"
-    run = f"{sys.executable} -m partita run m.par {' '.join(sizes)} {every} train.steps=8 --run-dir disk"
-    script = f"{run} --transport virtual; echo status $?; {sys.executable} -m partita checkpoint verify disk"
-    done = small_disk(f"{size:.0f}k", disk, ["sh", "-c", f"{script}; ls disk/checkpoints"])
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
+    pages = sum(-(-path.stat().st_size // 4096) for path in commit.iterdir())
+    every = ["train.checkpoint=every(1, keep = 3)", "train.steps=8", "--run-dir", "disk", "--transport", "virtual"]
+    run = shlex.join([sys.executable, "-m", "partita", "run", "m.par", *sizes, *every])
+    done = small_disk(f"{3.4 * 4 * pages:.0f}k", disk, ["sh", "-c", f"{run}; echo status $?; ls disk/checkpoints"])
+    assert done.stdout.split()[-5:] == ["status", "0", "lock", "step-00000007", "step-00000008"], done.stderr
+    assert re.findall(r"W080.*", done.stderr) == [
+        "W0805]: removed step-00000001 to make room for the checkpoint of step 4; from now on 2 stay"
+    ]
 
 
-def test_where_there_is_no_room_for_all_fewer_are_kept_and_each_is_saved(tmp_path: Path):
-    """Room for three, so that two are kept. Every step is saved; that fewer are kept is said once."""
-    room = 3
-    out, err = on_a_disk_for(room + 0.4, tmp_path)
-    assert "status 0" in out, out + err
-    assert "W0802" not in err
-    warnings = re.findall(r"warning\[W0805\]: (.*)", err)
-    first = "step-00000001"
-    stay = [f"removed {first} to make room for the checkpoint of step {room + 1}; from now on {room - 1} stay"]
-    assert warnings == stay
-    kept = [f"step-{step:08}" for step in range(8 - room + 2, 9)]
-    assert out.split()[-room:] == ["lock", *kept]
-    assert re.findall(r"(step-\d+): whole", out) == kept
-
-
-def test_what_is_damaged_goes_first_where_room_is_short(tmp_path: Path):
-    store = Store(tmp_path)
-    for name in ("step-00000004", "step-00000002.damaged", "step-00000003"):
-        (tmp_path / name).mkdir()
-    assert store.remove_damaged() == ["step-00000002.damaged"]
-    assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
-
-
-def test_the_newest_whole_checkpoint_stays_however_short_room_is(tmp_path: Path):
-    """Two are there, the newer one cut off: the older one is the last that is whole, and stays."""
-    plan = plan_of("train.steps=4", *ONE_RANK)
+def test_what_can_be_spared_goes_first_where_room_is_short_and_the_newest_whole_one_never(tmp_path: Path):
+    """One that was set aside; then the oldest; the newest one is cut off, so that the one before it stays."""
+    plan = plan_of("train.steps=8", "train.checkpoint=every(2, keep = 4)", *ONE_RANK)
     trained(plan, tmp_path)
     path = tmp_path / "checkpoints"
-    os.truncate(path / "step-00000004" / "rank-0.safetensors", 8)
+    (path / "step-00000002").rename(path / "step-00000002.damaged")
+    os.truncate(path / "step-00000008" / "rank-0.safetensors", 8)
     settings = settings_of(plan.spec, tmp_path, tmp_path)
     assert settings is not None
     said: list[Diagnostic] = []
     checkpoints = Checkpoints(VirtualRun(plan).ranks[0], settings, said.append)
-    assert not checkpoints._makes_room(6)
-    assert steps_in(path) == [2, 4]
-    assert said == []
+    assert [checkpoints._makes_room(10) for _ in range(3)] == [True, True, False]
+    assert steps_in(path) == [6, 8]
+    assert [each.message for each in said] == [
+        "removed step-00000002.damaged to make room for the checkpoint of step 10",
+        "removed step-00000004 to make room for the checkpoint of step 10; from now on 2 stay",
+    ]
 
 
 def test_the_ranks_that_could_not_write_are_named_and_only_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -339,10 +321,9 @@ def test_the_ranks_that_could_not_write_are_named_and_only_they_fail(tmp_path: P
     assert [rank for rank, each in enumerate(checkpoints) if each.unsaved] == [2, 5]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_could_not_write_is_the_one_that_is_named(rank: int, tmp_path: Path):
-    """The rank with the larger file, which is beyond what may be written."""
-    (tmp_path / "m.par").write_text(TEXT.replace("layer -> pipe", f"layer -> pipe {[[3, 1], [1, 3]][rank]}"))
+def test_a_process_that_could_not_write_is_the_one_that_is_named(tmp_path: Path):
+    """Rank 1 has the larger file, beyond what may be written; the other one does not end as if it were at fault."""
+    (tmp_path / "m.par").write_text(TEXT.replace("layer -> pipe", "layer -> pipe [1, 3]"))
     mesh = ["cluster.data=1", "cluster.tensor=1", "layout=plain", "ffn=2048", "train.steps=2", "train.eval=none"]
     run = [sys.executable, "-m", "partita", "run", "m.par", *mesh, "--transport", "gloo"]
     done = subprocess.run(
@@ -355,8 +336,8 @@ def test_a_process_that_could_not_write_is_the_one_that_is_named(rank: int, tmp_
         check=False,
     )
     assert done.returncode == 3, done.stderr
-    assert f"step 2 was not saved: rank {rank}: File too large" in done.stderr
-    assert f"partita: rank {rank} ended with exit status 3" in done.stderr
+    assert "step 2 was not saved: rank 1: File too large" in done.stderr
+    assert "partita: rank 1 ended with exit status 3" in done.stderr
 
 
 def test_a_file_system_without_locks_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
