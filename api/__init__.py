@@ -5,7 +5,8 @@
     state = partita.compile("specs/tiny.par", "laptop.pipe=4", "schedule=one_f_one_b")
     print(partita.summary(state).timeline.bubble)
     assert partita.verify("specs/tiny.par").passed
-    losses = partita.train("specs/tiny.par", "train.steps=20")
+    trained = partita.train("specs/tiny.par", "train.steps=20")
+    print(trained[-1]["loss"], sorted(trained.parameters))
 
 Everything raises `partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a
 program is run.
@@ -14,7 +15,7 @@ program is run.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita.dsl.diagnostic import Diagnostic, Refused
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from partita.compiler.planning.search import Plan
     from partita.compiler.report.summary import Summary
     from partita.dsl.spec import Spec
+    from partita.runtime.trained import Trained
     from partita.runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
@@ -79,34 +81,15 @@ def verify(path: str | Path, *overrides: str) -> Verification:
     return verify_spec(load(path, *overrides))
 
 
-def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
-    """Train with all ranks in this process, on the virtual transport; one record for each step.
+def train(path: str | Path, *overrides: str, run_dir: str | Path | None = None) -> Trained:
+    """Train with all ranks in this process, on the virtual transport; a record for each step, and the model.
+
+    Where the file has `checkpoint`, it is followed as by `partita run`: the run goes on from the newest checkpoint in
+    its directory, `run_dir` or `runs/NAME`, and saves there. Without `checkpoint` nothing is written, unless there is a
+    `run_dir`: then it gets `metrics.jsonl`. What a person should know of checkpoints is given as Python's warnings.
 
     Meant for small models: to train on several processes or machines use `partita run`.
     """
-    from partita.runtime.data.binding import open_data
-    from partita.runtime.training import StepResult, VirtualRun, prepare
+    from partita.runtime.trained import train as train_spec
 
-    records: list[dict[str, Any]] = []
-
-    class _Records:
-        def resumed(self, found: Any) -> None:
-            """Nothing is: there are no checkpoints here."""
-
-        def step(self, result: StepResult) -> None:
-            records.append(
-                {
-                    "step": result.step,
-                    "loss": result.loss,
-                    "grad_norm": result.grad_norm,
-                    "learning_rate": result.learning_rate,
-                    **result.metrics,
-                }
-            )
-
-        def evaluation(self, step: int, loss: float, metrics: Any) -> None:
-            records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
-
-    plan = prepare(load(path, *overrides))
-    VirtualRun(plan, strict=False).train(open_data(plan.program, plan.train, Path(path).resolve().parent), [_Records()])
-    return records
+    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir)

@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.source import add_source_arguments, compile_or_report, printable, report
+from partita.cli.source import add_source_arguments, compile_or_report, report
+from partita.dsl.diagnostic import shown
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
@@ -31,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             which = {"import": "of which step it is to be (default: 0)", "verify": "only this step's"}
             what = which.get(name, "which one (default: the newest)")
             subparser.add_argument("--step", type=_step, metavar="N", help=what)
-        if name in ("ls", "show", "verify"):
+        if name != "export":
             subparser.add_argument("--json", action="store_true", help="the same as JSON")
-        else:
+        if name in ("export", "import"):
             subparser.add_argument("--names", type=Path, metavar="MAP", help="a JSON file of names of ours to theirs")
         return subparser
 
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--states", action="store_true", help="the optimizer's tensors too")
     importing = add("import", "make a checkpoint of a file's model from the whole tensors of a safetensors file")
     importing.add_argument("tensors", metavar="TENSORS", type=Path, help="a safetensors file")
+    what = "refuse tensors that are not used, and orders of axes that sizes and MAP leave open"
+    importing.add_argument("--strict", action="store_true", help=what)
     add_source_arguments(importing)
 
 
@@ -160,8 +163,8 @@ def _list(arguments: argparse.Namespace) -> int:
     for row in rows:
         cells = ["", "", "", ""]
         if "bytes" in row:
-            cells = [_when(row["time"]), bytes_text(row["bytes"]), row["mesh"], printable(row["layout"])]
-        table.add_row(str(row["step"]), *cells, f"damaged: {printable(row['problem'])}" if row["problem"] else "")
+            cells = [_when(row["time"]), bytes_text(row["bytes"]), row["mesh"], shown(row["layout"])]
+        table.add_row(str(row["step"]), *cells, f"damaged: {shown(row['problem'])}" if row["problem"] else "")
     _print(table)
     return 0
 
@@ -189,7 +192,7 @@ def _show(arguments: argparse.Namespace) -> int:
         ("schedule", manifest.schedule or "none"),
         *manifest.settings.items(),
     ):
-        table.add_row(printable(name), printable(text))
+        table.add_row(shown(name), shown(text))
     _print(table)
     print()
     table = Table("tensor", "type", "split", "saved at", box=None, pad_edge=False)
@@ -203,7 +206,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _print(table: object) -> None:
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False).print(table)
 
 
 def _when(seconds: int) -> str:
@@ -229,7 +232,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             files = f"{len(manifest.files)} file{'s' * (len(manifest.files) > 1)}"
             print(f"{path / _name(step)}: whole ({files}, {bytes_text(manifest.bytes)})")
         for problem in problems:
-            print(f"{path / _name(step)}: damaged: {printable(problem)}")
+            print(f"{path / _name(step)}: damaged: {shown(problem)}")
     if arguments.json:
         print(json.dumps(rows, indent=2))
     return 1 if any(row["problems"] for row in rows) else 0
@@ -256,12 +259,16 @@ def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
 def _export(arguments: argparse.Namespace) -> int:
     from partita.cli.figures import bytes_text
     from partita.dsl.diagnostic import refuse
-    from partita.runtime.checkpoint.exchange import export
+    from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
     from partita.runtime.checkpoint.names import read_names
 
     path, step = _chosen(arguments)
     names = read_names(arguments.names) if arguments.names else {}
+    try:
+        check_place(arguments.output)  # before all that is read
+    except OSError as error:
+        return _cannot_write(arguments.output, error)
     manifest, problems = _problems(path, step)
     if manifest is None or problems:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
@@ -269,13 +276,18 @@ def _export(arguments: argparse.Namespace) -> int:
         try:
             size = export(commit, arguments.output, names, arguments.states)
         except OSError as error:
-            print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
-            return 2
+            return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
     return 0
 
 
+def _cannot_write(path: Path, error: OSError) -> int:
+    print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
 def _import(arguments: argparse.Namespace) -> int:
+    from partita.cli import importing
     from partita.runtime.checkpoint.exchange import import_file
     from partita.runtime.checkpoint.identity import manifest_of
     from partita.runtime.checkpoint.names import read_names
@@ -286,18 +298,21 @@ def _import(arguments: argparse.Namespace) -> int:
     if state is None:
         return 1
     assert state.program is not None
+    wanted = manifest_of(state.spec, state.program)
     try:
-        made = import_file(arguments.directory, step, manifest_of(state.spec, state.program), arguments.tensors, names)
+        made = import_file(arguments.directory, step, wanted, arguments.tensors, names, arguments.strict)
     except OSError as error:
         print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
         return 2
-    print(f"{made.path}: {made.taken} tensors from {arguments.tensors}")
-    for line in _unused(made.unused):
+    report(made.warnings)
+    if arguments.json:
+        print(json.dumps(importing.as_json(made), indent=2))
+        return 0
+    print(f"{made.path}: {len(made.bindings)} tensors from {arguments.tensors}")
+    table, more = importing.binding_table(made.bindings)
+    _print(table)
+    if more:
+        print(f"and {more:,} more; --json names them all")
+    for line in (*importing.unused_lines(made.unused), *importing.training_lines(arguments, state.spec)):
         print(line)
     return 0
-
-
-def _unused(names: tuple[str, ...]) -> Iterator[str]:
-    if names:
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        yield f"not used: {', '.join(printable(name) for name in names[:8])}{more}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.progress import Display
 from partita.runtime.run_directory import RunDirectory
-from partita.runtime.telemetry import FILE_NAME, Telemetry
+from partita.runtime.telemetry import Recorder
 from partita.runtime.training import Plan, StepResult
 
 
@@ -17,12 +16,9 @@ class Watch:
     """Writes metrics (where there is a directory) and shows progress; an `Observer`, and a context manager."""
 
     def __init__(self, plan: Plan, directory: RunDirectory | None) -> None:
-        self.directory = directory
         self.display = Display(plan.spec.name, plan.train.steps)
-        self._telemetry: Telemetry | None = None
-        self._after = 0
+        self._recorder = Recorder(directory, lambda lost: print(f"partita: {lost}", file=sys.stderr))
         self._open = False
-        self._lost = False
 
     def __enter__(self) -> Watch:
         self.display.__enter__()
@@ -37,54 +33,17 @@ class Watch:
         if self._open:
             self.display.close()
             self._open = False
-        if self._telemetry is not None:
-            self._telemetry.close()
-            self._telemetry = None
+        self._recorder.close()
 
     def resumed(self, found: Resumed) -> None:
         """Go on with the metrics of the run before, and say so."""
-        self._after = found.step
+        self._recorder.resumed(found.step)
         self.display.resumed(found.step, found.note)
 
     def step(self, result: StepResult) -> None:
         """Record and show a step."""
-        record: Mapping[str, object] = {
-            "step": result.step,
-            "loss": result.loss,
-            "learning_rate": result.learning_rate,
-            "grad_norm": result.grad_norm,
-            "tokens_per_second": result.tokens_per_second,
-        }
-        figures = result.loss, result.learning_rate, result.grad_norm, result.tokens_per_second
-        with self._going_on():
-            telemetry = self._writer()
-            if telemetry is not None:
-                record = telemetry.step(result.step, *figures, result.metrics)
-        self.display.step(record)
+        self.display.step(self._recorder.step(result))
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Record and show an evaluation."""
-        named = {f"eval_{name}": value for name, value in metrics.items()}
-        record: Mapping[str, object] = {"step": step, "eval_loss": loss, **named}
-        with self._going_on():
-            telemetry = self._writer()
-            if telemetry is not None:
-                record = telemetry.evaluation(step, loss, metrics)
-        self.display.evaluation(record)
-
-    @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """A disk that is full costs lines of metrics, and no training: that is said once."""
-        try:
-            yield
-        except OSError as error:
-            if not self._lost:
-                where = f"{self.directory.path if self.directory else ''}/{FILE_NAME}"
-                print(f"partita: cannot write to {where}: {error.strerror}; the run goes on", file=sys.stderr)
-            self._lost = True
-
-    def _writer(self) -> Telemetry | None:
-        """The metrics file, from the first record on: until then it is not known which of its lines stay."""
-        if self._telemetry is None and self.directory is not None:
-            self._telemetry = Telemetry(self.directory, self._after)
-        return self._telemetry
+        self.display.evaluation(self._recorder.evaluation(step, loss, metrics))

@@ -137,7 +137,10 @@ CODES: dict[str, Code] = {
     "E0807": Code("no such checkpoint", "The directory holds no checkpoint, or none of this step.", "`partita checkpoint ls DIR` lists what is there."),
     "E0808": Code("checkpoint is damaged", "A file of the checkpoint is missing, is a link, or its size or content is not what was saved. The message names it.", "`partita checkpoint ls DIR` lists others; a run passes damaged ones over by itself."),
     "E0809": Code("tensors do not fit", "A file of tensors lacks some that the model has, or has them in other shapes.", "Map the names, and the order of axes, with `--names`."),
-    "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`.", '`{"gpt.wte": "transformer.wte.weight"}`'),
+    "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`. Names are those that a safetensors file can have: not `__metadata__`, and no half of a surrogate pair.", '`{"gpt.wte": "transformer.wte.weight"}`'),
+    "E0811": Code("tensors are not used", "With `--strict`, every tensor of a file that is imported must be one of the model's.", "Map their names with `--names`, or leave `--strict` out."),
+    "E0812": Code("order of axes is open", "With `--strict`, a tensor that has several axes of one size must have its `axes` in the name map: its shape does not show whether it stands as it does here, or transposed.", '`{"m.wq": {"name": "q_proj.weight", "axes": ["out", "in"]}}`'),
+    "E0813": Code("numbers that cannot be trained from", "A tensor that is imported has NaN, an infinity, or a number that is too large for the dtype of the parameter. The notes name the tensor, how many, and the place of the first.", "Look at how the file was made; declare a parameter in a wider dtype."),
     "E0814": Code("checkpoints would not be used", "The directory of a run holds checkpoints from which this run would not go on: the file asks for none, or for others elsewhere. Training would begin anew beside them.", "`checkpoint = every(100)` in the train block; or another `--run-dir`."),
     # ------------------------------------------------------------ planning
     "E0901": Code("devices cannot be used", "No mesh of so many devices divides the batch, the axes that can be split and the turns of repeats. The notes show them.", "Another number of devices, or a batch with more factors."),
@@ -153,5 +156,8 @@ CODES: dict[str, Code] = {
     "W0802": Code("checkpoint not saved", "A save failed; the message says why. Training goes on, and the checkpoints before stay. Should the last save of a run fail, it ends with exit status 3.", "Make room. The next save is tried when it is due."),
     "W0803": Code("training waits for a checkpoint", "The checkpoint before was still being written when the next one was due. One is written at a time.", "A larger interval, or a faster disk."),
     "W0804": Code("settings differ from the checkpoint's", "The run goes on from a checkpoint under other settings: data, batch, optimizer, precision or seed. That is allowed, and not the same run any more.", "Nothing, if it is meant."),
+    "W0805": Code("fewer checkpoints kept", "There is no room for `keep` checkpoints and one that is being saved. The oldest one was removed, or one that was set aside as damaged, and the save tried again. The newest whole checkpoint always stays.", "Make room, or a smaller `keep`."),
+    "W0806": Code("directory cannot be locked", "The file system has no locks, so that nothing keeps two runs from writing checkpoints to one directory.", "See to it that only one run does; on NFS, mount with locking."),
+    "W0807": Code("order of axes is a guess", "Tensors that are imported have several axes of one size, and the name map does not say in which order they stand in the file. They are taken in the order of the .par file. If the file has them transposed, training goes on from wrong weights, without another word.", "Give their `axes` in the `--names` map; with `--strict` this is an error."),
 }
 # fmt: on

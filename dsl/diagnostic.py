@@ -93,3 +93,11 @@ def refuse(
 ) -> Refused:
     """A `Refused` with a single diagnostic, to be raised."""
     return Refused([Diagnostic(code, message, span, tuple(notes), help)])
+
+
+def shown(text: str) -> str:
+    """A stranger's text as it can be shown within a line: what is no printable character is escaped, as `\\n`.
+
+    So a name can neither forge a line of its own nor steer the terminal. What is escaped stays as it is.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

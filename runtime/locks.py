@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from pathlib import Path
+
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
 LOCK = "lock"
 PATIENCE_SECONDS = 10.0  # how long a run that is being ended may still hold it
@@ -46,3 +49,13 @@ def still_there(parent: int, handle: int) -> bool:
     except OSError:
         return False
     return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
+
+def refused(path: Path) -> Refused:
+    """What is said (E0803) where another run holds a directory."""
+    return refuse("E0803", f"another run writes to {path}", help="wait for its end, or give this one another directory")
+
+
+def missing(path: Path) -> Diagnostic:
+    """The warning (W0806) of a file system that has no locks."""
+    return Diagnostic("W0806", f"{path} cannot be locked", help="see to it yourself that no second run writes there")

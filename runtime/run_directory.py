@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
 from partita.runtime.checkpoint.files import Damaged, create, put, read, write
 
@@ -74,12 +74,8 @@ class RunDirectory:
         try:
             self._lock, held = locks.lock(self.handle)
         except locks.Held as error:
-            raise refuse(
-                "E0803",
-                f"another run writes to {self.path}",
-                help="wait for its end, or give this one another directory",
-            ) from error
-        return None if held else without_locks(self.path)
+            raise locks.refused(self.path) from error
+        return None if held else locks.missing(self.path)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -157,12 +153,3 @@ class RunDirectory:
         if not all(isinstance(text, str) for text in files.values()):
             return None
         return Record(run, files, checkpoints)
-
-
-def without_locks(path: Path) -> Diagnostic:
-    """The warning (W0806) of a file system that has no locks."""
-    return Diagnostic(
-        "W0806",
-        f"the file system of {path} has no locks: another run that writes there would not be noticed",
-        help="start one run at a time in this directory",
-    )

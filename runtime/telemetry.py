@@ -11,11 +11,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.runtime.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from partita.runtime.training import StepResult
 
 FILE_NAME = "metrics.jsonl"
 MOST_BYTES = 1 << 36
@@ -78,6 +82,69 @@ class Telemetry:
         return plain
 
 
+class Recorder:
+    """Writes what an `Observer` is told into the `metrics.jsonl` of a directory, if there is one.
+
+    A disk that is full costs lines of metrics, and no training: `lost` is told once.
+    """
+
+    def __init__(self, directory: RunDirectory | None, lost: Callable[[str], None]) -> None:
+        self.directory = directory
+        self._lost: Callable[[str], None] | None = lost
+        self._telemetry: Telemetry | None = None
+        self._after = 0
+
+    def resumed(self, step: int) -> None:
+        """The run goes on after a step: the lines up to there stay."""
+        self._after = step
+
+    def step(self, result: StepResult) -> Mapping[str, Any]:
+        """Record a step; returns what was recorded, or would have been."""
+        record: Mapping[str, Any] = {
+            "step": result.step,
+            "loss": result.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": result.grad_norm,
+            "tokens_per_second": result.tokens_per_second,
+        }
+        figures = result.loss, result.learning_rate, result.grad_norm, result.tokens_per_second
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                record = telemetry.step(result.step, *figures, result.metrics)
+        return record
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> Mapping[str, Any]:
+        """Record an evaluation; returns what was recorded, or would have been."""
+        record: Mapping[str, Any] = {"step": step, "eval_loss": loss, **{f"eval_{k}": v for k, v in metrics.items()}}
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                record = telemetry.evaluation(step, loss, metrics)
+        return record
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._telemetry is not None:
+            self._telemetry.close()
+            self._telemetry = None
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._lost is not None and self.directory is not None:
+                self._lost(f"cannot write to {self.directory.path}/{FILE_NAME}: {error.strerror}; the run goes on")
+            self._lost = None
+
+    def _writer(self) -> Telemetry | None:
+        """The metrics file, from the first record on: until then it is not known which of its lines stay."""
+        if self._telemetry is None and self.directory is not None:
+            self._telemetry = Telemetry(self.directory, self._after)
+        return self._telemetry
+
+
 def _plain(value: float) -> float | int | None:
     if isinstance(value, int):
         return int(value)
@@ -90,7 +157,7 @@ def _lines_through(found: bytes, step: int) -> list[bytes]:
     for line in found.splitlines(keepends=True):
         try:
             record = json.loads(line) if line.endswith(b"\n") else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and record.get("step", step + 1) <= step:
             kept.append(line)

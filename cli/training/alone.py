@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 from typing import TYPE_CHECKING
 
@@ -122,32 +121,17 @@ def _taken(
 
     Refused: E0801 to E0804, E0814.
     """
-    from partita.runtime.checkpoint.identity import manifest_of
-    from partita.runtime.checkpoint.settings import check_model, refuse_unused
-    from partita.runtime.run_directory import Record
+    from partita.runtime.beginning import begin
 
+    settings = checkpoints_of(arguments, spec)
     try:
-        warning = directory.lock()
+        warning = begin(directory, spec, program, settings, reader)
     except OSError as error:
         print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
         return False
     if warning is not None:
         report([warning])
-    before = directory.record()
-    settings = checkpoints_of(arguments, spec)
-    span = spec.train.span if spec.train is not None else None
-    refuse_unused(directory.path, before.checkpoints if before else None, settings, span)
-    if settings is not None:
-        if not writable(settings.path):
-            return False
-        check_model(settings.path, manifest_of(spec, program))
-    where = str(settings.path.resolve()) if settings is not None else None
-    try:
-        directory.keep(Record(secrets.token_hex(8), reader.texts, where))
-    except OSError as error:
-        print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
-        return False
-    return True
+    return settings is None or writable(settings.path)
 
 
 def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
@@ -171,37 +155,24 @@ def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
 
 
 def _train_virtual(arguments: argparse.Namespace, plan: Plan, dataset: Dataset | None, directory: RunDirectory) -> int:
-    import torch
-
     from partita.cli.watch import Watch
-    from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.faults import NotFinite
-    from partita.runtime.supervision.cores import usable
-    from partita.runtime.supervision.launcher import rank_environment
+    from partita.runtime.in_process import run_in_process
     from partita.runtime.supervision.termination import Termination
-    from partita.runtime.training import VirtualRun
 
-    # As many threads as each rank would have if it were a process.
-    threads = rank_environment(os.environ, plan.ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
-    torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
     settings = checkpoints_of(arguments, plan.spec)
     with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
-        run = VirtualRun(plan)
-        checkpoints = [Checkpoints(rank, settings, say) for rank in run.ranks] if settings is not None else []
         try:
-            run.train(dataset, [watch], checkpoints, termination.asked)
+            _, saved = run_in_process(plan, dataset, settings, watch, say, asked=termination.asked)
         except NotFinite as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
-        finally:
-            for each in checkpoints:
-                each.close()
     if termination.asked():
         print("partita: ended by SIGTERM", file=sys.stderr)
         return TERMINATED
-    return FAILED if any(each.unsaved for each in checkpoints) else 0
+    return 0 if saved else FAILED
 
 
 def say(diagnostic: Diagnostic) -> None:

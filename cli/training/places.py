@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
+from partita.runtime.checkpoint.settings import run_directory, settings_of
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.settings import Settings
@@ -21,23 +22,21 @@ def folder_of(arguments: argparse.Namespace) -> Path:
     return Path(arguments.file).resolve().parent
 
 
-def run_directory(arguments: argparse.Namespace) -> Path:
-    """The run's directory, by default named after the file."""
-    return Path(arguments.run_dir or f"runs/{Source(arguments.file, '').stem}")
+def directory_of(arguments: argparse.Namespace) -> Path:
+    """The run's directory."""
+    return run_directory(Source(arguments.file, "").stem, arguments.run_dir)
 
 
 def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
     """Where checkpoints go and how often; None where the file asks for none."""
-    from partita.runtime.checkpoint.settings import settings_of
-
-    return settings_of(spec, run_directory(arguments), folder_of(arguments))
+    return settings_of(spec, directory_of(arguments), folder_of(arguments))
 
 
 def opened(arguments: argparse.Namespace) -> RunDirectory | None:
     """The run's directory, made where it is missing; says why where that cannot be."""
     from partita.runtime.run_directory import RunDirectory
 
-    path = run_directory(arguments)
+    path = directory_of(arguments)
     try:
         return RunDirectory.open(path)
     except OSError as error:

@@ -17,7 +17,7 @@ from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.alone import check_compiler, say
 from partita.cli.training.devices import device_of_rank
-from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, run_directory
+from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, recordable
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
@@ -164,7 +164,7 @@ class _Supervised(_Rank):
         # Ctrl-C is the supervisor's. A rank that is interrupted alone ends at once, wherever it waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         recorder = Flight(path_of(Path(os.environ[FLIGHT]), self.identity.rank))
-        directory = RunDirectory.inherited(run_directory(self.arguments), os.environ[DIRECTORY])
+        directory = RunDirectory.inherited(directory_of(self.arguments), os.environ[DIRECTORY])
         # The file as it was when the run began, whatever has become of it since.
         record = directory.record()
         plan, device, dataset = self.planned(Reader(record.files if record is not None else None), speaks=False)

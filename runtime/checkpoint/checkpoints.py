@@ -10,20 +10,21 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.runtime.checkpoint.commits import read_manifest, refuse_links
+from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.identity import changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import state_name
-from partita.runtime.checkpoint.saving import Save
+from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_other_model
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
@@ -33,7 +34,7 @@ from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 if TYPE_CHECKING:
     from partita.runtime.training import Rank
 
-MOST_ERRNO = max(errno.errorcode) + 1
+MOST_RANKS = 4  # named in one message
 NOTABLE_SECONDS = 1.0
 # What rank 0 proposes: a step, or one of these.
 NOTHING, REFUSED = -1, -2
@@ -53,13 +54,15 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
-    `report` is told what a person should know. `unsaved` says that the last save has failed.
+    `report` is told what a person should know. `unsaved` says that the last save has failed, and that this rank is one
+    of those that it failed on.
     """
 
     rank: Rank
     settings: Settings
     report: Report
     unsaved: bool = field(default=False, init=False)
+    _keep: int = field(init=False)  # fewer than asked for where there is no room for so many
     _manifest: Manifest = field(init=False)
     _store: Store = field(init=False)
     _shard: Shard = field(init=False)
@@ -69,6 +72,7 @@ class Checkpoints:
     def __attrs_post_init__(self) -> None:
         plan, memory = self.rank.plan, self.rank.memory
         self._manifest = manifest_of(plan.spec, plan.program)
+        self._keep = self.settings.keep
         self._store = Store(self.settings.path)
         tensors = {
             **memory.masters,
@@ -92,12 +96,21 @@ class Checkpoints:
             self._has_waited = True  # said once
             self._say("W0803", f"training waited {waited:.1f} s for the checkpoint before that of step {step}")
         self._shard.take()
-        manifest = evolve(self._manifest, step=step)
-        self._save = Save(self._store, manifest, self.rank.rank, self._shard, self.settings.keep)
+        self._save = self._begun(step)
+
+    def _begun(self, step: int) -> Save:
+        """A save of what was taken last."""
+        return Save(self._store, evolve(self._manifest, step=step), self.rank.rank, self._shard, self._keep)
 
     def finish(self) -> Iterator[None]:
         """Wait for the save under way."""
         yield from self._settle()
+
+    def break_off(self) -> None:
+        """End the save under way without the word of the other ranks, in a process that goes on after the run."""
+        save, self._save = self._save, None
+        if save is not None:
+            save.break_off()
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -106,31 +119,57 @@ class Checkpoints:
     def _settle(self) -> Iterator[None]:
         """The end of the save under way, on which all ranks agree."""
         save, self._save = self._save, None
-        if save is None:
-            return
+        while save is not None:
+            save = yield from self._settled(save)
+
+    def _settled(self, save: Save) -> Generator[None, None, Save | None]:
+        """The end of a save; the same one again, where there was no room for it and now is."""
         with self.rank.flight.within(SAVING):
             error = save.written(self.rank.flight.mark)
-        # How many ranks have met each error, and the sum of their numbers: of one rank, its number.
-        votes = torch.zeros(2, MOST_ERRNO, dtype=torch.float64)
+        # By rank, the number of the error that it has met.
+        votes = torch.zeros(self.rank.plan.ranks, dtype=torch.float64)
         if error is not None:
-            number = error.errno if error.errno and error.errno < MOST_ERRNO else errno.EIO
-            votes[:, number] = torch.tensor([1.0, self.rank.rank], dtype=torch.float64)
+            votes[self.rank.rank] = error.errno or errno.EIO
         votes = yield from self._summed(votes)
-        counts = {number: int(count) for number, count in enumerate(votes[0].tolist()) if count}
+        failed = {rank: int(number) for rank, number in enumerate(votes.tolist()) if number}
         with self.rank.flight.within(SAVING):
-            save.conclude(all_written=not counts)
-        self.unsaved = bool(counts) or (self.rank.rank == 0 and not save.committed)
+            save.conclude(all_written=not failed)
+            full = save.full or bool(failed and set(failed.values()) <= set(NO_ROOM))
+            room = self.rank.rank == 0 and full and self._makes_room(save.manifest.step)
+        if (yield from self._told(int(room))):
+            return self._begun(save.manifest.step)
+        self.unsaved = error is not None or (self.rank.rank == 0 and not save.committed and not failed)
         step = save.manifest.step
-        if counts:
-            causes = [
-                f"{f'rank {int(votes[1, number])}' if count == 1 else f'{count} ranks'}: {os.strerror(number)}"
-                for number, count in counts.items()
-            ]
-            self._say("W0802", f"step {step} was not saved: {', '.join(causes)}", *self._remaining())
+        if failed:
+            self._say("W0802", f"step {step} was not saved: {_causes(failed)}", *self._remaining())
         elif save.trouble is not None and not save.committed:
             self._say("W0802", f"step {step} was not saved: {save.trouble}", *self._remaining())
         elif save.trouble is not None:
             self._say("W0802", f"step {step} was saved, but {save.trouble}")
+        return None
+
+    def _makes_room(self, step: int) -> bool:
+        """Remove what can best be spared for the save of a step, and say so: damaged commits, else the oldest one.
+
+        The newest whole one stays, and the newer ones. False where nothing can be spared.
+        """
+        path = self.settings.path
+        try:
+            gone = self._store.remove_damaged()
+            if not gone:
+                steps = steps_in(path)
+                whole = next((each for each in reversed(steps) if _seems_whole(path, each)), steps[0] if steps else 0)
+                if not steps or steps[0] >= whole:
+                    return False
+                self._store.remove(steps[0])
+                gone = [commit_name(steps[0])]
+                self._keep = min(self._keep, len(steps) - 1)
+        except OSError as error:
+            self._say("W0802", f"nothing could be removed to make room for step {step}: {error.strerror}")
+            return False
+        kept = f"; from now on {self._keep} stay" if self._keep < self.settings.keep else ""
+        self._say("W0805", f"removed {', '.join(gone)} to make room for the checkpoint of step {step}{kept}")
+        return True
 
     def _remaining(self) -> list[str]:
         steps = steps_in(self.settings.path)
@@ -154,7 +193,9 @@ class Checkpoints:
         candidates, passed_over = list[int](), list[int]()
         if first:
             try:
-                self._store.lock()
+                unlocked = self._store.lock()
+                if unlocked is not None:
+                    self.report(unlocked)
                 self._store.clean()
                 candidates = steps_in(self.settings.path)
             except Refused as error:
@@ -277,3 +318,24 @@ class Checkpoints:
     def _say_damaged(self, step: int, problem: object) -> None:
         place = self.settings.path / commit_name(step)
         self.report(Diagnostic("W0801", f"{place} is damaged and passed over: {problem}"))
+
+
+def _causes(failed: Mapping[int, int]) -> str:
+    """`rank 1: No space left on device`: which ranks have met which error."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, number in failed.items():
+        ranks_of.setdefault(number, []).append(rank)
+    return ", ".join(f"{_ranks(ranks)}: {os.strerror(number)}" for number, ranks in ranks_of.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:MOST_RANKS]))}{more}"
+
+
+def _seems_whole(path: Path, step: int) -> bool:
+    """Whether a commit is whole as far as can be told at a glance."""
+    try:
+        return quick_problem(path, read_manifest(path, step)) is None
+    except (Damaged, Refused):
+        return False

@@ -5,27 +5,33 @@ Both go tensor by tensor: no more than one whole tensor is in memory at a time.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve, frozen
 
 from partita.compiler.layout import WHOLE
 from partita.compiler.mesh import ONE_RANK
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.types import Type
 from partita.runtime.checkpoint.commits import file_name
-from partita.runtime.checkpoint.files import Damaged, directory, put
+from partita.runtime.checkpoint.files import KINDS, Damaged, directory, put
 from partita.runtime.checkpoint.loading import Commit, by_width
 from partita.runtime.checkpoint.manifest import NAME, Manifest, Tensor
 from partita.runtime.checkpoint.names import Form, forms
+from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.sealed import seal
-from partita.runtime.checkpoint.shards import Entry, bytes_of, header, opened, write_file
+from partita.runtime.checkpoint.shards import MOST_HEADER, Entry, bytes_of, header, opened, write_file
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
 from partita.runtime.kernels.dtypes import DTYPES
 
@@ -46,9 +52,13 @@ def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -
 
     The file is there whole or not at all. Raises Refused (E0810), OSError, and Damaged where the commit is.
     """
+    check_place(path)
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
     theirs = forms(tensors, names)
     entries = [Entry(theirs[t.name].name, t.type.dtype, theirs[t.name].shape(t.type)) for t in tensors]
+
+    if len(header(entries)) - 8 > MOST_HEADER:
+        raise refuse("E0810", f"the names have more than the {MOST_HEADER:,} bytes that a safetensors file may have")
 
     def blocks() -> Iterator[bytes | memoryview]:
         yield header(entries)
@@ -67,23 +77,62 @@ def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -
     return file.size
 
 
+def check_place(path: Path) -> None:
+    """Refuse (OSError) to put a file in the place of what is none: a directory, a device, a pipe, or a link, which
+    would be replaced and not written through.
+    """
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(kind):
+        raise OSError(
+            errno.EINVAL, f"it is {KINDS.get(kind, 'no regular file')}; name a file, or one that is not there"
+        )
+
+
 # ---------------------------------------------------------------- import
 
 
 @frozen
+class Binding:
+    """A tensor of ours and the one of the file that it is taken from: how that stands there, its dtype and shape."""
+
+    tensor: Tensor
+    form: Form
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def ambiguous(self) -> tuple[str, ...]:
+        """Our axes that have the size of another one, where only a map could say which is which."""
+        sizes = [axis.size for axis in self.tensor.type.axes if axis.size > 1]
+        if self.form.settled or len(set(sizes)) == len(sizes):
+            return ()
+        return tuple(axis.name for axis in self.tensor.type.axes if sizes.count(axis.size) > 1)
+
+
+@frozen
 class Imported:
-    """What an import has made: the commit's directory, how many tensors it took, and the names that it did not."""
+    """What an import has made: the commit's directory, what was taken from where, the file's names that were not used,
+    and what a person should know.
+    """
 
     path: Path
-    taken: int
+    bindings: tuple[Binding, ...]
     unused: tuple[str, ...]
+    warnings: tuple[Diagnostic, ...]
 
 
-def import_file(path: Path, step: int, wanted: Manifest, tensors: Path, names: Mapping[str, Any]) -> Imported:
+def import_file(
+    path: Path, step: int, wanted: Manifest, tensors: Path, names: Mapping[str, Any], strict: bool = False
+) -> Imported:
     """Make a commit of a model from a file of its whole parameters, as if it had been saved after `step`.
 
-    States of the optimizer are the file's, or zero where it has none of them. Raises Refused (E0802, E0803, E0808,
-    E0809, E0810), OSError.
+    States of the optimizer are the file's, or zero where it has none of them. Strictly, every tensor of the file must
+    be used, and no order of axes be open. Raises Refused (E0802, E0803, E0808 to E0813), OSError.
     """
     manifest = evolve(
         wanted,
@@ -99,15 +148,19 @@ def import_file(path: Path, step: int, wanted: Manifest, tensors: Path, names: M
             there = set(file.keys())
             has_states = any(is_state(each) and theirs[each.name].name in there for each in manifest.tensors)
             taken = {each.name: theirs[each.name] for each in manifest.tensors if has_states or not is_state(each)}
-            _check_file(file, tensors.name, manifest, taken)
-            _commit(path, manifest, file, taken)
+            bindings = _bound(file, tensors.name, manifest, taken)
+            unused = tuple(sorted(there - {form.name for form in taken.values()}))
+            ambiguous = tuple(_ambiguous("E0812" if strict else "W0807", tensors.name, bindings))
+            if strict and (unused or ambiguous):
+                raise Refused((*_unused(tensors.name, unused), *ambiguous))
+            _check_numbers(file, tensors.name, bindings)
+            unlocked = _commit(path, manifest, file, taken)
     except Damaged as damage:
         raise refuse("E0808", str(damage)) from damage
-    unused = there - {form.name for form in taken.values()}
-    return Imported(path / commit_name(step), len(taken), tuple(sorted(unused)))
+    return Imported(path / commit_name(step), bindings, unused, (*unlocked, *ambiguous))
 
 
-def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]) -> None:
+def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]) -> tuple[Diagnostic, ...]:
     """Write the tensors taken from a file, zeros for all others, and commit them."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
@@ -122,7 +175,7 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
                 yield bytes_of(form.ours(file.get_tensor(form.name).to(dtype), tensor.type))
 
     store = Store(path, secrets.randbits(48))
-    store.lock()
+    unlocked = store.lock()
     try:
         if steps_in(path):
             raise refuse("E0802", f"{path} holds checkpoints already", help="import into a new directory")
@@ -137,38 +190,112 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
             raise
     finally:
         store.close()
+    return () if unlocked is None else (unlocked,)
 
 
-def _check_file(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) -> None:
-    """Refuse (E0809) a file that does not have what is to be taken from it."""
+def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) -> tuple[Binding, ...]:
+    """What is taken from where. Refuses (E0809) a file that does not have it."""
     there = set(file.keys())
-    missing, wrong = [], []
+    missing, wrong, bindings = [], [], []  # the first two as rows of `families`
     for tensor in manifest.tensors:
         form = taken.get(tensor.name)
         if form is None:
             continue
         if form.name not in there:
-            missing.append(f"{form.name}" + (f"   ({tensor.name})" if form.name != tensor.name else ""))
+            missing.append(((form.name, tensor.name), None))
             continue
         part = file.get_slice(form.name)
         shape = form.shape(tensor.type)
-        if tuple(part.get_shape()) != shape or part.get_dtype() not in FLOAT_CODES:
-            found = f"{part.get_dtype()}{list(part.get_shape())}"
-            wrong.append(f"{form.name} is {found}, and {tensor.name}: {tensor.type} wants {list(shape)}")
+        bindings.append(Binding(tensor, form, part.get_dtype(), shape))
+        found = tuple(part.get_shape())
+        if found != shape or part.get_dtype() not in FLOAT_CODES:
+            axes = _reordered(tensor.type, found) if found != shape else None
+            wrong.append(((form.name, tensor.name), (part.get_dtype(), found, tensor.type, shape, axes)))
     if missing:
+        notes = [shown(a) + (f"   ({b})" if a != b else "") for a, b in (each.names for each in families(missing))]
         raise refuse(
             "E0809",
             f"{name} lacks {len(missing)} of {len(taken)} tensors",
-            notes=_few(missing),
+            notes=_few(notes),
             help="map their names with `--names`",
         )
     if wrong:
+        notes, entries = [], list[str]()
+        for each in families(wrong):
+            dtype, found, type, shape, axes = each.shared
+            stands = f"{shown(each.names[0])} is {dtype}{list(found)}"
+            notes.append(f"{stands}, and {each.names[1]}: {type} wants {list(shape)}")
+            entries += [_entry(each.patterns[1], each.patterns[0], axes)] if axes is not None else []
         raise refuse(
             "E0809",
             f"{len(wrong)} of {len(taken)} tensors in {name} have another shape or dtype",
-            notes=_few(wrong),
-            help="say in the `--names` map how their axes are made of these",
+            notes=_few(notes),
+            help="say in the `--names` map how their axes are made of these"
+            + (f", such as {entries[0]}" if entries else ""),
         )
+    return tuple(bindings)
+
+
+def _reordered(type: Type, shape: Sequence[int]) -> tuple[str, ...] | None:
+    """Our axes in an order that makes this shape, if there is one."""
+    left = list(type.axes)
+    order = []
+    for size in shape:
+        axis = next((axis for axis in left if axis.size == size), None)
+        if axis is None:
+            return None
+        left.remove(axis)
+        order.append(axis.name)
+    return None if left else tuple(order)
+
+
+def _entry(ours: str, theirs: str, axes: Sequence[str]) -> str:
+    """A name map that says how a tensor, or those of a pattern, stand in another file."""
+    return json.dumps({ours: {"name": theirs, "axes": list(axes)}})
+
+
+def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
+    if unused:
+        notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
+        are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
+        yield Diagnostic("E0811", f"{are} not used of those in {name}", notes=tuple(_few(notes)))
+
+
+def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
+    """What is to be said of tensors whose axes could stand in another order than the one that is taken."""
+    open_ = [each for each in bindings if each.ambiguous and not is_state(each.tensor)]
+    if not open_:
+        return
+    found = families(((each.tensor.name, each.form.name), each.tensor.type) for each in open_)
+    notes = [f"{each.names[0]}: {each.shared} ← {shown(each.names[1])}" for each in found]
+    ours, theirs = found[0].patterns
+    entry = _entry(ours, theirs, [" ".join(group) for group in open_[0].form.axes])
+    have = "1 tensor has" if len(open_) == 1 else f"{len(open_)} tensors have"
+    yield Diagnostic(
+        code,
+        f"{have} axes of equal size, whose order {name} does not show",
+        notes=tuple(_few(notes)),
+        help=f"that of the .par file is taken; the `--names` map can say which it is, such as {entry}",
+    )
+
+
+def _check_numbers(file: Any, name: str, bindings: Sequence[Binding]) -> None:
+    """Refuse (E0813) numbers that are none, or that our dtype does not hold."""
+    notes = []
+    for each in bindings:
+        there = file.get_tensor(each.form.name)
+        finite, held = there.isfinite(), there.to(DTYPES[each.tensor.type.dtype]).isfinite()
+        for wrong, what in ((~finite, "NaN or infinite"), (finite & ~held, f"beyond {each.tensor.type.dtype}")):
+            count = int(wrong.sum())
+            if count:
+                place = int(wrong.view(-1).to(torch.uint8).argmax())
+                first = [int(i) for i in np.unravel_index(place, each.shape)]
+                of = f"{count:,} of {there.numel():,} numbers"
+                notes.append(
+                    f"{shown(each.form.name)}: {of} are {what}, the first at {first}: {there.view(-1)[place]:g}"
+                )
+    if notes:
+        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=_few(notes))
 
 
 def _few(lines: Sequence[str]) -> list[str]:

@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from partita.dsl.diagnostic import shown
+
 BLOCK = 1 << 22  # bytes read, hashed or written at a time, during which other threads run
 
 
 class Damaged(ValueError):
-    """A commit is not what was saved; the message names the file and what is wrong with it."""
+    """A commit is not what was saved; the message names the file and what is wrong with it, on one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(message))
 
 
 @contextmanager

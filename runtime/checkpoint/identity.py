@@ -17,6 +17,7 @@ from typing import Any
 
 from partita.compiler.program import Program
 from partita.dsl import spec
+from partita.dsl.diagnostic import shown
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Manifest
@@ -171,7 +172,7 @@ def changes(saved: Manifest, wanted: Manifest) -> list[str]:
     """The settings that differ, in words."""
     names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
     return [
-        f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}"
+        shown(f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}")
         for name in names
         if saved.settings.get(name) != wanted.settings.get(name)
     ]
@@ -190,4 +191,4 @@ def _changed_lines(saved: Manifest, wanted: Manifest) -> Iterator[str]:
     )
     for line in unified_diff(before, now, n=0, lineterm=""):
         if line[:1] in "+-" and line[:3] not in ("---", "+++"):
-            yield f"{line[0]} {line[1:]}"
+            yield shown(f"{line[0]} {line[1:]}")

@@ -20,23 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.report import suggestion
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Tensor
 
 MOST_BYTES = 1 << 20
 PART = r"([^./]+)"
+METADATA = "__metadata__"  # what the format keeps for itself
 
 
 @frozen
 class Form:
-    """How a tensor stands in another file: its name there, and for each of its axes there the ones of ours in it."""
+    """How a tensor stands in another file: its name there, and for each of its axes there the ones of ours in it.
+
+    `settled` says that a map gives the axes; otherwise they are taken to be ours, in our order.
+    """
 
     name: str
     axes: tuple[tuple[str, ...], ...]
+    settled: bool = False
 
     def shape(self, type: Type) -> tuple[int, ...]:
         """The sizes of their axes."""
@@ -61,13 +66,22 @@ def read_names(path: Path) -> Mapping[str, Any]:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except OSError as error:
         raise refuse("E0810", f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise refuse("E0810", f"{path} is no JSON: {error}") from error
+        raise refuse("E0810", f"{path} is no JSON: {shown(str(error))}") from error
     if not isinstance(found, dict):
         raise refuse("E0810", f"{path} is no JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"`{key}` stands in it twice")
+        found[key] = value
     return found
 
 
@@ -90,17 +104,18 @@ def forms(tensors: Iterable[Tensor], names: Mapping[str, Any]) -> dict[str, Form
                 used.add(key)
                 form = _form(key, names[key], match.groups(), tensor.type)
                 break
-        found[tensor.name] = Form(f"{state}/{form.name}", form.axes) if state else form
+        found[tensor.name] = evolve(form, name=f"{state}/{form.name}") if state else form
     _check(names, found, used, [tensor.name for tensor in tensors])
     return found
 
 
 def _form(key: str, given: object, parts: Iterable[str], type: Type) -> Form:
-    name, axes = given, [list(type.names[i : i + 1]) for i in range(len(type.names))]
+    name, axes, settled = given, [list(type.names[i : i + 1]) for i in range(len(type.names))], False
     if isinstance(given, dict):
         if not {"name"} <= set(given) <= {"name", "axes"}:
             raise _wrong(key, "has the entries `name` and, if need be, `axes`")
         name = given["name"]
+        settled = "axes" in given
         written = given.get("axes", list(type.names))
         if not isinstance(written, list) or not all(isinstance(group, str) for group in written):
             raise _wrong(key, 'has `axes` as a list such as ["heads key", "embed"]')
@@ -112,19 +127,32 @@ def _form(key: str, given: object, parts: Iterable[str], type: Type) -> Form:
     own = list(parts)
     if name.count("*") != len(own):
         raise _wrong(key, f"has {len(own)} `*`, and so must `{name}`")
-    return Form(re.sub(r"\*", lambda _: own.pop(0), name), tuple(map(tuple, axes)))
+    name = re.sub(r"\*", lambda _: own.pop(0), name)
+    if name == METADATA or not _is_utf8(name):
+        raise _wrong(key, f"is mapped to `{name}`, which cannot be the name of a tensor in a safetensors file")
+    return Form(name, tuple(map(tuple, axes)), settled)
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether it is without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(names: Mapping[str, Any], found: Mapping[str, Form], used: set[str], known: list[str]) -> None:
     for key in names:
         if key not in used:
-            raise refuse("E0810", f"the map names `{key}`, and there is no such tensor", help=suggestion(key, known))
+            message = f"the map names `{shown(key)}`, and there is no such tensor"
+            raise refuse("E0810", message, help=suggestion(key, known))
     taken: dict[str, str] = {}
     for ours, form in found.items():
         other = taken.setdefault(form.name, ours)
         if other != ours:
-            raise refuse("E0810", f"`{other}` and `{ours}` would both be called `{form.name}`")
+            raise refuse("E0810", f"`{other}` and `{ours}` would both be called `{shown(form.name)}`")
 
 
 def _wrong(key: str, text: str) -> Refused:
-    return refuse("E0810", f"in the map, `{key}` {text}")
+    return refuse("E0810", shown(f"in the map, `{key}` {text}"))

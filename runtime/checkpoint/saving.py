@@ -8,6 +8,7 @@ before stay, and training goes on.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ LOOK_SECONDS = 1.0
 # How long what another machine has written may take to be seen here, once that machine says that it is there.
 VISIBLE_SECONDS = 60.0
 MOST_MARKER = 1 << 12
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def marker_name(rank: int) -> str:
@@ -39,7 +41,8 @@ class Save:
     """One save of one rank, in a thread of its own from the start. Rank 0's goes on to the commit.
 
     First every rank asks `written`; when all have, each calls `conclude`. `error` is why this rank's part could not be
-    written, `trouble`, on rank 0, why there is no commit though all parts were, or what went wrong after it.
+    written, `trouble`, on rank 0, why there is no commit though all parts were, or what went wrong after it; `full`,
+    whether that was for want of room.
     """
 
     store: Store
@@ -49,6 +52,7 @@ class Save:
     keep: int
     error: OSError | None = field(default=None, init=False)
     trouble: str | None = field(default=None, init=False)
+    full: bool = field(default=False, init=False)
     committed: bool = field(default=False, init=False)
     _blocks: int = field(default=0, init=False)  # written so far
     _written: Event = field(factory=Event, init=False)
@@ -71,6 +75,13 @@ class Save:
                 moved()
         self._raise_bug()
         return self.error
+
+    def break_off(self) -> None:
+        """Wait for the end of a save that will not be concluded: on rank 0 it is a commit if all others have ended, and
+        have written their parts. Otherwise what there is remains until the next run begins.
+        """
+        self._abandoned = True
+        self._thread.join()
 
     def conclude(self, all_written: bool) -> None:
         """Wait for the end, on rank 0 for the commit. What is to become none is removed."""
@@ -139,7 +150,10 @@ class Save:
             self.committed = True
             self.store.prune(self.keep)
         except OSError as error:
-            self.trouble = f"older ones could not be removed: {error.strerror}" if self.committed else error.strerror
+            if self.committed:
+                self.trouble = f"older ones could not be removed: {error.strerror}"
+            else:
+                self.trouble, self.full = f"rank 0: {error.strerror}", error.errno in NO_ROOM
         except Damaged as damage:
             self.trouble = str(damage)
 
@@ -148,15 +162,17 @@ class Save:
         found: list[File] = []
         ranks = self.manifest.mesh.ranks
         with directory(self.store.path) as outer, directory(self.store.partial(self.manifest.step), outer) as handle:
-            while not self._abandoned:
+            while True:
+                ended = self._abandoned  # looked at before the markers, so that none is missed
                 while len(found) < ranks and _exists(marker_name(len(found)), handle):
                     found.append(_marker(marker_name(len(found)), handle))
                 if len(found) == ranks:
                     return tuple(found)
+                if ended:
+                    return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
                     raise Damaged(f"the file of rank {len(found)} is not here: all machines must share the directory")
                 time.sleep(POLL_SECONDS)
-        return None
 
 
 def _exists(name: str, parent: int) -> bool:

@@ -27,6 +27,11 @@ class Settings:
     keep: int
 
 
+def run_directory(file: str, named: str | Path | None) -> Path:
+    """The directory of a run: what the user has named, or `runs/NAME` here, by the name of the file."""
+    return Path(named or f"runs/{file}")
+
+
 def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | None:
     """The checkpoints that a file asks for; None where it asks for none. Raises Refused (E0801).
 

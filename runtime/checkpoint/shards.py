@@ -29,6 +29,7 @@ from partita.runtime.regions import Region
 # The format's words for dtypes.
 CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
 ALIGNMENT = 8  # of the first tensor in the file
+MOST_HEADER = 100_000_000  # bytes that the package reads
 
 
 @frozen

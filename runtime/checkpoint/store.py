@@ -6,23 +6,22 @@ one, and a run that dies at any moment leaves the commits that were there before
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import re
 import shutil
 import stat
-import time
 from pathlib import Path
 
 from attrs import define, field
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.runtime import locks
 from partita.runtime.checkpoint.files import directory
 
 COMMIT = re.compile(r"step-(\d{8,16})")
 LEFTOVER = re.compile(r"step-\d{8,16}\.(partial-[0-9a-f]+|removed)")
-LOCK = "lock"
-LOCK_SECONDS = 10.0  # how long a run that is being ended may still hold the directory
+DAMAGED = re.compile(r"step-(\d{8,16})\.damaged")
 
 
 def commit_name(step: int) -> str:
@@ -52,31 +51,38 @@ class Store:
     attempt: int = 0
     _lock: int | None = field(default=None, init=False)
 
-    def lock(self) -> None:
-        """Make the directory and hold it until `close`. Raises Refused (E0802, E0803)."""
+    def lock(self) -> Diagnostic | None:
+        """Make the directory and hold it until `close`. Raises Refused (E0802, E0803).
+
+        A warning (W0806) where nothing can be held, because the file system has no locks.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            handle = os.open(self.path / LOCK, flags, 0o666)
+            with directory(self.path) as handle:
+                self._lock, held = locks.lock(handle)
+        except locks.Held as error:
+            raise locks.refused(self.path) from error
         except OSError as error:
             raise refuse("E0802", f"cannot write to {self.path}: {error.strerror}") from error
-        end = time.monotonic() + LOCK_SECONDS
-        while True:
+        return None if held else locks.missing(self.path)
+
+    def hold(self) -> None:
+        """See that the directory is still this run's: one that was removed is made and held anew.
+
+        Raises OSError where another run has made it, and holds it.
+        """
+        if self._lock is None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with directory(self.path) as handle:
+            if locks.still_there(handle, self._lock):
+                return
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > end:
-                    os.close(handle)
-                    raise refuse(
-                        "E0803",
-                        f"another run writes to {self.path}",
-                        help="wait for its end, or give this one another directory",
-                    ) from error
-                time.sleep(0.1)
-            except OSError:
-                break  # a file system without locks
-        self._lock = handle
+                renewed, _ = locks.lock(handle, patience=0.0)
+            except locks.Held as error:
+                raise OSError(errno.EBUSY, f"another run writes to {self.path} by now") from error
+        os.close(self._lock)
+        self._lock = renewed
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -105,6 +111,7 @@ class Store:
 
     def commit(self, step: int) -> None:
         """Make a save, whose files are on disk, a commit."""
+        self.hold()
         with directory(self.path) as handle:
             with directory(self.partial(step), handle) as inner:
                 os.fsync(inner)
@@ -119,13 +126,20 @@ class Store:
     # ------------------------------------------------------------ commits
 
     def prune(self, keep: int) -> None:
-        """Remove all commits but the newest."""
+        """Remove all commits but the newest, and the damaged ones that would have gone by now if they were whole."""
+        steps = steps_in(self.path)
+        for step in steps[:-keep]:
+            self.remove(step)
+        if len(steps) >= keep:
+            self.remove_damaged(before=steps[-keep])
+
+    def remove(self, step: int) -> None:
+        """Remove a commit."""
         with directory(self.path) as handle:
-            for step in steps_in(self.path)[:-keep]:
-                aside = f"{commit_name(step)}.removed"
-                # Renamed first: what is half removed must not look like a commit.
-                os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
-                _remove(aside, handle)
+            aside = f"{commit_name(step)}.removed"
+            # Renamed first: what is half removed must not look like a commit.
+            os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
+            _remove(aside, handle)
 
     def set_aside(self, step: int) -> None:
         """Give a commit that was passed over another name, so that the run can save this step again."""
@@ -133,6 +147,15 @@ class Store:
             aside = f"{commit_name(step)}.damaged"
             _remove(aside, handle)
             os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
+
+    def remove_damaged(self, before: int | None = None) -> list[str]:
+        """Remove commits that were set aside, all or those of steps before one; returns their names."""
+        with directory(self.path) as handle:
+            found = [match for name in os.listdir(handle) if (match := DAMAGED.fullmatch(name))]
+            names = sorted(match[0] for match in found if before is None or int(match[1]) < before)
+            for name in names:
+                _remove(name, handle)
+        return names
 
 
 def _remove(name: str, parent: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.source import Span
 
 
@@ -47,7 +47,7 @@ def single(name: str, root: Path, span: Span | None) -> Path:
             "E0601",
             f"`{name}` matches {len(found)} files, and one is wanted",
             span,
-            notes=[str(path.relative_to(root)) for path in found[:5]],
+            notes=[shown(str(path.relative_to(root))) for path in found[:5]],
         )
     return found[0]
 

@@ -60,6 +60,7 @@ SAID_BY_RANKS = frozenset((PEER_LOST, ASKED, NOT_FINITE, REFUSED, UNSAVED))
 WORDS = {
     PEER_LOST: "lost its connection to another rank",
     ASKED: "ended because another rank was asked to",
+    UNSAVED: "could not write its part of the last checkpoint",
     STRANGER: "was connected to a process that is no rank of this run",
 }
 
@@ -351,9 +352,6 @@ class _Supervision:
             return WRONG_INPUT  # which has been said
         if status == NOT_FINITE:
             self.say("the run ended before a step that is not finite could change the parameters")
-            return FAILED
-        if status == UNSAVED:
-            self.say("the run ended, and its last checkpoint could not be written")
             return FAILED
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
         cause = self.dumps[first.number].cause if first.number in self.dumps else ""

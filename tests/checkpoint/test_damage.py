@@ -124,6 +124,15 @@ def test_damage_is_named_and_the_commit_before_is_used(
     read_manifest(copy / "checkpoints", 4)
 
 
+def test_what_is_damaged_stays_for_as_long_as_a_whole_one_would(copy: Path):
+    """`keep` newer ones, and it is gone."""
+    flip(copy / "checkpoints" / NEWEST / FIRST, 12345)
+    for steps, there in ((6, True), (8, True), (10, False)):
+        trained(plan_of(f"train.steps={steps}"), copy)
+        assert (copy / "checkpoints" / f"{NEWEST}.damaged").exists() == there, steps
+    assert sorted(os.listdir(copy / "checkpoints")) == ["lock", "step-00000006", "step-00000008", "step-00000010"]
+
+
 def test_what_follows_is_the_undisturbed_run(copy: Path, tmp_path: Path):
     flip(copy / "checkpoints" / NEWEST / FIRST, 12345)
     plan = plan_of()

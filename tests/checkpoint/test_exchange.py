@@ -77,7 +77,8 @@ def test_there_and_back_is_the_same_run(names: list[str], saved, folder: Path, c
     status, out, _ = partita(
         capsys, "import", "back/checkpoints", "m.safetensors", "m.par", *names, "--step", "2", "layout=plain"
     )
-    assert (status, out) == (0, "back/checkpoints/step-00000002: 30 tensors from m.safetensors\n")
+    assert status == 0
+    assert out.splitlines()[0] == "back/checkpoints/step-00000002: 30 tensors from m.safetensors"
     direct, back = trained(plan_of("train.steps=4"), folder), trained(plan_of("train.steps=4"), folder / "back")
     assert back.found is not None
     assert back.steps == direct.steps
@@ -89,7 +90,7 @@ def test_import_of_parameters_begins_a_run_with_them(saved, folder: Path, capsys
     save_file({name: tensor.contiguous() for name, tensor in own.items()} | {"other": torch.ones(2)}, "p.safetensors")
     status, out, _ = partita(capsys, "import", "new/checkpoints", "p.safetensors", "m.par")
     assert status == 0
-    assert out.splitlines()[1] == "not used: other"
+    assert "not used: other" in out.splitlines()
     run = trained(plan_of("train.steps=1", "train.checkpoint=every(5)", *ONE_RANK), folder / "new")
     assert run.found is not None
     assert run.found.step == 0
@@ -174,6 +175,7 @@ def test_an_export_that_fails_leaves_nothing(folder: Path, capsys: pytest.Captur
     [
         ("{", "is no JSON"),
         ("[]", "is no JSON object"),
+        ('{"m.wte": "x", "m.wte": "y"}', "names.json is no JSON: `m.wte` stands in it twice"),
         ('{"m.wtf": "x"}', "the map names `m.wtf`, and there is no such tensor\n  help: did you mean `m.wte`?"),
         ('{"m.wte": 3}', "`m.wte` is mapped to a name, or an object"),
         ('{"m.wte": ""}', "`m.wte` is mapped to a name, or an object"),

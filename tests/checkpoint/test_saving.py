@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from shutil import copytree
 import pytest
 import torch
 
+from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.identity import manifest_of
@@ -23,6 +25,7 @@ from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, steps_in
+from partita.runtime.data.binding import open_data
 from partita.runtime.faults import NotFinite
 from partita.runtime.training import StepResult, VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
@@ -211,7 +214,7 @@ def test_the_manifest_may_be_what_does_not_fit(tmp_path: Path):
     *_, second, largest = sorted(path.stat().st_size for path in commit.iterdir())
     assert largest == (commit / "manifest.json").stat().st_size
     lines = limited(tmp_path, (second + largest) // 2)
-    assert lines[:2] == ["6 True", "warning[W0802]: step 2 was not saved: File too large"]
+    assert lines[:2] == ["6 True", "warning[W0802]: step 2 was not saved: rank 0: File too large"]
     assert os.listdir(tmp_path / "checkpoints") == ["lock"]
 
 
@@ -253,6 +256,99 @@ def test_a_full_disk(tmp_path: Path):
     assert re.search(r"W0802\]: step 4 was not saved: .*No space left on device", done.stderr)
     assert "the last checkpoint is that of step 2" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_there_is_no_room_for_all_fewer_are_kept_and_each_is_saved(tmp_path: Path):
+    """Room for three checkpoints, so that two are kept. Every step is saved; that fewer are kept is said once."""
+    (tmp_path / "m.par").write_text(TEXT)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    sizes = [*ONE_RANK, "ffn=256"]
+    trained(plan_of("train.steps=2", *sizes), tmp_path / "other")
+    commit = tmp_path / "other" / "checkpoints" / "step-00000002"
+    pages = sum(-(-path.stat().st_size // 4096) for path in commit.iterdir())
+    every = ["train.checkpoint=every(1, keep = 3)", "train.steps=8", "--run-dir", "disk", "--transport", "virtual"]
+    run = shlex.join([sys.executable, "-m", "partita", "run", "m.par", *sizes, *every])
+    done = small_disk(f"{3.4 * 4 * pages:.0f}k", disk, ["sh", "-c", f"{run}; echo status $?; ls disk/checkpoints"])
+    assert done.stdout.split()[-5:] == ["status", "0", "lock", "step-00000007", "step-00000008"], done.stderr
+    assert re.findall(r"W080.*", done.stderr) == [
+        "W0805]: removed step-00000001 to make room for the checkpoint of step 4; from now on 2 stay"
+    ]
+
+
+def test_what_can_be_spared_goes_first_where_room_is_short_and_the_newest_whole_one_never(tmp_path: Path):
+    """One that was set aside; then the oldest; the newest one is cut off, so that the one before it stays."""
+    plan = plan_of("train.steps=8", "train.checkpoint=every(2, keep = 4)", *ONE_RANK)
+    trained(plan, tmp_path)
+    path = tmp_path / "checkpoints"
+    (path / "step-00000002").rename(path / "step-00000002.damaged")
+    os.truncate(path / "step-00000008" / "rank-0.safetensors", 8)
+    settings = settings_of(plan.spec, tmp_path, tmp_path)
+    assert settings is not None
+    said: list[Diagnostic] = []
+    checkpoints = Checkpoints(VirtualRun(plan).ranks[0], settings, said.append)
+    assert [checkpoints._makes_room(10) for _ in range(3)] == [True, True, False]
+    assert steps_in(path) == [6, 8]
+    assert [each.message for each in said] == [
+        "removed step-00000002.damaged to make room for the checkpoint of step 10",
+        "removed step-00000004 to make room for the checkpoint of step 10; from now on 2 stay",
+    ]
+
+
+def test_the_ranks_that_could_not_write_are_named_and_only_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ranks 2 and 5 of eight have a full disk. So a supervisor, which names a rank that failed, names one of them."""
+    blocks = Shard.blocks
+    full = []
+
+    def limited(shard: Shard):
+        if any(shard is each for each in full):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return blocks(shard)
+
+    monkeypatch.setattr(Shard, "blocks", limited)
+    plan = plan_of("train.steps=2")
+    settings = settings_of(plan.spec, tmp_path, tmp_path)
+    assert settings is not None
+    said: list[Diagnostic] = []
+    run = VirtualRun(plan)
+    checkpoints = [Checkpoints(rank, settings, said.append) for rank in run.ranks]
+    full += [checkpoints[2]._shard, checkpoints[5]._shard]
+    run.train(open_data(plan.program, plan.train, tmp_path), [], checkpoints)
+    for each in checkpoints:
+        each.close()
+    (warning,) = said
+    assert warning.message == "step 2 was not saved: ranks 2, 5: Disk quota exceeded"
+    assert [rank for rank, each in enumerate(checkpoints) if each.unsaved] == [2, 5]
+
+
+def test_a_process_that_could_not_write_is_the_one_that_is_named(tmp_path: Path):
+    """Rank 1 has the larger file, beyond what may be written; the other one does not end as if it were at fault."""
+    (tmp_path / "m.par").write_text(TEXT.replace("layer -> pipe", "layer -> pipe [1, 3]"))
+    mesh = ["cluster.data=1", "cluster.tensor=1", "layout=plain", "ffn=2048", "train.steps=2", "train.eval=none"]
+    run = [sys.executable, "-m", "partita", "run", "m.par", *mesh, "--transport", "gloo"]
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 1000; {shlex.join(run)}"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "step 2 was not saved: rank 1: File too large" in done.stderr
+    assert "partita: rank 1 ended with exit status 3" in done.stderr
+
+
+def test_a_file_system_without_locks_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def none(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    outcome = trained(plan_of(), tmp_path)
+    assert outcome.codes == ["W0806"]
+    assert outcome.said[0].message == f"{tmp_path / 'checkpoints'} cannot be locked: No locks available"
+    assert steps_in(tmp_path / "checkpoints") == [2, 4, 6]
 
 
 # ---------------------------------------------------------------- whole runs

@@ -8,6 +8,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -365,6 +367,95 @@ def test_wrong_data_is_refused(name: str, wrong: Path) -> None:
     diagnostic = caught.value.diagnostics[0]
     assert (diagnostic.code, diagnostic.span) == (code, SPAN), diagnostic.render()
     assert words in diagnostic.message, diagnostic.render()
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from partita.dsl.diagnostic import Refused
+from partita.dsl.spec import Call
+from partita.dsl.types import Axis, Type
+from partita.runtime.data import Input, open_dataset
+
+inputs = (Input("x", Type("f32", (Axis("batch", 4), Axis("features", 1000))), "batch", None, None),)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    open_dataset(Call("arrays", {"path": sys.argv[1], "holdout": 0.0}), inputs, 0, Path(), evaluates=False)
+    print("opened")
+except Refused as refused:
+    print(refused.diagnostics[0].message)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def packed(path: Path, header: bytes, zeros: int) -> None:
+    """An archive whose array `x` has a header and so many zeros, compressed, written without taking memory."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as member,
+    ):
+        member.write(header)
+        for _ in range(zeros >> 20):
+            member.write(bytes(1 << 20))
+
+
+def npy_header(shape: str, version: bytes = b"\x01\x00", length: int | None = None) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    size = (len(text) if length is None else length).to_bytes(2 if version[0] == 1 else 4, "little")
+    return b"\x93NUMPY" + version + size + text
+
+
+@pytest.mark.parametrize(
+    ("header", "zeros", "told"),
+    [
+        (npy_header("(131072, 1000)"), 100 << 20, "and its arrays would take 524,288,000"),
+        (npy_header("(1099511627776, 1000)"), 1 << 20, "and its arrays would take 4,398,046,511,104,000"),
+        (npy_header("(131072, 1001)"), 100 << 20, "has shape [131072, 1001]"),
+        (npy_header("(4, 1000)", b"\x02\x00", 500 << 20), 100 << 20, "cannot read `x.npz`: "),
+        (b"", 100 << 20, "holds what is no array"),
+    ],
+    ids=["as large as it says", "larger than it is", "another shape", "an endless header", "no array"],
+)
+def test_a_small_archive_cannot_take_all_memory(header: bytes, zeros: int, told: str, tmp_path: Path) -> None:
+    """It is refused by what it says, before it is unpacked."""
+    packed(tmp_path / "x.npz", header, zeros)
+    assert (tmp_path / "x.npz").stat().st_size < 1 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, "x.npz"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    message, kilobytes = done.stdout.splitlines()
+    assert told in message
+    assert int(kilobytes) < 50_000
+
+
+def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that are not all alike in an archive of any size; others in a small one, or uncompressed."""
+    inputs = (Input("x", shaped("f32", batch=4, pixels=1000), "batch", None, None),)
+    zeros = np.zeros((5_000, 1000), np.float32)
+    sparse = zeros.copy()
+    sparse[:, ::20] = np.random.default_rng(0).integers(0, 256, (5_000, 50))
+    np.savez_compressed(tmp_path / "zeros.npz", x=zeros)
+    np.savez_compressed(tmp_path / "sparse.npz", x=sparse)
+    np.savez(tmp_path / "plain.npz", x=zeros)
+
+    def opened(name: str) -> Dataset:
+        return open_dataset(arrays(f"{name}.npz"), inputs, 0, tmp_path, evaluates=False)
+
+    for name in ("zeros", "sparse", "plain"):
+        assert opened(name).batch(1)["x"].shape == (4, 1000)
+    monkeypatch.setattr("partita.runtime.data.arrays.LEAST_UNPACKED", 1 << 20)
+    for name in ("sparse", "plain"):
+        assert opened(name).batch(1)["x"].shape == (4, 1000)
+    with pytest.raises(Refused, match="which does not compress"):
+        opened("zeros")
+
+
+def test_a_strangers_names_make_no_line_of_their_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{"a\nforged: ok": np.zeros(3)})
+    with pytest.raises(Refused) as caught:
+        open_dataset(arrays("x.npz"), ARRAYS[:1], 0, tmp_path, evaluates=False)
+    assert caught.value.diagnostics[0].notes == ("its arrays: a\\nforged: ok",)
 
 
 IDS = np.arange(5000, dtype="<u2") % 256

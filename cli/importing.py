@@ -1,0 +1,125 @@
+"""What `partita checkpoint import` says: what was bound to what, what was not used, and how to train from it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl.diagnostic import shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from partita.dsl.spec import Spec
+    from partita.runtime.checkpoint.exchange import Binding, Imported
+
+MOST_LINES = 100
+INTERVAL = 100  # of the `checkpoint` that is proposed
+
+
+def as_json(made: Imported) -> dict[str, Any]:
+    """Everything, tensor by tensor."""
+    return {
+        "path": str(made.path),
+        "tensors": [
+            {
+                "name": each.tensor.name,
+                "type": str(each.tensor.type),
+                "from": each.form.name,
+                "dtype": each.dtype,
+                "shape": list(each.shape),
+                "axes": [list(group) for group in each.form.axes],
+                "ambiguous": list(each.ambiguous),
+            }
+            for each in made.bindings
+        ],
+        "unused": list(made.unused),
+    }
+
+
+def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
+    """Parameters and what each was taken from, those of repeated layers on one line; and how many are beyond the most
+    lines.
+    """
+    from rich.table import Table
+
+    from partita.runtime.checkpoint.exchange import is_state
+    from partita.runtime.checkpoint.repeated import families
+
+    found = families(
+        ((each.tensor.name, each.form.name), (str(each.tensor.type), f"{each.dtype}{list(each.shape)}", _axes(each)))
+        for each in bindings
+        if not is_state(each.tensor)
+    )
+    table = Table(box=None, pad_edge=False)
+    for heading in ("tensor", "type", "", "from", "shape", "its axes"):
+        table.add_column(heading, overflow="fold")
+    for family in found[:MOST_LINES]:
+        ours, theirs = family.names
+        type, shape, axes = family.shared
+        table.add_row(ours, type, "←", shown(theirs), shape, axes)
+    return table, sum(family.count for family in found[MOST_LINES:])
+
+
+def _axes(binding: Binding) -> str:
+    """Their axes, as made of ours; `?` where their order is a guess."""
+    return ", ".join(" ".join(group) for group in binding.form.axes) + " ?" * bool(binding.ambiguous)
+
+
+def unused_lines(names: Sequence[str]) -> Iterator[str]:
+    """The names of the file that nothing was taken from."""
+    from partita.runtime.checkpoint.repeated import families
+
+    if not names:
+        return
+    found = families(((name,), None) for name in names)
+    yield f"not used: {', '.join(shown(family.names[0]) for family in found[:8])}"
+    more = sum(family.count for family in found[8:])
+    if more:
+        yield f"  and {more:,} more; --json names them all"
+
+
+def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
+    """What to do so that a run begins with what was imported into `arguments.directory`."""
+    from partita.runtime.checkpoint.settings import DIRECTORY
+
+    assert given.train is not None
+    directory, call = arguments.directory, given.train.checkpoint
+    folder, here = Path(arguments.file).resolve().parent, directory.resolve()
+    written = call.arguments["dir"] if call is not None else None
+    interval = call.arguments["interval"] if call is not None else INTERVAL
+    keep = f", keep = {call.arguments['keep']}" if call is not None else ""
+    run, entry, move = None, None, None
+    if written is not None and (folder / str(written)).resolve() == here:
+        pass
+    elif here.name == DIRECTORY:
+        run = directory.parent if directory.name == DIRECTORY else here.parent
+        if call is None or written is not None:
+            entry = f"checkpoint = every({interval}{keep})"
+    elif here != folder and here.is_relative_to(folder) and _writable(str(here.relative_to(folder))):
+        entry = f'checkpoint = every({interval}, dir = "{here.relative_to(folder)}"{keep})'
+    else:
+        run = here.with_name(f"{here.name}-run")
+        move = shlex.join(["mkdir", str(run)]), shlex.join(["mv", str(here), str(run / DIRECTORY)])
+        if call is None or written is not None:
+            entry = f"checkpoint = every({interval}{keep})"
+    # An override of what the file is to say would hide it.
+    overrides = [each for each in arguments.overrides if entry is None or not each.startswith("train.checkpoint")]
+    command = ["partita", "run", arguments.file, *overrides]
+    command += ["--root", arguments.root] if arguments.root else []
+    if run is not None and run.resolve() != Path(f"runs/{given.name}").resolve():
+        command += ["--run-dir", str(run)]
+    yield "to train from it"
+    if move is not None:
+        yield f"  {' && '.join(move)}"
+    if entry is not None:
+        yield f"  {entry}    in the train block of {arguments.file}"
+    yield f"  {shlex.join(command)}"
+
+
+def _writable(path: str) -> bool:
+    """Whether a path can stand in a `.par` file."""
+    return path.isprintable() and not set(path) & set('"\\')

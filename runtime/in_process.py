@@ -1,0 +1,58 @@
+"""A run with all its ranks in this process, as `partita run --transport virtual` and `partita.train` start it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from partita.dsl.diagnostic import Diagnostic
+from partita.runtime.checkpoint.checkpoints import Checkpoints
+from partita.runtime.checkpoint.settings import Settings
+from partita.runtime.data import Dataset
+from partita.runtime.executor import never
+from partita.runtime.supervision.cores import usable
+from partita.runtime.supervision.launcher import rank_environment
+from partita.runtime.training import Observer, Plan, VirtualRun
+
+
+def run_in_process(
+    plan: Plan,
+    dataset: Dataset | None,
+    settings: Settings | None,
+    observer: Observer,
+    report: Callable[[Diagnostic], None],
+    strict: bool = True,
+    asked: Callable[[], bool] = never,
+) -> tuple[VirtualRun, bool]:
+    """The whole run, with checkpoints where there are settings for them.
+
+    Returns the ranks with what they hold at the end, and whether the last checkpoint was saved. `observer` is told what
+    rank 0 is, `report` what a person should know of checkpoints. However the run ends, nothing of it goes on: a save
+    under way is completed if it can be.
+    """
+    with _threads_of_a_rank(plan.ranks):
+        run = VirtualRun(plan, strict)
+        checkpoints = [Checkpoints(rank, settings, report) for rank in run.ranks] if settings is not None else []
+        try:
+            run.train(dataset, [observer], checkpoints, asked)
+        finally:
+            for each in reversed(checkpoints):  # rank 0 last: it makes the commit from what the others have written
+                each.break_off()
+            for each in checkpoints:
+                each.close()
+    return run, not any(each.unsaved for each in checkpoints)
+
+
+@contextmanager
+def _threads_of_a_rank(ranks: int) -> Iterator[None]:
+    """As many threads as each rank would have if it were a process: sums depend on them."""
+    before = torch.get_num_threads()
+    threads = rank_environment(os.environ, ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
+    torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,108 @@
+"""Training from Python: a file's run with all ranks in this process, and what it gives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.spec import Spec
+from partita.runtime.beginning import begin
+from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.checkpoint.settings import run_directory, settings_of
+from partita.runtime.data.binding import open_data
+from partita.runtime.in_process import run_in_process
+from partita.runtime.run_directory import RunDirectory
+from partita.runtime.telemetry import Recorder
+from partita.runtime.training import StepResult, prepare
+
+
+class Trained(list[dict[str, Any]]):
+    """The records of the steps that were done, and what they leave.
+
+    `parameters` are those of the trained model, whole, by their full names. `checkpoints` is the directory of the run's
+    checkpoints, None where the file asks for none. `resumed` is the step after which the run went on, None where it
+    began with the first: the records are those of later steps.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[dict[str, Any]],
+        parameters: Mapping[str, torch.Tensor],
+        checkpoints: Path | None,
+        resumed: int | None,
+    ) -> None:
+        super().__init__(records)
+        self.parameters = parameters
+        self.checkpoints = checkpoints
+        self.resumed = resumed
+
+
+def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Trained:
+    """Train a file of a folder, with its checkpoints as `partita run` has them.
+
+    Where it has none, nothing is written but to a `run_dir`. Raises Refused, NotFinite.
+    """
+    plan = prepare(given)
+    directory = run_directory(given.name, run_dir)
+    settings = settings_of(given, directory, folder)
+    dataset = open_data(plan.program, plan.train, folder)
+    with ExitStack() as stack:
+        told = _Records(None)
+        if run_dir is not None or settings is not None:
+            try:
+                opened = stack.enter_context(RunDirectory.open(directory))
+                warning = begin(opened, given, plan.program, settings, None)
+            except OSError as error:
+                raise refuse("E0802", f"cannot write to {directory}: {error.strerror}") from error
+            if warning is not None:
+                _warn_of(warning)
+            told = _Records(opened)
+        stack.callback(told.recorder.close)
+        run, _ = run_in_process(plan, dataset, settings, told, _warn_of, strict=False)
+    return Trained(told.records, run.parameters(), settings.path if settings else None, told.after)
+
+
+class _Records:
+    """An `Observer` that keeps a record for each step, and writes them where there is a directory."""
+
+    def __init__(self, directory: RunDirectory | None) -> None:
+        self.recorder = Recorder(directory, _warn)
+        self.records: list[dict[str, Any]] = []
+        self.after: int | None = None
+
+    def resumed(self, found: Resumed) -> None:
+        """Records begin after a checkpoint."""
+        self.after = found.step
+        self.recorder.resumed(found.step)
+
+    def step(self, result: StepResult) -> None:
+        """A record of its own."""
+        self.recorder.step(result)
+        self.records.append(
+            {
+                "step": result.step,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "learning_rate": result.learning_rate,
+                **result.metrics,
+            }
+        )
+
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """A part of its step's record."""
+        self.recorder.evaluation(step, loss, metrics)
+        self.records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
+
+
+def _warn_of(diagnostic: Diagnostic) -> None:
+    _warn(diagnostic.render())
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
