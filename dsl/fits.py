@@ -17,10 +17,10 @@ from partita.dsl.types import Axis, Type
 
 
 def report_misfits(given: spec.Spec, report: Report) -> None:
-    """Report what is known not to fit together in what `train` chooses: E0402, E0406, E0411."""
+    """Report what is known not to fit together in what `train` chooses: E0402, E0406, E0411, E0412."""
     if given.model is None or given.train is None:
         return
-    found = [*_unused(given), *_microbatches(given)] or _splits(given)
+    found = [*_unused(given), *_microbatches(given), *staged_twice(given.layout)] or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
 
@@ -49,6 +49,23 @@ def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, d
         (_declared(tensor, declared),),
         f"choose a number of microbatches that divides {axis.size}",
     )
+
+
+def staged_twice(layout: spec.Layout | None) -> Iterator[Diagnostic]:
+    """E0412 for each rule that splits tensors over the mesh axis over which stages are cut."""
+    rules = layout.rules if layout else ()
+    stages = next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
+    for rule in rules:
+        if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
+            continue
+        wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
+        yield Diagnostic(
+            "E0412",
+            f"mesh axis `{stages.mesh_axis}` is the pipeline's, and cannot split {wanted} as well",
+            rule.span,
+            (f"`{stages.span.text}`   ({stages.span.place})",),
+            "use another mesh axis for one of the two",
+        )
 
 
 def _declared(tensor: str, place: Span | None) -> str:
@@ -106,8 +123,8 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     alone = {target.path[-1] for rule in rules for target in rule.targets if target.path is not None}
     found: dict[tuple[str, str], Diagnostic] = {}
     tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
-    for name, type, span in (*tensors, *_parameters(given.model.body)):
-        if name in alone:
+    for name, type, span in (*tensors, *_parameters(given.model)):
+        if name.rpartition(".")[2] in alone:
             continue  # it may have rules of its own, and only those
         for axis, mesh_axes, rule in _assigned(rules, type.names):
             over = [(each, mesh.size(each)) for each in mesh_axes if mesh.size(each) > 1]
@@ -144,17 +161,17 @@ def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
         yield name, type, model.span
 
 
-def _parameters(body: spec.Body) -> Iterator[tuple[str, Type, Span | None]]:
-    """The parameters of a body and those within it, each declaration once for the axes that it is checked over."""
+def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    """The parameters of a model by their full names; those of a block that is called again, once."""
     seen: set[int] = set()
-    bodies = [body]
-    while bodies:
-        each = bodies.pop()
-        if id(each) in seen:
+    scopes = [(model.name, model.body)]
+    while scopes:
+        path, body = scopes.pop()
+        if id(body) in seen:
             continue
-        seen.add(id(each))
-        for step in each.steps:
+        seen.add(id(body))
+        for step in body.steps:
             if isinstance(step, spec.Parameter):
-                yield step.name, step.type, step.span
+                yield f"{path}.{step.name}", step.type, step.span
             elif isinstance(step, spec.CallBlock | spec.Repeat):
-                bodies.append(step.body)
+                scopes.append((f"{path}.{step.scope}", step.body))
