@@ -12,7 +12,7 @@ import pytest
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load, load_text
+from partita.dsl.load import load
 from tests.commands import partita
 from tests.files import checked
 
