@@ -158,8 +158,8 @@ class Expressions:
         if name.text in self.models.axes.entries:
             help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
-        help = elsewhere.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
-        return refuse("E0201", f"unknown name `{name.text}`", name.span, help=help)
+        known = elsewhere.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
+        return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
 
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None

@@ -119,37 +119,43 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     if mesh is None or layout is None or given.model is None:
         return []
     cut, count = _cut(given)
-    rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
-    alone = {target.path[-1] for rule in rules for target in rule.targets if target.path is not None}
+    targets = [
+        (target, rule.mesh_axes)
+        for rule in layout.rules
+        if isinstance(rule, spec.ShardRule)
+        for target in rule.targets
+        if not target.is_class
+    ]
+    general = [each for each in targets if each[0].path is None]
     found: dict[tuple[str, str], Diagnostic] = {}
     tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
     for name, type, span in (*tensors, *_parameters(given.model)):
-        if name.rpartition(".")[2] in alone:
-            continue  # it may have rules of its own, and only those
-        for axis, mesh_axes, rule in _assigned(rules, type.names):
-            over = [(each, mesh.size(each)) for each in mesh_axes if mesh.size(each) > 1]
+        own = [each for each in targets if _names(each[0], name)]  # stand instead of the general ones
+        for axis, mesh_axes, rule in _assigned(own or general, type.names):
+            over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
             if type.axis(axis).size % prod(size for _, size in over):
                 found.setdefault((rule.place, axis), undivided(type.axis(axis), over, rule, f"{name}: {type}", span))
     return list(found.values())
 
 
-def _assigned(rules: Sequence[spec.ShardRule], names: Sequence[str]) -> Iterator[tuple[str, list[str], Span]]:
-    """What the rules for axes give a tensor, in their order: each mesh axis once, each axis by the first that can."""
+def _names(target: spec.Target, tensor: str) -> bool:
+    """Whether a target is about this tensor alone."""
+    path = ".".join(target.path or ())
+    return target.path is not None and (tensor == path or tensor.endswith(f".{path}"))
+
+
+def _assigned(
+    targets: Iterable[tuple[spec.Target, Sequence[str]]], names: Sequence[str]
+) -> Iterator[tuple[str, list[str], Span]]:
+    """What rules give a tensor, in their order: each mesh axis once, each axis by the first that can."""
     taken: set[str] = set()
     split: set[str] = set()
-    for rule in rules:
-        for target in rule.targets:
-            free = [axis for axis in rule.mesh_axes if axis not in taken]
-            if (
-                target.path is None
-                and not target.is_class
-                and target.name in names
-                and target.name not in split
-                and free
-            ):
-                split.add(target.name)
-                taken.update(free)
-                yield target.name, free, target.span
+    for target, mesh_axes in targets:
+        free = [axis for axis in mesh_axes if axis not in taken]
+        if target.name in names and target.name not in split and free:
+            split.add(target.name)
+            taken.update(free)
+            yield target.name, free, target.span
 
 
 def _of_a_microbatch(type: Type, axis: str, count: int) -> Type:
