@@ -7,10 +7,13 @@ or a claim in it is wrong, 2 usage, 3 a run failed.
 from __future__ import annotations
 
 import argparse
-import os
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+
+from partita.cli import streams
+from partita.cli.extras import explained, missing
 
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
@@ -31,22 +34,44 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    streams.prepare()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            status = _run(given)
+        finally:
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        streams.abandon()  # its reader has left
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        streams.abandon()
+        print(f"partita: cannot write: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _run(given: Sequence[str]) -> int:
     parser, command = _parser(given)
     parsed = _parsed(parser, given)
     if command is None:
         parser.print_help()
         return 2
-    try:
-        status = int(import_module(f"partita.cli.{command}").run(parsed))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    what = f"`partita {command}`"
+    problem = missing(getattr(parsed, "needs", None), what)
+    if problem is None:
+        try:
+            return int(import_module(f"partita.cli.{command}").run(parsed))
+        except ImportError as error:
+            problem = explained(error, what)
+            if problem is None:
+                raise
+    print(f"partita: {problem}", file=sys.stderr)
+    return 2
 
 
 def _parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
@@ -78,7 +103,7 @@ class _Version(argparse.Action):
     """`--version`, looked up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from partita import __version__
 
-        print(f"partita {version('partita')}")
+        print(f"partita {__version__}")
         parser.exit(0)

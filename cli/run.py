@@ -35,6 +35,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one there is no GPU, and no 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None is a prefix of one of torchrun's, which would swallow it."""
+    parser.set_defaults(needs="run")
     add_source_arguments(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl and checkpoints go (default: runs/NAME)")
     parser.add_argument(
