@@ -18,6 +18,7 @@ from partita.cli.extras import explained, missing
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
 COMMANDS = {
+    "init": "write a file to start from: a small model that trains on this machine as it is",
     "check": "check a file: errors with place, cause and fix",
     "fmt": "bring files into canonical form, comments kept",
     "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
