@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,6 +30,20 @@ COMMANDS = {
     "run": "train: on this machine, or as one rank under torchrun or Slurm",
     "profile": "measure this machine's device and links; the cost model reads the record",
     "checkpoint": "list, show and verify checkpoints; export and import whole tensors",
+}
+# What others call them.
+OTHERS = {
+    **dict.fromkeys(("train", "start", "launch", "torchrun"), "run"),
+    **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("lint", "validate"), "check"),
+    **dict.fromkeys(("search", "autotune", "tune"), "plan"),
+    **dict.fromkeys(("checkpoints", "ckpt"), "checkpoint"),
+    "benchmark": "profile",
+    "build": "compile",
+    "format": "fmt",
+    "help": "--help",
+    "prove": "verify",
+    "version": "--version",
 }
 INTERRUPTED = 130
 
@@ -57,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    parser, command = _parser(given)
-    parsed = _parsed(parser, given)
+    parser, called, command = _parser(given)
+    parsed = _parsed(parser, called, given)
     if command is None:
         parser.print_help()
         return 2
@@ -75,29 +90,54 @@ def _run(given: Sequence[str]) -> int:
     return 2
 
 
-def _parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+def _parsed(
+    parser: argparse.ArgumentParser, called: argparse.ArgumentParser, given: Sequence[str]
+) -> argparse.Namespace:
     """The arguments; argparse itself takes no overrides after an option that follows the first ones."""
     parsed, rest = parser.parse_known_args(given)
     words = hasattr(parsed, "takes_name")
     strays = [word for word in rest if word.startswith("-") or not ("=" in word or words)]
     if strays or (rest and not hasattr(parsed, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(strays or rest)}")
+        option = next((word for word in strays if re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word)), None)
+        help = ""
+        if option is not None and hasattr(parsed, "overrides"):
+            key, _, value = option[2:].partition("=")
+            help = f"; settings are written without dashes: {key.replace('-', '_')}={value or '…'}"
+        called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
 
 
-def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, str | None]:
-    """The parser, with the options of the one command that is called, and that command."""
+def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]:
+    """The parser, with the options of the one command that is called, that command's own, and its name."""
     parser = argparse.ArgumentParser(prog="partita", description="Declarative pipelined training.", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-    called = next((word for word in given if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if name == called:
-            import_module(f"partita.cli.{name}").add_arguments(subparser)
-    return parser, called
+    name = next((word for word in given if not word.startswith("-")), None)
+    called = parser
+    for each, summary in COMMANDS.items():
+        subparser = commands.add_parser(each, help=summary, description=summary, allow_abbrev=False)
+        if each == name:
+            import_module(f"partita.cli.{each}").add_arguments(subparser)
+            called = subparser
+    if name is not None and name not in COMMANDS and not {"-h", "--help", "--version"} & set(given):
+        parser.error(_unknown(name))
+    return parser, called, name
+
+
+def _unknown(name: str) -> str:
+    """That there is no such command, and which may be meant."""
+    # Imported here: whoever names a command needs neither.
+    from partita.cli.source import printable
+    from partita.dsl.report import nearest
+
+    shown = printable(name)
+    near = OTHERS.get(name) or nearest(name, COMMANDS)
+    help = f"did you mean `partita {near}`?" if near else f"there are {', '.join(COMMANDS)}"
+    if name.endswith(".par"):
+        help = f"a file comes after one: `partita run {shown}`"
+    return f"there is no command `{shown}`; {help}"
 
 
 class _Version(argparse.Action):

@@ -72,7 +72,7 @@ def _chooses(key: tuple[tree.Name, ...]) -> bool:
 def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.Expression | None]:
     key, sign, _ = source.text.partition("=")
     if not sign or not _KEY.fullmatch(key.strip()):
-        help = "such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
+        help = "in one word, such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
         raise refuse("E0315", "an override is written key=value", Span(source, 0, len(source.text)), help=help)
     names, start = [], key.index(key.strip())
     for part in key.strip().split("."):
