@@ -75,7 +75,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
     # Of short words one letter may be wrong, but not the first: few are mistyped there, and `sin` is no `min`.
     if len(word) <= 3:
-        near = [c for c in near if c[0] == word[0]]
+        near = [c for c in near if c[:1] == word[:1]]
     found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
     return found[0] if found else None
 

@@ -25,6 +25,7 @@ from partita.dsl.builtins import (
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import language
 from partita.dsl.load import load_text
+from partita.dsl.report import nearest
 from partita.dsl.types import DTYPES
 
 FILE = """\
@@ -312,3 +313,18 @@ def test_any_text_around_an_unexpected_place(text: str, data: st.DataObject) -> 
     wanted = data.draw(st.sets(st.sampled_from(["LET", "PLUS", "EQUAL", "TILDE", "NAME", "RBRACE", "COLON"])))
     found = elsewhere.written_here(text, position, wanted)
     assert found is None or "\\" not in found
+
+
+@given(st.text(max_size=12), st.lists(st.text(max_size=12), max_size=8))
+def test_the_nearest_of_any_words(word: str, words: list[str]) -> None:
+    found = nearest(word, words)
+    assert found is None or found in words
+    assert word not in words or not word or found is not None
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [("sin", ["min"]), ("pad", ["add"]), ("gather", ["greater"]), ("foo", ["floor"]), ("", ["a"]), ("tan", ["tanh2x"])],
+)
+def test_words_that_are_not_near(word: str, words: list[str]) -> None:
+    assert nearest(word, words) is None
