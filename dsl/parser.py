@@ -172,6 +172,13 @@ class _Parser:
         elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
             named = self.tokens[self.next + 1].kind == "EQUAL" and bool(opened) and opened[-1].text == "("
             help = "choose another name" if len(wanted) < 3 else expected
+            if (
+                self.next
+                and self.tokens[self.next - 1].text == ","
+                and "COMMA" not in wanted
+                and not (opened and opened[-1].text == "(")
+            ):
+                help = "no comma stands at the end of what comes before"
             if token.text == "axis" and named:
                 help = "the axes that a function goes over are its argument `over`: `over = …`"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
