@@ -170,17 +170,12 @@ class _Parser:
             message = f"`{token.text}` does not close `{opened[-1].text}`"
             self.report.error("E0105", message, span, notes, expected)
         elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
-            named = self.tokens[self.next + 1].kind == "EQUAL" and bool(opened) and opened[-1].text == "("
+            argument = bool(opened) and opened[-1].text == "("
             help = "choose another name" if len(wanted) < 3 else expected
-            if (
-                self.next
-                and self.tokens[self.next - 1].text == ","
-                and "COMMA" not in wanted
-                and not (opened and opened[-1].text == "(")
-            ):
-                help = "no comma stands at the end of what comes before"
-            if token.text == "axis" and named:
+            if token.text == "axis" and argument and self.tokens[self.next + 1].kind == "EQUAL":
                 help = "the axes that a function goes over are its argument `over`: `over = …`"
+            elif not argument and self.next and self.tokens[self.next - 1].text == ",":
+                help = "no comma stands at the end of what comes before"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
         else:
             near = nearest(token.text, [word for word, kind in self.table.words.items() if kind in wanted])
