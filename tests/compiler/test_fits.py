@@ -148,7 +148,7 @@ OF_SIZES = {"E0402", "E0406", "E0411", "E0412"}
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 def test_check_and_compile_agree(data: st.DataObject) -> None:
     """What check reports, compile refuses; what compile refuses of an input or a parameter, check reports."""
     program = data.draw(sharded_programs())
