@@ -5,11 +5,11 @@
     state = partita.compile("specs/tiny.par", "laptop.pipe=4", "schedule=one_f_one_b")
     print(partita.summary(state).timeline.bubble)
     assert partita.verify("specs/tiny.par").passed
-    trained = partita.train("specs/tiny.par", "train.steps=20")
+    trained = partita.train("specs/tiny.par", {"train.steps": 20})
     print(trained[-1]["loss"], sorted(trained.parameters))
 
-Everything raises `partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a
-program is run.
+Overrides are written as on the command line, or come as mappings of their keys to values. Everything raises
+`partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a program is run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.overrides import Override, written
 
 if TYPE_CHECKING:
     from partita.compiler.pipeline import Compilation
@@ -31,24 +32,24 @@ __version__ = "0.1.0"
 __all__ = ["Diagnostic", "Refused", "check", "compile", "load", "plan", "summary", "train", "verify"]
 
 
-def check(path: str | Path, *overrides: str) -> tuple[Diagnostic, ...]:
+def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
     from partita.dsl.load import load as load_file
 
-    return load_file(path, overrides)[1]
+    return load_file(path, written(overrides))[1]
 
 
-def load(path: str | Path, *overrides: str) -> Spec:
+def load(path: str | Path, *overrides: Override) -> Spec:
     """The checked meaning of a file."""
     from partita.dsl.load import load as load_file
 
-    spec, diagnostics = load_file(path, overrides)
+    spec, diagnostics = load_file(path, written(overrides))
     if spec is None:
         raise Refused(diagnostics)
     return spec
 
 
-def compile(path: str | Path, *overrides: str) -> Compilation:
+def compile(path: str | Path, *overrides: Override) -> Compilation:
     """A file compiled for training: every form on the way, and the program."""
     from partita.compiler.pipeline import compile_spec
 
@@ -63,7 +64,7 @@ def summary(state: Compilation) -> Summary:
 
 
 def plan(
-    path: str | Path, *overrides: str, devices: int | None = None, top: int = 10, within: float = 15.0
+    path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
     """The meshes, layouts and schedules that are predicted to be fastest on so many devices (default: the mesh's), the
     best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`.
@@ -74,14 +75,14 @@ def plan(
     return Search(space_of(load(path, *overrides), devices), top, within).run().plans
 
 
-def verify(path: str | Path, *overrides: str) -> Verification:
+def verify(path: str | Path, *overrides: Override) -> Verification:
     """What `partita verify` finds: certificate, laws, memory, and a shrunken copy run against one device."""
     from partita.runtime.verification.verify import verify as verify_spec
 
     return verify_spec(load(path, *overrides))
 
 
-def train(path: str | Path, *overrides: str, run_dir: str | Path | None = None) -> Trained:
+def train(path: str | Path, *overrides: Override, run_dir: str | Path | None = None) -> Trained:
     """Train with all ranks in this process, on the virtual transport; a record for each step, and the model.
 
     Where the file has `checkpoint`, it is followed as by `partita run`: the run goes on from the newest checkpoint in

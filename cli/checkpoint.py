@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
 
     def add(name: str, help: str) -> argparse.ArgumentParser:
-        subparser: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        aliases = ["list"] if name == "ls" else []
+        subparser: argparse.ArgumentParser = commands.add_parser(
+            name, help=help, description=help, aliases=aliases, allow_abbrev=False
+        )
+        subparser.set_defaults(action=name, needs=None if name in ("ls", "show") else "run")
         what = "the directory to import into" if name == "import" else DIRECTORY_HELP
         subparser.add_argument("directory", metavar="DIR", type=Path, help=what)
         if name != "ls":

@@ -10,18 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 
-def provide() -> None:
-    """Open what is closed of the three standard streams: else the next file that is opened becomes standard output."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-        if getattr(sys, name) is None:
-            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
-
-
 class Patient:
     """A text stream that writes on as long as that works. Where it does not any more, that is said once, on `other`."""
 

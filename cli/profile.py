@@ -19,6 +19,7 @@ MOST_COUNTS = 8  # a record of each, in every precision: so many stay well withi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    parser.set_defaults(needs="run")
     parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the record")
     parser.add_argument(
         "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 …)"

@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partita.cli.patient import patient
 from partita.cli.source import add_source_arguments
-
-if TYPE_CHECKING:
-    pass
 
 SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
 STALL_SECONDS = 600.0
@@ -19,6 +15,7 @@ STALL_SECONDS = 600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None is a prefix of one of torchrun's, which would swallow it."""
+    parser.set_defaults(needs="run")
     add_source_arguments(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl and checkpoints go (default: runs/NAME)")
     parser.add_argument(

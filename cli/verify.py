@@ -23,6 +23,7 @@ SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run agai
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    parser.set_defaults(needs="run")
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the figures, and what is wrong, as JSON")
     add_output_argument(parser)

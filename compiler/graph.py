@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field, frozen
 
 from partita.compiler.layout import WHOLE, Layout
+from partita.dsl.brief import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -69,6 +70,8 @@ class Node:
     phase: Phase = Phase.FORWARD
     stage: int | None = None
 
+    __repr__ = shortened
+
     @property
     def home(self) -> int:
         """The stage of a placed node."""
@@ -96,6 +99,8 @@ class Parameter:
     fans: tuple[int, int]
     decays: bool
     span: Span | None = field(default=None, repr=False)
+
+    __repr__ = shortened
 
     @property
     def name(self) -> str:
@@ -184,6 +189,11 @@ class Graph:
     accumulators: tuple[Accumulator, ...] = ()
     scopes: tuple[Scope, ...] = ()
     guards: tuple[Guard, ...] = ()
+
+    def __repr__(self) -> str:
+        return outline(
+            "Graph", self.name, (count(len(self.nodes), "operation"), count(len(self.parameters), "parameter"))
+        )
 
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value; inputs and parameters have none."""

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
+from partita.dsl.brief import shortened
 
 
 @frozen
@@ -23,6 +24,8 @@ class Mesh:
     axes: tuple[tuple[str, int], ...] = ()
     pipe: str | None = None
     links: tuple[tuple[str, Link], ...] = ()
+
+    __repr__ = shortened
 
     @property
     def ranks(self) -> int:

@@ -40,6 +40,7 @@ from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import Sharded, gathered_bytes, shard
 from partita.dsl import spec as language
+from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.fits import schedule_span
 
@@ -86,6 +87,19 @@ class Compilation:
     flops: float = 0.0  # of a step's products on the whole mesh, none of them twice
     warnings: tuple[Diagnostic, ...] = ()
     times: tuple[tuple[str, float], ...] = ()
+
+    def __repr__(self) -> str:
+        graph = self.sharded.graph if self.sharded else self.step or self.forward
+        return outline(
+            "Compilation of",
+            self.spec.source.name,
+            (
+                count(self.mesh.ranks, "rank"),
+                count(len(graph.nodes), "operation") if graph else None,
+                self.schedule_call.call.name,
+                None if self.training else "evaluation",
+            ),
+        )
 
     @property
     def batch(self) -> str:

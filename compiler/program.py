@@ -34,6 +34,7 @@ from partita.compiler.instructions import Channel, Instruction, Message, Traffic
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.brief import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -48,6 +49,8 @@ class InputRecord:
     limit: Axis | None
     span: Span | None = field(default=None, eq=False, repr=False)
 
+    __repr__ = shortened
+
 
 @frozen(cache_hash=True)
 class InputPart:
@@ -58,6 +61,8 @@ class InputPart:
     slot: int | None
     batch: str | None
     layout: Layout
+
+    __repr__ = shortened
 
 
 @frozen
@@ -77,6 +82,8 @@ class ParameterRecord:
     stages: tuple[int, ...]
     states: tuple[str, ...]
 
+    __repr__ = shortened
+
 
 @frozen
 class AccumulatorRecord:
@@ -86,6 +93,8 @@ class AccumulatorRecord:
     type: Type
     parameter: str | None
     maximum: bool
+
+    __repr__ = shortened
 
 
 @frozen
@@ -125,6 +134,8 @@ class StageProgram:
     kept: int
     peaks: Mapping[str, int]
 
+    __repr__ = shortened
+
 
 @frozen
 class TiedTransfer:
@@ -134,6 +145,8 @@ class TiedTransfer:
     stage: int
     accumulator: str
     type: Type
+
+    __repr__ = shortened
 
 
 @frozen
@@ -157,6 +170,8 @@ class RankProgram:
     finish: str
     update: str | None
 
+    __repr__ = shortened
+
 
 @frozen(eq=False)
 class Program:
@@ -176,6 +191,10 @@ class Program:
     guards: tuple[Guard, ...]  # those of the statistics that must be zero
     schedule: Schedule
     source: str = field(repr=False)
+
+    def __repr__(self) -> str:
+        facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")
+        return outline("Program", self.name, facts)
 
     @property
     def tokens(self) -> int:

@@ -28,6 +28,7 @@ from partita.compiler.instructions import (
 )
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, WHOLE_BACKWARD, Action
 from partita.compiler.timeline import Interval, Timeline
+from partita.dsl.brief import shortened
 from partita.dsl.diagnostic import Refused, refuse
 
 
@@ -42,6 +43,8 @@ class Costs:
     transfer: Callable[[Message], float]
     pair: Callable[[int, int], float] | None = None
     post: float = 0.0
+
+    __repr__ = shortened
 
 
 def equal_costs(

@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 from partita.compiler.instructions import Channel, Transfer
 from partita.compiler.schedules.schedule import Action, peak_live
+from partita.dsl.brief import shortened
 
 
 @frozen
@@ -18,6 +19,8 @@ class Interval:
     work: Action | Transfer
     start: float
     end: float
+
+    __repr__ = shortened
 
     @property
     def duration(self) -> float:
@@ -36,6 +39,8 @@ class Timeline:
     actions: tuple[tuple[Interval, ...], ...] = field(repr=False)
     transfers: Mapping[Channel, tuple[Interval, ...]] = field(repr=False)
     critical_path: tuple[Interval, ...] = field(repr=False)
+
+    __repr__ = shortened
 
     @property
     def makespan(self) -> float:

@@ -186,7 +186,9 @@ class BodyChecker:
         call = tree.bare(written)
         if isinstance(call, tree.Call):
             return self.models.settings.call(call, signatures, what, self.expressions.number_of)
-        self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span)
+        name = tree.single(written)
+        help = f"write `{name.text}(…)`" if name is not None and name.text in signatures else None
+        self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span, help=help)
         return None
 
     def set_loss(self, statement: tree.Loss) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from partita.dsl import constants, limits, rules, spec, tree
+from partita.dsl import constants, elsewhere, limits, rules, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import FUNCTIONS as FROM_ELSEWHERE
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
 from partita.dsl.functions import (
@@ -89,6 +88,9 @@ class Expressions:
         """The axis that a name stands for here: another one where the block is called over others."""
         other = self.scope.substitution.get(name.text)
         if other is None:
+            if name.text not in self.models.axes.entries and self.scope.find(name.text) is not None:
+                help = "`maximum(a, b)` and `minimum(a, b)` go element by element"
+                raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
             return self.models.axes.find(name)
         self.models.axes.used.add(name.text)
         return self.models.axes.find(tree.Name(other, name.span))
@@ -129,7 +131,8 @@ class Expressions:
     def _path(self, written: tree.Path) -> list[Result] | None:
         name = written.parts[0]
         if len(written.parts) > 1:
-            raise refuse("E0201", f"`{written}` is a path, and paths stand in layouts only", written.span)
+            help = elsewhere.MEMBERS.get(written.parts[-1].text)
+            raise refuse("E0201", f"`{written}` is a path, and paths stand in layouts only", written.span, help=help)
         binding = self.scope.find(name.text)
         if binding is None:
             raise self._unbound(name)
@@ -155,7 +158,8 @@ class Expressions:
         if name.text in self.models.axes.entries:
             help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
-        return refuse("E0201", f"unknown name `{name.text}`", name.span, help=suggestion(name.text, self.scope.names()))
+        known = elsewhere.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
+        return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
 
     def _operator(
         self, function: str, operands: list[tree.Expression], written: tree.Expression, name: str | None
@@ -205,7 +209,7 @@ class Expressions:
             raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.models.declarations.blocks, "size"]
-            help = FROM_ELSEWHERE.get(called) or suggestion(called, choices)
+            help = elsewhere.function(called) or suggestion(called, choices)
             raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
         return self._call_function(written, FUNCTIONS[called], name)
 

@@ -17,10 +17,10 @@ from partita.dsl.types import Axis, Type
 
 
 def report_misfits(given: spec.Spec, report: Report) -> None:
-    """Report what is known not to fit together in what `train` chooses: E0402, E0406, E0411."""
+    """Report what is known not to fit together in what `train` chooses: E0402, E0406, E0411, E0412."""
     if given.model is None or given.train is None:
         return
-    found = [*_unused(given), *_microbatches(given)] or _splits(given)
+    found = [*_unused(given), *_microbatches(given), *staged_twice(given.layout)] or _splits(given)
     for diagnostic in found:
         report.add(diagnostic)
 
@@ -49,6 +49,23 @@ def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, d
         (_declared(tensor, declared),),
         f"choose a number of microbatches that divides {axis.size}",
     )
+
+
+def staged_twice(layout: spec.Layout | None) -> Iterator[Diagnostic]:
+    """E0412 for each rule that splits tensors over the mesh axis over which stages are cut."""
+    rules = layout.rules if layout else ()
+    stages = next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
+    for rule in rules:
+        if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
+            continue
+        wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
+        yield Diagnostic(
+            "E0412",
+            f"mesh axis `{stages.mesh_axis}` is the pipeline's, and cannot split {wanted} as well",
+            rule.span,
+            (f"`{stages.span.text}`   ({stages.span.place})",),
+            "use another mesh axis for one of the two",
+        )
 
 
 def _declared(tensor: str, place: Span | None) -> str:
@@ -102,37 +119,43 @@ def _splits(given: spec.Spec) -> list[Diagnostic]:
     if mesh is None or layout is None or given.model is None:
         return []
     cut, count = _cut(given)
-    rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
-    alone = {target.path[-1] for rule in rules for target in rule.targets if target.path is not None}
+    targets = [
+        (target, rule.mesh_axes)
+        for rule in layout.rules
+        if isinstance(rule, spec.ShardRule)
+        for target in rule.targets
+        if not target.is_class
+    ]
+    general = [each for each in targets if each[0].path is None]
     found: dict[tuple[str, str], Diagnostic] = {}
     tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
-    for name, type, span in (*tensors, *_parameters(given.model.body)):
-        if name in alone:
-            continue  # it may have rules of its own, and only those
-        for axis, mesh_axes, rule in _assigned(rules, type.names):
-            over = [(each, mesh.size(each)) for each in mesh_axes if mesh.size(each) > 1]
+    for name, type, span in (*tensors, *_parameters(given.model)):
+        own = [each for each in targets if _names(each[0], name)]  # stand instead of the general ones
+        for axis, mesh_axes, rule in _assigned(own or general, type.names):
+            over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
             if type.axis(axis).size % prod(size for _, size in over):
                 found.setdefault((rule.place, axis), undivided(type.axis(axis), over, rule, f"{name}: {type}", span))
     return list(found.values())
 
 
-def _assigned(rules: Sequence[spec.ShardRule], names: Sequence[str]) -> Iterator[tuple[str, list[str], Span]]:
-    """What the rules for axes give a tensor, in their order: each mesh axis once, each axis by the first that can."""
+def _names(target: spec.Target, tensor: str) -> bool:
+    """Whether a target is about this tensor alone."""
+    path = ".".join(target.path or ())
+    return target.path is not None and (tensor == path or tensor.endswith(f".{path}"))
+
+
+def _assigned(
+    targets: Iterable[tuple[spec.Target, Sequence[str]]], names: Sequence[str]
+) -> Iterator[tuple[str, list[str], Span]]:
+    """What rules give a tensor, in their order: each mesh axis once, each axis by the first that can."""
     taken: set[str] = set()
     split: set[str] = set()
-    for rule in rules:
-        for target in rule.targets:
-            free = [axis for axis in rule.mesh_axes if axis not in taken]
-            if (
-                target.path is None
-                and not target.is_class
-                and target.name in names
-                and target.name not in split
-                and free
-            ):
-                split.add(target.name)
-                taken.update(free)
-                yield target.name, free, target.span
+    for target, mesh_axes in targets:
+        free = [axis for axis in mesh_axes if axis not in taken]
+        if target.name in names and target.name not in split and free:
+            split.add(target.name)
+            taken.update(free)
+            yield target.name, free, target.span
 
 
 def _of_a_microbatch(type: Type, axis: str, count: int) -> Type:
@@ -144,17 +167,17 @@ def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
         yield name, type, model.span
 
 
-def _parameters(body: spec.Body) -> Iterator[tuple[str, Type, Span | None]]:
-    """The parameters of a body and those within it, each declaration once for the axes that it is checked over."""
+def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    """The parameters of a model by their full names; those of a block that is called again, once."""
     seen: set[int] = set()
-    bodies = [body]
-    while bodies:
-        each = bodies.pop()
-        if id(each) in seen:
+    scopes = [(model.name, model.body)]
+    while scopes:
+        path, body = scopes.pop()
+        if id(body) in seen:
             continue
-        seen.add(id(each))
-        for step in each.steps:
+        seen.add(id(body))
+        for step in body.steps:
             if isinstance(step, spec.Parameter):
-                yield step.name, step.type, step.span
+                yield f"{path}.{step.name}", step.type, step.span
             elif isinstance(step, spec.CallBlock | spec.Repeat):
-                bodies.append(step.body)
+                scopes.append((f"{path}.{step.scope}", step.body))

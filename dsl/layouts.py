@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.elsewhere import meant
 from partita.dsl.paths import Known
 from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
@@ -73,8 +74,12 @@ class Layouts:
         """What is sharded: a class, or an axis; of a path, if one is given."""
         if target.path is not None:
             self.paths([target.path], known)
-        if target.name.text not in CLASSES:
-            self.axes.find(target.name)
+        name = target.name.text
+        if name in CLASSES:
+            return
+        if name not in self.axes.entries and (kind := meant(name, CLASSES)) is not None:
+            raise refuse("E0202", f"unknown axis `{name}`", target.name.span, help=f"did you mean `{kind}`?")
+        self.axes.find(target.name)
 
     def paths(self, paths: Iterable[tree.Path], known: Known | None) -> None:
         """Every part of a path is a name that the model has."""

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from partita.dsl import limits
+from partita.dsl.elsewhere import SIGNS
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source, Span
 from partita.dsl.tables import TABLE
@@ -128,5 +129,5 @@ def _broken(source: Source, position: int, report: Report) -> int:
     while end < len(text) and text[end] == character:
         end += 1
     shown = f"`{character}`" if character.isprintable() else f"U+{ord(character):04X}"
-    report.error("E0101", f"unexpected character {shown}", Span(source, position, end))
+    report.error("E0101", f"unexpected character {shown}", Span(source, position, end), help=SIGNS.get(character))
     return end

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from partita.dsl import constants, reshaping, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.elsewhere import meant
 from partita.dsl.functions import Function, Slot, Turn
-from partita.dsl.report import Report, listed, suggestion
+from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO
 
@@ -61,7 +62,8 @@ class Operands:
             case "dtype":
                 name = tree.single(written)
                 if name is None or name.text not in DTYPES:
-                    help = suggestion(name.text, DTYPES) if name else None
+                    near = (meant(name.text, DTYPES) or nearest(name.text, DTYPES)) if name else None
+                    help = f"did you mean `{near}`?" if near else None
                     raise refuse("E0207", f"`{slot.name}` is one of {listed(DTYPES, 'or')}", written.span, help=help)
                 return name.text
             case "flag":
@@ -78,7 +80,8 @@ class Operands:
         """The single name that stands for an axis."""
         name = tree.single(written)
         if name is None:
-            raise refuse("E0212", f"`{what}` is the name of an axis", written.span)
+            help = "axes go by name, and not by position" if isinstance(written, tree.Number | tree.Negative) else None
+            raise refuse("E0212", f"`{what}` is the name of an axis", written.span, help=help)
         return name
 
     def axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:

@@ -15,12 +15,13 @@ from partita.dsl import tree
 from partita.dsl.builtins import CHOICES, MESH, SCHEDULES, TRAIN, Calls, Kind
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import meant
+from partita.dsl.elsewhere import FOLLOWS, PARALLEL, meant
 from partita.dsl.parser import parse_expression
 from partita.dsl.report import Report, listed, nearest, suggestion
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
+MOST_SHOWN = 3  # of the names that may be meant
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -71,7 +72,7 @@ def _chooses(key: tuple[tree.Name, ...]) -> bool:
 def _read(source: Source, report: Report) -> tuple[tuple[tree.Name, ...], tree.Expression | None]:
     key, sign, _ = source.text.partition("=")
     if not sign or not _KEY.fullmatch(key.strip()):
-        help = "such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
+        help = "in one word, such as `batch=128`, `cluster.pipe=4` or `train.steps=10`"
         raise refuse("E0315", "an override is written key=value", Span(source, 0, len(source.text)), help=help)
     names, start = [], key.index(key.strip())
     for part in key.strip().split("."):
@@ -113,19 +114,31 @@ class _Override:
         return self.chosen
 
     def _found(self) -> str | None:
-        """The full names that a key is the end of, or nearly is: `lr` is that of `train.optimizer.lr`."""
+        """What may be meant by a key: full names of which it is the begin or the end, or nearly; `lr` is the end of
+        `train.optimizer.lr`.
+        """
         there = self.declarations
         whole = list(_full_names(there))
         ends = {each.rpartition(".")[2] for each in whole}
-        last = self.key[-1].text
-        for end in (last, meant(last, ends), nearest(last, ends)):
+        written, last = ".".join(name.text for name in self.key), self.key[-1].text
+        within = [each for each in whole if each.startswith(f"{written}.")]
+        if within:
+            return f"such as {listed(within[:MOST_SHOWN], 'or')}"
+        if last in PARALLEL:
+            axis = PARALLEL[last]
+            found = [f"{name}.{axis}" for name, mesh in there.meshes.items() if axis in _axes(mesh)]
+            return f"did you mean {listed(found, 'or')}?" if found else f"that is a mesh axis: `mesh … ({axis} = 2)`"
+        for end in (last, meant(last, ends), None if last in FOLLOWS else nearest(last, ends)):
             found = [each for each in whole if each.rpartition(".")[2] == end]
             if found:
-                return f"did you mean {listed(found, 'or')}?"
-        return suggestion(self.key[0].text, [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules])
+                return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
+        if last in FOLLOWS:
+            return FOLLOWS[last]
+        near = nearest(self.key[0].text, [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules])
+        return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
-        names = [entry.key.text for entry in mesh.axes]
+        names = _axes(mesh)
         if axis.text in MESH and axis.text not in names:
             others = [each for each in mesh.table.entries if each.key.text != axis.text] if mesh.table else []
             entry = tree.Entry(axis, self.value, self.value.span)
@@ -160,7 +173,9 @@ class _Override:
         current = self.chosen.schedule or selected_schedule(self.declarations)
         if rest:
             if current is None or len(rest) > 1:
-                raise refuse("E0315", "there is no such schedule argument to override", rest[-1].span)
+                help = f"`schedule=one_f_one_b({rest[0].text}=…)` chooses one" if current is None else None
+                message = "there is no schedule" if current is None else f"`{rest[0].text}` has no arguments"
+                raise refuse("E0315", f"{message} to override", rest[-1].span, help=help)
             return with_argument(current, rest[0], self.value)
         value, name = tree.bare(self.value), tree.single(self.value)
         if name is not None and name.text in declared:
@@ -180,12 +195,16 @@ class _Override:
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
 
 
+def _axes(mesh: tree.Mesh) -> list[str]:
+    return [entry.key.text for entry in mesh.axes]
+
+
 def _full_names(there: Declarations) -> Iterator[str]:
     """Everything that can be overridden, by its full name."""
     yield from there.axes
     yield from CHOICES
     for name, mesh in there.meshes.items():
-        yield from (f"{name}.{each}" for each in (*(entry.key.text for entry in mesh.axes), *MESH))
+        yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))
     for name, schedule in there.schedules.items():
         yield from _arguments(name, schedule.call, Calls(SCHEDULES))
     if there.train:

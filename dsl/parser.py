@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partita.dsl import limits, tree
+from partita.dsl.elsewhere import written_here
 from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
-from partita.dsl.report import Full, Report
+from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
@@ -152,7 +153,7 @@ class _Parser:
         if token.kind == END and self.next > 0:
             span = Span(self.source, self.tokens[self.next - 1].end, self.tokens[self.next - 1].end)
         wanted = self._acceptable()
-        expected = f"expected {_choice(wanted, self.table)}"
+        expected = f"expected {_choice(wanted, self.table) or 'the end of the text'}"
         opened = self._open_brackets()
         keyword = token.text.isalpha() and token.text in self.table.words
         if token.kind == END and opened:
@@ -169,15 +170,19 @@ class _Parser:
             message = f"`{token.text}` does not close `{opened[-1].text}`"
             self.report.error("E0105", message, span, notes, expected)
         elif "NAME" in wanted and keyword and not (self._begins(self.next) and self._begins_line(token)):
-            named = self.tokens[self.next + 1].kind == "EQUAL" and bool(opened) and opened[-1].text == "("
+            argument = bool(opened) and opened[-1].text == "("
             help = "choose another name" if len(wanted) < 3 else expected
-            if token.text == "axis" and named:
+            if token.text == "axis" and argument and self.tokens[self.next + 1].kind == "EQUAL":
                 help = "the axes that a function goes over are its argument `over`: `over = …`"
+            elif not argument and self.next and self.tokens[self.next - 1].text == ",":
+                help = "no comma stands at the end of what comes before"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
         else:
-            if token.kind == "NAME" and "LET" in wanted and self.tokens[self.next + 1].kind in ("EQUAL", "COMMA"):
-                expected = f"a value gets its name by `let`: `let {shortened(token.text)} = …`"
-            self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=expected)
+            near = nearest(token.text, [word for word, kind in self.table.words.items() if kind in wanted])
+            if near is not None and token.kind == "NAME":
+                expected = f"did you mean `{near}`?"
+            help = written_here(self.source.text, token.start, wanted) or expected
+            self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=help)
 
     def _open_brackets(self) -> list[Token]:
         """The brackets open before the next token, within the declaration that is being read."""

@@ -64,14 +64,18 @@ class Report:
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that is most likely meant, if any is near; ready to stand in a message."""
-    near = [c for c in candidates if abs(len(c) - len(word)) <= max(2, len(word) // 3)][:500]
+    most = max(2, len(word) // 3) if len(word) > 3 else 1  # letters that may be missing or too many
+    near = [c for c in candidates if abs(len(c) - len(word)) <= most][:500]
     if not near or len(word) > limits.NAME_CHARACTERS:
         return None
+    same = next((c for c in near if c.lower() == word.lower()), None)
+    if same is not None:
+        return same
     from difflib import get_close_matches
 
     # Of short words one letter may be wrong, but not the first: few are mistyped there, and `sin` is no `min`.
     if len(word) <= 3:
-        near = [c for c in near if c[0] == word[0]]
+        near = [c for c in near if c[:1] == word[:1]]
     found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
     return found[0] if found else None
 

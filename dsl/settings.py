@@ -27,10 +27,11 @@ from partita.dsl.builtins import (
     Word,
 )
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.elsewhere import FOLLOWS, meant
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call
-from partita.dsl.units import EXAMPLES, PLAIN, Quantity
+from partita.dsl.units import EXAMPLES, PLAIN, Quantity, shortened
 
 
 class Settings:
@@ -149,7 +150,10 @@ class Settings:
             (setting,) = kind.signatures[kind.number].settings
             value = self._convert(written, setting.kind, what, lookup)
             return Call(kind.number, {setting.name: value}, written.span)
-        raise refuse("E0306", f"{what} is one of {listed(kind.signatures, 'or')}", written.span)
+        texts = (each.name for each in kind.signatures.values() if each.settings and each.settings[0].kind == Text())
+        first = next(texts, None)
+        help = f"such as `{first}({shortened(written.text)})`" if first and isinstance(written, tree.String) else None
+        raise refuse("E0306", f"{what} is one of {listed(kind.signatures, 'or')}", written.span, help=help)
 
     def table(
         self, entries: Collection[tree.Entry], signature: Signature, others: Collection[str] = ()
@@ -170,7 +174,9 @@ class Settings:
                 none = _is_none(entry.value, settings[key])
                 found[key] = None if none else self.value(entry.value, settings[key].kind, f"`{key}`")
             elif key not in others:
-                help = suggestion(key, [*settings, *others], "there are")
+                choices = [*settings, *others]
+                help = FOLLOWS.get(key) if meant(key, choices) is None else None
+                help = help or suggestion(key, choices, "there are")
                 report.error("E0303", f"`{signature.name}` has no entry `{key}`", entry.key.span, help=help)
         for setting in signature.settings:
             if setting.name not in seen and setting.default is not REQUIRED:

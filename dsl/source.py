@@ -48,6 +48,9 @@ class Span:
     start: int
     end: int
 
+    def __repr__(self) -> str:
+        return f"Span({self.place})"
+
     @property
     def line(self) -> int:
         """The line on which the span begins, from 1."""

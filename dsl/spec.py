@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
+from partita.dsl.brief import count, outline, shortened
 from partita.dsl.formulas import Formula, Size, value_of
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
@@ -30,6 +31,8 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
     span: Span | None = field(default=None, eq=False)
+
+    __repr__ = shortened
 
 
 # ---------------------------------------------------------------- models
@@ -74,6 +77,8 @@ class Apply:
     span: Span
     name: str | None = None
 
+    __repr__ = shortened
+
 
 @frozen(eq=False)
 class Parameter:
@@ -84,6 +89,8 @@ class Parameter:
     initial: Call
     span: Span
 
+    __repr__ = shortened
+
 
 @frozen(eq=False)
 class Sample:
@@ -93,6 +100,8 @@ class Sample:
     type: Type
     distribution: Call
     span: Span
+
+    __repr__ = shortened
 
 
 @frozen(eq=False)
@@ -107,6 +116,8 @@ class CallBlock:
     body: Body
     arguments: tuple[Operand, ...]
     span: Span
+
+    __repr__ = shortened
 
 
 @frozen(eq=False)
@@ -127,6 +138,8 @@ class Repeat:
     names: tuple[str, ...]
     span: Span
 
+    __repr__ = shortened
+
 
 Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
 
@@ -139,6 +152,9 @@ class Body:
     steps: tuple[Step, ...]
     results: tuple[Operand, ...]
     types: tuple[Type, ...]
+
+    def __repr__(self) -> str:
+        return f"<Body: {count(len(self.steps), 'step')}>"
 
 
 @frozen(eq=False)
@@ -156,6 +172,9 @@ class Model:
     span: Span
     nodes: int
 
+    def __repr__(self) -> str:
+        return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))
+
 
 # ---------------------------------------------------------------- mesh and layout
 
@@ -172,6 +191,8 @@ class Mesh:
     device: Call | None
     links: Mapping[str, Call]
     span: Span | None = field(default=None, eq=False)
+
+    __repr__ = shortened
 
     def size(self, axis: str) -> int:
         """The size of a mesh axis, 1 if the mesh has none of that name."""
@@ -195,6 +216,8 @@ class Target:
     is_class: bool
     span: Span = field(eq=False)
 
+    __repr__ = shortened
+
 
 @frozen
 class ShardRule:
@@ -203,6 +226,8 @@ class ShardRule:
     targets: tuple[Target, ...]
     mesh_axes: tuple[str, ...]
     span: Span = field(eq=False)
+
+    __repr__ = shortened
 
 
 @frozen
@@ -213,6 +238,8 @@ class StageRule:
     mesh_axis: str
     counts: tuple[int, ...] | None
     span: Span = field(eq=False)
+
+    __repr__ = shortened
 
 
 @frozen
@@ -226,6 +253,8 @@ class PlaceRule:
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
 
+    __repr__ = shortened
+
 
 @frozen
 class RecomputeRule:
@@ -234,6 +263,8 @@ class RecomputeRule:
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)
     path_spans: tuple[Span, ...] = field(eq=False)
+
+    __repr__ = shortened
 
 
 Rule: TypeAlias = ShardRule | StageRule | PlaceRule | RecomputeRule
@@ -248,6 +279,8 @@ class Layout:
     rules: tuple[Rule, ...]
     span: Span | None = field(default=None, eq=False)
 
+    __repr__ = shortened
+
 
 # ---------------------------------------------------------------- schedule, train, expect
 
@@ -259,6 +292,8 @@ class Schedule:
     name: str
     call: Call
     span: Span | None = field(default=None, eq=False)
+
+    __repr__ = shortened
 
 
 @frozen
@@ -277,6 +312,8 @@ class Train:
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 
+    __repr__ = shortened
+
 
 @frozen
 class Claim:
@@ -287,6 +324,8 @@ class Claim:
     comparison: str
     limit: float
     span: Span = field(eq=False)
+
+    __repr__ = shortened
 
 
 @frozen(eq=False)
@@ -305,6 +344,18 @@ class Spec:
     schedule: Schedule | None
     train: Train | None
     expect: tuple[Claim, ...]
+
+    def __repr__(self) -> str:
+        return outline(
+            "Spec",
+            self.source.name,
+            (
+                f"model {self.model.name}" if self.model else None,
+                f"layout {self.layout.name}" if self.layout else None,
+                f"schedule {self.schedule.name}" if self.schedule else None,
+                count(self.mesh.ranks, "rank") if self.mesh else None,
+            ),
+        )
 
     @property
     def mesh(self) -> Mesh | None:

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 EVERY = 10  # steps from one plain line to the next
 BAR = 24  # columns
-WIDE = 72  # columns from which on there is room for the bar
-FIRST_TO_GO = (2, 1)  # of loss, speed, learning rate and time left: what a narrow terminal does without, in turn
+WIDE = 68  # columns beside the name from which on there is room for it and the bar
+FIRST_TO_GO = (2, 1, 1)  # of loss, speed, learning rate and time left: what a narrow terminal does without, in turn
 
 
 class Display:
@@ -43,15 +43,15 @@ class Display:
         self._started: tuple[int, float] | None = None  # the first step that was seen, and when
         self._live: Progress | None = None
         if self._console.is_terminal:
-            wide = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=BAR))
+            wide = self._console.width >= len(name) + WIDE
             self._live = Progress(
-                *(wide if self._console.width >= WIDE else ()),
+                *((TextColumn("[bold]{task.description}"), BarColumn(bar_width=BAR)) if wide else ()),
                 TaskProgressColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[record]}"),
                 console=self._console,
                 refresh_per_second=4,
             )
-            self._taken = len(name) + BAR + 2 if self._console.width >= WIDE else 0  # columns, by name and bar
+            self._taken = len(name) + BAR + 2 if wide else 0  # columns, by name and bar
             self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
 
     def resumed(self, step: int, note: str) -> None:

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "runtime": {"dsl", "compiler", "runtime"},
     "cli": {"dsl", "compiler", "runtime", "cli"},
     "testing": {"dsl", "compiler", "testing"},
-    "api": {"dsl", "compiler", "runtime", "cli"},
+    "api": {"dsl", "compiler", "runtime", "cli", "overrides"},
 }
 
 

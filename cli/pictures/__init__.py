@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from partita.cli.extras import missing
 from partita.cli.pictures.picture import Picture
 
 __all__ = ["SUFFIXES", "Picture", "save", "unable"]
@@ -18,9 +18,8 @@ def unable(path: Path) -> str | None:
     """Why no picture can be written to a file of this name, and what to do about it; None where one can."""
     if path.suffix not in SUFFIXES:
         return f"cannot draw {path}: the name of a picture ends in {', '.join(SUFFIXES)} (a Chrome trace)"
-    if path.suffix != ".json" and find_spec("matplotlib") is None:
-        return f"drawing {path} needs matplotlib: pip install 'partita[plot]', or name a .json file (a Chrome trace)"
-    return None
+    problem = missing("plot", f"drawing {path}") if path.suffix != ".json" else None
+    return f"{problem}, or name a .json file (a Chrome trace)" if problem else None
 
 
 def save(pictures: Sequence[Picture], path: Path) -> bool:

@@ -12,6 +12,7 @@ from math import ceil
 from attrs import evolve, field, frozen
 
 from partita.compiler.costs.record import Timings, recorded
+from partita.dsl.brief import shortened
 from partita.dsl.spec import Call, Mesh
 
 GIB = 2**30
@@ -75,6 +76,8 @@ class Device:
     gpu: bool = False
     timings: Timings = field(factory=Timings, eq=False, repr=False)
     sources: tuple[str, ...] = ()
+
+    __repr__ = shortened
 
 
 # What the shares are of. Bekman's table has the best that any shape reaches: A100 271.2 TFLOP/s with 1024 × 5120 ×

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.record import recorded
+from partita.dsl.brief import shortened
 from partita.dsl.spec import Call, Mesh
 
 
@@ -34,6 +35,8 @@ class Link:
     peak: float = 0.0
     ports: int = 0
     sources: tuple[str, ...] = ()
+
+    __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
         """To gather `bytes` from as many ranks, or to add and scatter them: its latency, and the time that bytes take.

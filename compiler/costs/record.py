@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from partita.compiler.ops.op import Kernel
+from partita.dsl.brief import shortened
 from partita.dsl.diagnostic import refuse
 from partita.dsl.limits import NAME_CHARACTERS
 from partita.dsl.source import Source
@@ -44,6 +45,8 @@ class Timings:
 
     all: tuple[Timing, ...] = ()
     _found: dict[tuple[str, Kernel], float | None] = field(factory=dict, init=False)
+
+    __repr__ = shortened
 
     def seconds(self, kernel: Kernel, dtype: str) -> float | None:
         """The time of a kernel; None where no timing is like it."""

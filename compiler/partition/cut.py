@@ -16,6 +16,7 @@ from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, P
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.optimizer import Accumulate
+from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import refuse
 
 
@@ -29,6 +30,9 @@ class StageGraph:
     nodes: tuple[Node, ...]
     accumulators: tuple[Accumulator, ...]
 
+    def __repr__(self) -> str:
+        return f"<StageGraph {self.index}: {count(len(self.nodes), 'operation')}>"
+
 
 @frozen(eq=False)
 class Partitioned:
@@ -37,6 +41,10 @@ class Partitioned:
     graph: Graph
     stages: tuple[StageGraph, ...]
     messages: tuple[Message, ...]
+
+    def __repr__(self) -> str:
+        facts = (count(len(self.stages), "stage"), count(len(self.messages), "message"))
+        return outline("Partitioned graph of", self.graph.name, facts)
 
     def stage_sets(self) -> dict[str, tuple[int, ...]]:
         """The stage set of every parameter: where it is read."""

@@ -24,6 +24,7 @@ from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.partition.cut import Partitioned
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import ParameterLayouts
+from partita.dsl.brief import count, shortened
 from partita.dsl.spec import Call
 
 # As torch.nn.utils.clip_grad_norm_ has it.
@@ -51,6 +52,8 @@ class ParameterUpdate:
     update: tuple[Node, ...]
     decays: bool
 
+    __repr__ = shortened
+
 
 @frozen(eq=False)
 class UpdateGraph:
@@ -72,6 +75,9 @@ class UpdateGraph:
     finish: tuple[tuple[int, tuple[Node, ...]], ...]
     norms: tuple[Value, ...]
     clip: tuple[Node, ...]
+
+    def __repr__(self) -> str:
+        return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that make the statistics of these stages, in order."""

@@ -32,6 +32,7 @@ from partita.compiler.report.footprint import peak_memory
 from partita.compiler.report.prediction import Prediction, predict, silenced, stage_seconds
 from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
+from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.units import BYTES, written
 
@@ -63,6 +64,11 @@ class Plan:
     prediction: Prediction
     parts: Parts
     memory: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        step = f"{self.prediction.step_time * 1e3:.3g} ms a step"
+        ranks = count(self.file.mesh.ranks, "rank") if self.file.mesh else None
+        return outline("Plan of", self.file.source.name, (ranks, f"microbatches {self.microbatches}", step))
 
     @property
     def peak(self) -> int:

@@ -44,6 +44,7 @@ from partita.compiler.ops.optimizer import Update
 from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankProgram
 from partita.compiler.report.traffic import update_nodes
+from partita.dsl.brief import shortened
 
 if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
     from partita.compiler.pipeline import Compilation
@@ -62,6 +63,8 @@ class Footprint:
     state: int
     activations: int
     buffers: int
+
+    __repr__ = shortened
 
     @property
     def total(self) -> int:

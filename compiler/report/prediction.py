@@ -24,6 +24,7 @@ from partita.compiler.report.traffic import launch_seconds, update_nodes
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.simulator import Costs, simulate
 from partita.compiler.timeline import Timeline
+from partita.dsl.brief import shortened
 
 if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
     from partita.compiler.pipeline import Compilation
@@ -48,6 +49,8 @@ class Prediction:
     tokens: int
     flops: float
     peak: float
+
+    __repr__ = shortened
 
     @property
     def step_time(self) -> float:

@@ -17,6 +17,7 @@ from partita.compiler.report.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.reasons import undivided
 from partita.compiler.timeline import Timeline
+from partita.dsl.brief import count, outline, shortened
 
 
 @frozen(eq=False)
@@ -31,6 +32,8 @@ class StageSummary:
     tied: tuple[str, ...]
     seconds: dict[str, float]
     saved: int
+
+    __repr__ = shortened
 
 
 @frozen(eq=False)
@@ -52,6 +55,10 @@ class Summary:
     recomputed: tuple[str, ...]
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
+
+    def __repr__(self) -> str:
+        facts = (count(self.ranks, "rank"), count(len(self.stages), "stage"), count(self.parameters, "parameter"))
+        return outline("Summary of", self.name, facts)
 
     @property
     def ranks(self) -> int:

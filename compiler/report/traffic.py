@@ -24,6 +24,7 @@ from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.program import RankProgram
 from partita.compiler.sharding.moves import Moves, collective_seconds
+from partita.dsl.brief import shortened
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -62,6 +63,8 @@ class Traffic:
     launches: float
     bytes: float
     seconds: float
+
+    __repr__ = shortened
 
 
 @frozen

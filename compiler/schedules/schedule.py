@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from attrs import field, frozen
 
+from partita.dsl.brief import shortened
 from partita.dsl.source import Span
 
 FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
@@ -66,6 +67,8 @@ class Schedule:
     pairs: tuple[frozenset[int], ...] = field(default=(), repr=False)
     search: Search | None = field(default=None, eq=False)
     spans: tuple[tuple[Span, ...], ...] = field(default=(), eq=False, repr=False)
+
+    __repr__ = shortened
 
     @property
     def ranks(self) -> int:

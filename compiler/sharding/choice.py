@@ -18,6 +18,7 @@ from partita.compiler.mesh import Mesh
 from partita.compiler.ops.op import MAX, SUM, Op, State, Way
 from partita.compiler.ops.position import Positioned
 from partita.compiler.sharding.moves import LOCAL_SECONDS
+from partita.dsl.brief import shortened
 from partita.dsl.types import Type
 
 IMPOSSIBLE = float("inf")
@@ -64,6 +65,8 @@ class Option:
     taken: bool
     moves_weights: bool = False
 
+    __repr__ = shortened
+
 
 @frozen
 class Choice:
@@ -72,6 +75,8 @@ class Choice:
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     options: tuple[Option, ...]
+
+    __repr__ = shortened
 
 
 @define(eq=False)

@@ -19,8 +19,8 @@ from partita.compiler.layout import Layout, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.op import State
 from partita.dsl import spec
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
-from partita.dsl.fits import undivided
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.fits import staged_twice, undivided
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -212,21 +212,11 @@ def homes_of(layout: spec.Layout | None, mesh: Mesh) -> Homes:
     axes: list[Wish] = []
     tensors: list[Wish] = []
     classes: list[Wish] = []
-    rules = layout.rules if layout else ()
-    for rule in rules:
+    if wrong := list(staged_twice(layout)):
+        raise Refused(wrong)
+    for rule in layout.rules if layout else ():
         if not isinstance(rule, spec.ShardRule):
             continue
-        if mesh.pipe in rule.mesh_axes:
-            staged = [r.span for r in rules if isinstance(r, (spec.StageRule, spec.PlaceRule))]
-            pipe = f"mesh axis `{mesh.pipe}` of {mesh.sizes[mesh.pipe]}"
-            wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
-            raise refuse(
-                "E0412",
-                f"{pipe} is the pipeline's, and cannot split {wanted} as well",
-                rule.span,
-                notes=[f"`{span.text}`   ({span.place})" for span in staged[:1]],
-                help="use another mesh axis for one of the two",
-            )
         for target in rule.targets:
             wish = Wish(target, rule.mesh_axes, rule.span)
             if target.is_class:

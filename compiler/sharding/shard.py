@@ -26,6 +26,7 @@ from partita.compiler.sharding.choice import Choice, Chooser, Operand, Result, l
 from partita.compiler.sharding.copies import Copies, Known
 from partita.compiler.sharding.homes import Homes
 from partita.compiler.sharding.moves import Moves
+from partita.dsl.brief import count, outline, shortened
 
 
 @frozen(eq=False)
@@ -37,6 +38,8 @@ class ParameterLayouts:
     grad: Layout
     state: Layout
 
+    __repr__ = shortened
+
 
 @frozen(eq=False)
 class Sharded:
@@ -45,6 +48,9 @@ class Sharded:
     graph: Graph
     parameters: dict[str, ParameterLayouts]
     choices: dict[Node, Choice]
+
+    def __repr__(self) -> str:
+        return outline("Sharded graph of", self.graph.name, (count(len(self.graph.nodes), "operation"),))
 
 
 def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool = True) -> Sharded:

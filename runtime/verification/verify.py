@@ -22,6 +22,7 @@ from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
+from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Spec
 from partita.runtime.verification.execution import Execution, verify_execution
@@ -58,6 +59,10 @@ class Verification:
     refusals: tuple[Diagnostic, ...]
     warnings: tuple[Diagnostic, ...]
     seconds: float
+
+    def __repr__(self) -> str:
+        facts = (self.outcome, count(self.ranks, "rank"), f"{self.seconds:.1f} s")
+        return outline("Verification of", self.name, facts)
 
     @property
     def ranks(self) -> int:

@@ -67,7 +67,7 @@ def test_a_rule_for_one_tensor_that_does_not_divide() -> None:
 def test_a_mesh_axis_for_stages_and_for_tensors(order: int) -> None:
     rules = ["stage layer -> pipe", "shard batch -> pipe"][::order]
     found = refusal("pipe = 2", *rules)
-    assert "error[E0412]: mesh axis `pipe` of 2 is the pipeline's, and cannot split `batch` as well" in found
+    assert "error[E0412]: mesh axis `pipe` is the pipeline's, and cannot split `batch` as well" in found
     assert "|   shard batch -> pipe" in found
     assert f"= `stage layer -> pipe`   (net.par:{17 + rules.index('stage layer -> pipe')}:3)" in found
 

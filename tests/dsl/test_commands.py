@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.cli.main import COMMANDS, main
+from partita.cli.main import COMMANDS, OTHERS, main
 
 SPECS = Path(__file__).parents[2] / "specs"
 WRONG = "axis a = 1\nmodel m(x: [a]) {\n  loss sum(y)\n}\n"
@@ -126,3 +126,39 @@ def test_every_command_of_the_overview_says_the_same():
 
     for name, summary in COMMANDS.items():
         assert summary == import_module(f"partita.cli.{name}").SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train m.par", "there is no command `train`; did you mean `partita run`?"),
+        ("chek m.par", "there is no command `chek`; did you mean `partita check`?"),
+        ("help", "did you mean `partita --help`?"),
+        ("version", "did you mean `partita --version`?"),
+        ("m.par", "a file comes after one: `partita run m.par`"),
+        ("frobnicate m.par", "there are init, check, fmt, compile"),
+        ("run m.par --steps 3", "unrecognized arguments: --steps 3; settings are written without dashes: steps=…"),
+        ("run m.par --train.steps=3", "settings are written without dashes: train.steps=3"),
+        ("check m.par --batch-size 3", "settings are written without dashes: batch_size=…"),
+        ("fmt m.par --lr=3", "unrecognized arguments: --lr=3\n"),
+        ("check m.par -v", "unrecognized arguments: -v\n"),
+    ],
+)
+def test_a_command_or_option_that_there_is_not(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["chec\x1b]0;k", "\n", "x" * 10_000])
+def test_any_word_instead_of_a_command(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name])
+    assert stopped.value.code == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_what_others_call_a_command_is_none_of_ours():
+    assert not set(OTHERS) & set(COMMANDS)
+    assert set(OTHERS.values()) <= {*COMMANDS, "--help", "--version"}

@@ -6,7 +6,9 @@ from partita.dsl.load import load_text
 from tests.dsl.test_settings import TEXT, loaded
 
 MORE = TEXT.replace(
-    "schedule s", "layout other on k {\n}\nschedule t = looped_bfs(microbatches = 2, chunks = 3)\nschedule s"
+    "schedule s",
+    "layout other on k {\n  shard batch -> data\n  stage layer -> pipe\n}\n"
+    "schedule t = looped_bfs(microbatches = 2, chunks = 3)\nschedule s",
 )
 MORE = MORE.replace("train {", "train {\n  layout = l\n  schedule = s")
 
@@ -44,13 +46,13 @@ def test_axes_and_what_depends_on_them():
         (["schedule=gpipe(2)"], lambda s: s.schedule.call.arguments["microbatches"], 2),
         (["schedule=looped_bfs"], lambda s: s.schedule.call.arguments["chunks"], 2),
         (["schedule=looped_bfs(chunks=5)"], lambda s: s.schedule.call.arguments["chunks"], 5),
-        (["schedule.microbatches=16"], lambda s: s.schedule.call.arguments["microbatches"], 16),
+        (["schedule.microbatches=1"], lambda s: s.schedule.call.arguments["microbatches"], 1),
         (["train.schedule.chunks=1"], lambda s: s.schedule.call.arguments["chunks"], 1),
         (["s.group=4"], lambda s: s.schedule.call.arguments["group"], 4),
         (["schedule=gpipe", "schedule.microbatches=1"], lambda s: s.schedule.call.arguments["microbatches"], 1),
         (["schedule=t", "t.chunks=7"], lambda s: s.schedule.call.arguments["chunks"], 7),
         (["schedule=looped_bfs", "s.chunks=7"], lambda s: s.schedule.call.arguments["chunks"], 7),
-        (["batch=8", "batch=2"], lambda s: s.axes["batch"].size, 2),
+        (["batch=2", "batch=16"], lambda s: s.axes["batch"].size, 16),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -67,7 +69,7 @@ def test_overrides(overrides, read, expected):
         ("bach=3", "E0315", 1, "`batch`"),
         ("batch.x=3", "E0315", 1, None),
         ("k.pip=3", "E0313", 3, "`pipe`"),
-        ("train.step=3", "E0303", 7, "`steps`"),
+        ("train.step=3", "E0303", 7, "`train.steps`"),
         ("train.steps=", "E0103", 13, "expression"),
         ("train.steps=1 2", "E0103", 15, None),
         ("train.steps=0", "E0308", 13, None),

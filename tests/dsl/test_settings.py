@@ -13,7 +13,7 @@ from partita.dsl.source import Source, Span
 from partita.dsl.units import UNITS, Quantity, read
 
 TEXT = """\
-axis batch = 4, seq = 8, embed = 6
+axis batch = 8, seq = 8, embed = 6
 block f(x: [batch, embed]) {
   param w: [embed] ~ ones()
   return x * w
@@ -24,12 +24,12 @@ model m(x: [batch, embed]) {
   }
   loss mean(x)
 }
-mesh k(data = 2, pipe = 2 * 2) {
+mesh k(data = 2, tensor = 1, pipe = 2 * 2) {
   device = device(flops = 989TFLOP/s, memory = 80GiB, bandwidth = 3.35TB/s)
   link = [data -> ib400, pipe -> link(bandwidth = 50GB/s, latency = 5us)]
 }
 layout l on k {
-  shard m.layer.f.w: embed, batch, state -> data, pipe
+  shard m.layer.f.w: embed, batch, state -> data, tensor
   stage layer -> pipe [1, 2, 1, 0 + 0 + 1]
   place x, f.w -> pipe[1..2]
   place x -> pipe[0]
@@ -62,7 +62,7 @@ def loaded(text=TEXT, *overrides):
 def test_everything_is_complete_and_plain():
     found = loaded()
     mesh = found.mesh
-    assert mesh.axes == (("data", 2), ("pipe", 4))
+    assert mesh.axes == (("data", 2), ("tensor", 1), ("pipe", 4))
     assert mesh.device == spec.Call("device", {"flops": 989e12, "memory": 80 * 2**30, "bandwidth": 3.35e12})
     assert mesh.links == {
         "data": spec.Call("ib400", {}),
@@ -95,7 +95,7 @@ def test_rules_are_as_written():
         (None, "batch", False),
         (None, "state", True),
     ]
-    assert shard.mesh_axes == ("data", "pipe")
+    assert shard.mesh_axes == ("data", "tensor")
     assert (stage.repeats, stage.mesh_axis, stage.counts) == (("layer",), "pipe", (1, 2, 1, 1))
     assert (place.paths, place.first, place.last) == ((("x",), ("f", "w")), 1, 2)
     assert (one.first, one.last) == (0, 0)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 from rich.console import Console
@@ -55,3 +63,58 @@ def test_a_loss_that_is_not_finite_is_said_so() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+TRAINING = """
+import sys
+from partita.runtime.progress import Display
+times = iter(range(10_000))
+with Display(sys.argv[1], 3000, clock=lambda: next(times)) as display:
+    for step in range(1, 31):
+        display.step({"step": step, "loss": 2.5, "learning_rate": 1e-3, "tokens_per_second": 12345.6})
+        if step == 15:
+            display.evaluation({"step": 15, "eval_loss": 3.25, "eval_accuracy": 0.5})
+"""
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def on_a_terminal(columns: int, name: str) -> str:
+    """What is written to a real terminal of so many columns; 0 where it does not say how many it has."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-c", TRAINING, name]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            written += part
+    os.close(ours)
+    assert process.returncode == 0, written.decode()
+    return written.decode()
+
+
+@pytest.mark.parametrize("name", ["tiny", "a_name_that_is_longer_than_many_a_terminal_is_wide"])
+@pytest.mark.parametrize("columns", [0, 1, 5, 10, 20, 40, 71, 72, 80, 110, 300])
+def test_the_bar_stays_on_its_line(columns: int, name: str) -> None:
+    written = on_a_terminal(columns, name)
+    assert re.search(r"\x1b\[[0-9]*A", written) is None, "the cursor goes up: the bar took more than one line"
+    lines = [CONTROL.sub("", line) for line in re.split(r"[\r\n]+", written)]
+    bars = [line for line in lines if "eval loss" not in line]
+    assert all(len(line) <= (columns or 80) for line in bars), bars
+    assert any("step 15/3000  eval loss 3.2500  accuracy 0.5000" in line for line in lines)
+    last = ["", *(line for line in bars if line.strip())][-1]
+    if columns == 0 or columns >= 20:
+        assert "30/3000" in last
+        assert "loss 2.5000" in last
+    if columns == 0 or columns >= 40:
+        assert "49m 30s left" in last
+    assert ("━" in last) == ((name == "tiny" and (columns == 0 or columns >= 72)) or columns >= 118)

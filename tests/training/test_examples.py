@@ -12,7 +12,7 @@ import pytest
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
-from partita.dsl.load import load, load_text
+from partita.dsl.load import load
 from tests.commands import partita
 from tests.files import checked
 
@@ -47,10 +47,8 @@ def test_gpt_without_its_shard_rules():
 
 
 def test_a_mesh_axis_that_no_rule_uses_is_an_error():
-    spec, _ = load_text(without_shard("gpt.par"), "gpt.par")
-    assert spec is not None
     with pytest.raises(Refused) as refused:
-        compile_spec(spec)
+        checked(without_shard("gpt.par"), "gpt.par")
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E0402"
     assert "`data` of 2, `tensor` of 2" in diagnostic.message

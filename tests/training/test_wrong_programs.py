@@ -7,6 +7,7 @@ import pytest
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
+from tests.files import checked
 
 MODEL = """axis batch = 8, seq = 4, embed = 4, ffn = 3
 model m(x: [batch, embed]) {{
@@ -39,10 +40,8 @@ USUAL = {
 
 def refused(**changes) -> tuple:
     text = MODEL.format(**{**USUAL, **changes})
-    spec, diagnostics = load_text(text, "m.par")
-    assert spec is not None, "\n\n".join(d.render() for d in diagnostics)
     try:
-        compile_spec(spec)
+        compile_spec(checked(text, "m.par"))
     except Refused as error:
         return error.diagnostics
     return ()

@@ -1,0 +1,36 @@
+"""What commands need that not every installation has: the extras of the package (pyproject.toml)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+# The modules that each extra brings. A command that needs one says so: `parser.set_defaults(needs = "run")`.
+EXTRAS = {"run": ("torch", "numpy", "safetensors"), "plot": ("matplotlib", "numpy")}
+
+
+def missing(extra: str | None, what: str) -> str | None:
+    """Why `what` cannot be done for want of an extra, and what installs it; None where nothing is missing."""
+    absent = [name for name in EXTRAS[extra] if not _there(name)] if extra is not None else []
+    return _message(what, ", ".join(absent), str(extra)) if absent else None
+
+
+def explained(error: ImportError, what: str) -> str | None:
+    """The same for a module of an extra that was found missing, or broken, when it was imported; None for others."""
+    name = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
+    if extra is None:
+        return None
+    if isinstance(error, ModuleNotFoundError):
+        return _message(what, name, extra)
+    return f"{what} needs {name}, which cannot be imported: {error}"
+
+
+def _message(what: str, names: str, extra: str) -> str:
+    return f"{what} needs {names}: pip install 'partita[{extra}]'"
+
+
+def _there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ImportError:
+        return False

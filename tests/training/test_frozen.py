@@ -1,0 +1,73 @@
+"""A parameter that only `stop_gradient` leads to is refused, and the help says how to freeze it: that works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from partita.cli.main import main
+from partita.dsl.load import load_text
+
+FILE = """\
+axis batch = 8, embed = 6
+model m(x: [batch, embed]) {
+  param w: [embed] ~ normal(1.0)
+  param v: [embed] ~ normal(1.0)
+  let y = USE
+  loss mean(y * v)
+}
+train {
+  data = random()
+  optimizer = adamw(lr = 0.1)
+  steps = 3
+  checkpoint = every(1, dir = "kept", keep = 3)
+}
+"""
+MEASURE = "accuracy(expand(w, batch), iota(batch), over = embed)"
+USES = {
+    "x * stop_gradient(w)": "`stop_gradient(w)`   (m.par:5:15)",
+    "stop_gradient(x * w)": "`stop_gradient(x * w)`   (m.par:5:11)",
+    f"x * {MEASURE}": f"`{MEASURE}`   (m.par:5:15)",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_refusal_names_what_has_no_gradient(use: str) -> None:
+    spec, (diagnostic,) = load_text(FILE.replace("USE", use), "m.par")
+    assert spec is None
+    assert diagnostic.code == "E0408"
+    assert "reaches the loss only through what has no gradient" in diagnostic.message
+    assert USES[use] in diagnostic.notes
+
+
+def test_several_places_are_named_in_their_order() -> None:
+    text = FILE.replace("USE", "stop_gradient(x * w) + stop_gradient(x - w)")
+    _, (diagnostic,) = load_text(text, "m.par")
+    places = [note for note in diagnostic.notes if "m.par:" in note]
+    assert places == ["`stop_gradient(x * w)`   (m.par:5:11)", "`stop_gradient(x - w)`   (m.par:5:34)"]
+
+
+def test_a_parameter_that_nothing_reads_is_told_otherwise() -> None:
+    _, diagnostics = load_text(FILE.replace("USE", "x"), "m.par")
+    found = next(each for each in diagnostics if each.code == "E0408")
+    assert found.message == "parameter `w` does not reach the loss"
+    assert found.help == "use it, or remove it"
+
+
+@pytest.mark.parametrize("extra", ["", "clip = 0.5", "precision = bf16"])
+def test_the_advice_freezes_it(extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = FILE.replace("USE", "x * stop_gradient(w)").replace("steps = 3", f"steps = 3 {extra}")
+    _, (diagnostic,) = load_text(text, "m.par")
+    advised = re.search(r"add `([^`]+)`", diagnostic.help or "")
+    assert advised is not None
+    (tmp_path / "m.par").write_text(text.replace("mean(y * v)", f"mean(y * v) + {advised[1]}"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "m.par", "--transport", "virtual"]) == 0
+    first, last = (load_file(tmp_path / "kept" / f"step-{step:08}" / "rank-0.safetensors") for step in (1, 3))
+    assert np.abs(first["m.w"]).max() > 0
+    assert (first["m.w"] == last["m.w"]).all()
+    assert (first["m.v"] != last["m.v"]).all()
