@@ -101,6 +101,7 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
                     "grad_norm": result.grad_norm,
                     "learning_rate": result.learning_rate,
                     **result.metrics,
+                    **result.more,
                 }
             )
 

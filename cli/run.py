@@ -14,13 +14,15 @@ from partita.cli.source import add_source_arguments, report
 from partita.dsl.load import load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from partita.compiler.program import Program
     from partita.dsl.diagnostic import Diagnostic
     from partita.dsl.spec import Spec
     from partita.runtime.checkpoint.settings import Settings
-    from partita.runtime.data import Dataset
+    from partita.runtime.data import DataFile, Dataset
     from partita.runtime.supervision.lookout import Lookout
     from partita.runtime.supervision.rendezvous import Identity
     from partita.runtime.tracing.flight import Flight
@@ -51,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=STALL_SECONDS,
         metavar="SECONDS",
         help=f"end a run in which nothing has moved for so long (default: {STALL_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--changed-data",
+        action="store_true",
+        help="go on from a checkpoint though the files of the data are not what they were",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="DIR", help="measure the timeline of up to 20 steps, and draw it there"
@@ -135,8 +142,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     from partita.compiler.pipeline import compile_run
     from partita.compiler.report.claims import doubts
     from partita.runtime.checkpoint.identity import manifest_of
-    from partita.runtime.checkpoint.settings import check_model
-    from partita.runtime.data.binding import open_data
+    from partita.runtime.checkpoint.settings import check_newest
+    from partita.runtime.data.binding import identify_data, open_data
     from partita.runtime.supervision.launcher import launch
 
     transport = _transport(arguments, spec)
@@ -152,7 +159,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     if checkpoints is not None:
         if not _writable(checkpoints.path):
             return 2
-        check_model(checkpoints.path, manifest_of(spec, program))
+        data = identify_data(program, spec.train, _folder(arguments))
+        check_newest(checkpoints, manifest_of(spec, program, data))
     trace = arguments.trace
     if trace is not None and not _recordable(spec, trace):
         return 2
@@ -162,6 +170,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
+    if arguments.changed_data:
+        command.append("--changed-data")
     if trace is not None:
         measured.forget(trace, program)
     lookout = _lookout(arguments, spec, program, evaluation.program if evaluation else None)
@@ -236,9 +246,12 @@ def _directory(arguments: argparse.Namespace, spec: Spec) -> Path:
 
 def _checkpoints(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
     """Where checkpoints go and how often; None where the file asks for none."""
+    from attrs import evolve
+
     from partita.runtime.checkpoint.settings import settings_of
 
-    return settings_of(spec, _directory(arguments, spec), _folder(arguments))
+    settings = settings_of(spec, _directory(arguments, spec), _folder(arguments))
+    return None if settings is None else evolve(settings, changed_data=arguments.changed_data)
 
 
 def _recordable(spec: Spec, trace: Path) -> bool:
@@ -264,7 +277,7 @@ def _writable(directory: Path) -> bool:
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     import torch
 
-    from partita.runtime.data.binding import open_data
+    from partita.runtime.data.binding import identify_data, open_data
     from partita.runtime.training import prepare
 
     device = torch.device("cpu") if identity is None else device_of_rank(arguments.transport, identity)
@@ -280,15 +293,16 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     if (identity is None or identity.launcher != "partita") and not _writable(directory):
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
+    data = identify_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
-        return _train_virtual(plan, dataset, directory, _checkpoints(arguments, spec))
+        return _train_virtual(plan, dataset, data, directory, _checkpoints(arguments, spec))
     # The supervisor prepares and draws for the ranks that it has started.
     trace = arguments.trace if identity.launcher != "partita" else None
     if trace is not None and not _recordable(spec, trace):
         return 2
     if trace is not None and identity.rank == 0:
         measured.forget(trace, plan.program)
-    status = _train_rank(plan, dataset, directory, identity, device, arguments)
+    status = _train_rank(plan, dataset, data, directory, identity, device, arguments)
     if trace is not None and identity.rank == 0 and status == 0:
         measured.draw(trace, plan.program)
     return status
@@ -308,14 +322,16 @@ def _check_compiler(plan: Plan) -> None:
         raise refuse("E0614", "torch finds no C++ compiler", span, help="install g++, or leave `compile` out") from None
 
 
-def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, settings: Settings | None) -> int:
+def _train_virtual(
+    plan: Plan, dataset: Dataset | None, data: Sequence[DataFile], directory: Path, settings: Settings | None
+) -> int:
     import os
 
     import torch
 
     from partita.cli.watch import Watch
+    from partita.runtime.bad_steps import BadStep
     from partita.runtime.checkpoint.checkpoints import Checkpoints
-    from partita.runtime.faults import NotFinite
     from partita.runtime.supervision.cores import usable
     from partita.runtime.supervision.launcher import rank_environment
     from partita.runtime.training import VirtualRun
@@ -325,10 +341,10 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, setting
     torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)
     with Watch(plan, directory) as watch:
         run = VirtualRun(plan)
-        checkpoints = [Checkpoints(rank, settings, _say) for rank in run.ranks] if settings is not None else []
+        checkpoints = [Checkpoints(rank, settings, _say, data) for rank in run.ranks] if settings is not None else []
         try:
-            run.train(dataset, [watch], checkpoints)
-        except NotFinite as wrong:
+            run.train(dataset, [watch], checkpoints, _say)
+        except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
@@ -336,7 +352,7 @@ def _train_virtual(plan: Plan, dataset: Dataset | None, directory: Path, setting
         finally:
             for each in checkpoints:
                 each.close()
-    return FAILED if any(each.unsaved for each in checkpoints) else 0
+    return FAILED if any(each.unsaved for each in checkpoints) or run.ranks[0].unsound else 0
 
 
 def _say(diagnostic: Diagnostic) -> None:
@@ -346,6 +362,7 @@ def _say(diagnostic: Diagnostic) -> None:
 def _train_rank(
     plan: Plan,
     dataset: Dataset | None,
+    data: Sequence[DataFile],
     directory: Path,
     identity: Identity,
     device: torch.device,
@@ -354,8 +371,8 @@ def _train_rank(
     import torch
 
     from partita.cli.watch import Watch
+    from partita.runtime.bad_steps import BadStep
     from partita.runtime.checkpoint.checkpoints import Checkpoints
-    from partita.runtime.faults import NotFinite
     from partita.runtime.heap import keep_pages
     from partita.runtime.supervision.agreement import agree, group_store
     from partita.runtime.supervision.launcher import NOT_FINITE, PEER_LOST
@@ -379,21 +396,21 @@ def _train_rank(
     try:
         connect(identity, "nccl" if device.type == "cuda" else "gloo")
         communication = ProcessTransport(device)
-        agree(group_store(), identity.rank, identity.ranks, plan)
+        agree(group_store(), identity.rank, identity.ranks, plan, data)
         check_ranks(plan, identity.ranks)
         flight = _flight(arguments, plan, identity)
         rank = Rank(plan, identity.rank, communication, device, times=times, flight=flight)
         if settings is not None:
-            checkpoints = Checkpoints(rank, settings, _say)
+            checkpoints = Checkpoints(rank, settings, _say, data)
         if watch is not None:
             watch.__enter__()
-        for _ in train(rank, dataset, watch, checkpoints):
+        for _ in train(rank, dataset, watch, checkpoints, _say):
             raise AssertionError("a real transport waits inside its handles")
         if times is not None:
             communication.meet()  # all have written their times
         if rank.failed:
             return NOT_FINITE
-    except NotFinite as wrong:
+    except BadStep as wrong:
         print(f"partita: {wrong}", file=sys.stderr)
         return NOT_FINITE
     except ConnectionLost as lost:
@@ -410,7 +427,10 @@ def _train_rank(
             checkpoints.close()
         if communication is not None:
             communication.close()
-    return FAILED if checkpoints is not None and checkpoints.unsaved else 0
+    if checkpoints is not None and checkpoints.unsaved:
+        return FAILED
+    # The first rank is the last to end, where there are checkpoints; the others would have it ended before.
+    return NOT_FINITE if rank.unsound and identity.rank == 0 else 0
 
 
 def gpus_here() -> int:

@@ -59,7 +59,7 @@ class Watch:
         with self._going_on():
             telemetry = self._writer()
             if telemetry is not None:
-                record = telemetry.step(result.step, *figures, result.metrics)
+                record = telemetry.step(result.step, *figures, result.metrics, result.more)
         self.display.step(record)
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:

@@ -86,6 +86,7 @@ CODES: dict[str, Code] = {
     "E0315": Code("wrong override", "An override on the command line is `key=value` for an axis, `MESH.AXIS`, `train.KEY`, `SCHEDULE.ARGUMENT`, `model`, `layout` or `schedule`.", "`partita run gpt.par batch=128 train.steps=10`"),
     "E0316": Code("choice needed", "Several models, layouts or schedules are declared, and `train` does not say which is meant.", "`train { layout = megatron … }`"),
     "E0317": Code("unknown part of the model", "A layout names a block, repeat, parameter or value that the model does not have.", "`stage layer -> pipe` for `repeat 12 as layer`."),
+    "E0318": Code("entries do not go together", "An entry of `train` needs another one: `on_bad_step = rewind` goes back to a checkpoint, and the file asks for none.", "`checkpoint = every(500)`, or `on_bad_step = skip`."),
     # ------------------------------------------------------------ layout and placement
     "E0401": Code("not supported yet", "The language has this, and this version gives it no meaning.", "Remove it, or use what `help` names."),
     "E0402": Code("unused mesh axis", "A mesh axis larger than 1 that no rule uses would hold idle ranks.", "Add a rule that uses it, or set its size to 1."),
@@ -122,6 +123,7 @@ CODES: dict[str, Code] = {
     "E0612": Code("ranks have different files", "Every rank reads the file by itself, and before the first step they compare hashes of what it means and of the program made of it. The notes show who has which.", "Copy one file to all machines; give all ranks the same overrides, and the same version of Partita."),
     "E0613": Code("too many ranks for one machine", "`partita run` starts at most 256 ranks on one machine by itself, so that a file alone cannot fill it with processes.", "`torchrun` or Slurm on several machines; or a smaller mesh: `cluster.data=1`."),
     "E0614": Code("no compiler for torch", "With `compile = true`, torch writes C++ for a CPU and has it compiled.", "Install g++ or clang++, or name one in `CXX`; or leave `compile` out."),
+    "E0615": Code("ranks have different data", "Before the first step the ranks compare the files of their data: names, sizes, and hashes of their content, of large files in part. The notes say which differ.", "Copy the same files to all machines."),
     # ------------------------------------------------------------ verification
     "E0701": Code("program is not certified", "An operation or a collective does not lead to the layout that its value is said to have. The file is right; the compiler is not.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a shrunken copy of the file, the partitioned program does not compute what the single-device program computes. The file is right; the compiler is not.", "Please report it with the file."),
@@ -138,6 +140,7 @@ CODES: dict[str, Code] = {
     "E0808": Code("checkpoint is damaged", "A file of the checkpoint is missing, is a link, or its size or content is not what was saved. The message names it.", "`partita checkpoint ls DIR` lists others; a run passes damaged ones over by itself."),
     "E0809": Code("tensors do not fit", "A file of tensors lacks some that the model has, or has them in other shapes.", "Map the names, and the order of axes, with `--names`."),
     "E0810": Code("name map is wrong", "A name map is a JSON object from names of this model to names of the other, or to objects with `name` and `axes`.", '`{"gpt.wte": "transformer.wte.weight"}`'),
+    "E0811": Code("data of the checkpoint has changed", "A checkpoint says which files it was trained on: names, sizes, and hashes of their content, of large files in part. A run that goes on from it has others. The notes say how they differ.", "Put the files back; or `--changed-data` to go on with what is there now."),
     # ------------------------------------------------------------ planning
     "E0901": Code("devices cannot be used", "No mesh of so many devices divides the batch, the axes that can be split and the turns of repeats. The notes show them.", "Another number of devices, or a batch with more factors."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came nearest.", "More devices, a smaller `batch`, or a shorter sequence."),
@@ -146,6 +149,8 @@ CODES: dict[str, Code] = {
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "No tensor of the model is touched by this layout rule.", "Remove it, or move it before the rule that hides it."),
     "W0302": Code("ranks do the same", "A mesh axis splits only what is stored between uses, and no value of the model: its ranks all compute the same.", "Split the batch over it: `shard batch -> data`."),
+    "W0601": Code("evaluation is not finite", "The loss of an evaluation is not a number, or infinite. That says nothing against the parameters: training goes on to its end, and the exit status is then 3. The note says where it began.", "Look at the rows of the held-out data that the note names."),
+    "W0602": Code("step left out", "A step was bad, and `on_bad_step` lets the run go past it. It counts for the data and the learning rate; its update is left out, and with `rewind` those since the checkpoint before.", "Look at the rows that the notes name, if there are many."),
     "W0701": Code("claim does not hold", "A claim of an `expect` block is not true of the program that is run. Training goes on: a run on another machine, or with overrides, is not what the claim is about.", "`partita compile` refuses the file, and says what contributes most."),
     "W0702": Code("not decided by execution", "The proofs hold, and no small copy of the file was found that compiles, runs and can be compared: its sizes do not go together when they are small, or random data leads to numbers that are not finite, or to rounding errors that grow without bounds. That is not known to be wrong.", "`log(exp(x) + 1.0)` instead of a logarithm of what may be negative."),
     "W0801": Code("checkpoint passed over", "A checkpoint is damaged; the run goes on from the one before it, and gives the damaged one the ending `.damaged`.", "Look for the cause: a checkpoint does not change once it is written."),

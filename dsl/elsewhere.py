@@ -79,6 +79,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         ("max_lr", "peak"),
         ("min_lr", "floor"),
         ("val_split test_split validation_split", "holdout"),
+        ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
         ("file filename glob", "path"),
         ("path files pattern", "glob"),
     )

@@ -18,7 +18,8 @@ from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 @define
 class Context:
-    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
+    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate, and `update` counts those
+    of the parameters, from 1.
 
     `microbatch` counts through all batches of a step, of which this one begins with `first`. `coordinates` are the
     rank's along every mesh axis. The collectives are the transport's, along a mesh axis. `record` is called with the
@@ -28,6 +29,7 @@ class Context:
     seed: int
     device: torch.device
     step: int = 0
+    update: int = 0
     microbatch: int = 0
     first: int = 0
     rate: float = 0.0

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 
 import torch
 
-from partita.compiler.partition.update import SQUARE
 from partita.compiler.program import Program
+from partita.runtime.bad_steps import Judge
 from partita.runtime.context import Context, begun
-from partita.runtime.faults import NotFinite
 from partita.runtime.inputs import Batch, Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.stages import Memory, Stage, allocator, load
@@ -79,15 +77,16 @@ class Executor:
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
 
-    def step(self, number: int, batch: Batch, rate: float = 0.0) -> Waits:
-        """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
-        return self.run(number, lambda _: batch, rate)
+    def step(self, number: int, batch: Batch, rate: float = 0.0, judge: Judge | None = None) -> Waits:
+        """Run step `number` on a whole batch. Afterwards `statistics` is set, and parameters are updated if the judge
+        has accepted the step; one that is not finite is refused without a judge (raises BadStep)."""
+        return self.run(number, lambda _: batch, rate, judge)
 
     @torch.inference_mode()
-    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0) -> Waits:
+    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: Judge | None = None) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
-        context = self.context
-        context.step, context.rate = number, rate
+        context, judge = self.context, judge or Judge()
+        context.step, context.update, context.rate = number, judge.updates(number), rate
         instructions, mark = self._instructions, self._flight.mark
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._both_marks
@@ -123,8 +122,8 @@ class Executor:
         self.statistics = vector
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
-        if self._update is not None:
-            self._check(number)
+        # Every rank has the same statistics, and so judges alike. On a GPU this waits for the step.
+        if self._update is not None and judge.accepts(number, self.named_statistics()):
             yield from begun(self._update(self._masters, totals, self._states, vector, context))
         mark()
         self._flight.begin(BETWEEN, number)
@@ -135,15 +134,9 @@ class Executor:
         while not handle.done():
             yield
 
-    def _check(self, number: int) -> None:
-        """Raise NotFinite, before anything is updated and on every rank alike, for a loss or squares that are not.
-
-        A metric may be what it likes. On a GPU this waits for the step: what is not finite must not be stored.
-        """
-        named = dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
-        wrong = {name: value for name, value in named.items() if not isfinite(value) and _matters(name)}
-        if wrong:
-            raise NotFinite(number, wrong)
+    def named_statistics(self) -> dict[str, float]:
+        """The last step's statistics by name."""
+        return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
 
     def _both_marks(self) -> None:
         """A mark of the flight recorder, and one of the stopwatch."""
@@ -180,11 +173,6 @@ class Executor:
         for handle in handles:
             while not handle.done():
                 yield
-
-
-def _matters(name: str) -> bool:
-    """Whether a statistic is the loss or a part of the gradients' norm."""
-    return name == "loss" or name.startswith(SQUARE)
 
 
 def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:

@@ -1,7 +1,8 @@
 """`metrics.jsonl` in the run's directory: one JSON object a line, one line a step or an evaluation.
 
 A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second` and the model's metrics; an
-evaluation's `step, eval_loss` and each metric as `eval_NAME`. Each line is written whole and at once, so that
+evaluation's `step, eval_loss` and each metric as `eval_NAME`. Where the file lets bad steps pass, a step has `skipped`
+too, and a bad one `bad`, `rows` and `rewound_to` (see `StepResult`). Each line is written whole and at once, so that
 a reader that follows the file, or finds it after the run was killed, sees whole lines only. JSON has no NaN
 and no infinity: they are written as null. One rank of a run writes.
 """
@@ -45,8 +46,12 @@ class Telemetry:
         grad_norm: float,
         tokens_per_second: float,
         metrics: Mapping[str, float] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write a step; returns what was written. Raises OSError, and leaves whole lines."""
+        """Write a step, and what `more` there is to say of it; returns what was written.
+
+        Raises OSError, and leaves whole lines.
+        """
         record = {
             "step": step,
             "loss": loss,
@@ -54,7 +59,7 @@ class Telemetry:
             "grad_norm": grad_norm,
             "tokens_per_second": tokens_per_second,
         }
-        return self._write({**record, **(metrics or {})})
+        return self._write({**record, **(metrics or {}), **(more or {})})
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write an evaluation; returns what was written. Raises OSError, and leaves whole lines."""
@@ -81,7 +86,9 @@ class Telemetry:
         return plain
 
 
-def _plain(value: float) -> float | int | None:
+def _plain(value: Any) -> Any:
+    if isinstance(value, (str, list, Mapping)):
+        return value
     if isinstance(value, int):
         return int(value)
     return float(value) if isfinite(value) else None

@@ -17,16 +17,18 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import changes, manifest_of
+from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import Save
-from partita.runtime.checkpoint.settings import Settings, refuse_other_model
+from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
+from partita.runtime.data.identity import DataFile
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
@@ -53,12 +55,14 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
-    `report` is told what a person should know. `unsaved` says that the last save has failed.
+    `report` is told what a person should know; `data` are the files that the run is trained on. `unsaved` says that the
+    last save has failed.
     """
 
     rank: Rank
     settings: Settings
     report: Report
+    data: Sequence[DataFile] = ()
     unsaved: bool = field(default=False, init=False)
     _manifest: Manifest = field(init=False)
     _store: Store = field(init=False)
@@ -68,7 +72,7 @@ class Checkpoints:
 
     def __attrs_post_init__(self) -> None:
         plan, memory = self.rank.plan, self.rank.memory
-        self._manifest = manifest_of(plan.spec, plan.program)
+        self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._store = Store(self.settings.path)
         tensors = {
             **memory.masters,
@@ -92,7 +96,7 @@ class Checkpoints:
             self._has_waited = True  # said once
             self._say("W0803", f"training waited {waited:.1f} s for the checkpoint before that of step {step}")
         self._shard.take()
-        manifest = evolve(self._manifest, step=step)
+        manifest = evolve(self._manifest, step=step, history=self.rank.judge.history)
         self._save = Save(self._store, manifest, self.rank.rank, self._shard, self.settings.keep)
 
     def finish(self) -> Iterator[None]:
@@ -142,8 +146,8 @@ class Checkpoints:
         """Load the newest commit that is whole; None where there is no commit.
 
         Raises Refused, on all ranks or none: the directory cannot be written to (E0802) or another run does (E0803),
-        the commit is of another model (E0804) or of a later format (E0805), or there are commits and none is whole
-        (E0806).
+        the commit is of another model (E0804), of a later format (E0805) or of other data (E0811), or there are commits
+        and none is whole (E0806).
         """
         with self.rank.flight.within(LOADING):
             return (yield from self._resume())
@@ -151,7 +155,7 @@ class Checkpoints:
     def _resume(self) -> Generator[None, None, Resumed | None]:
         first = self.rank.rank == 0
         refused: Refused | None = None
-        candidates, passed_over = list[int](), list[int]()
+        candidates = list[int]()
         if first:
             try:
                 self._store.lock()
@@ -162,6 +166,30 @@ class Checkpoints:
             except OSError as error:
                 refused = refuse("E0802", f"cannot write to {self.settings.path}: {error.strerror}")
         self._store.attempt = yield from self._told(secrets.randbits(48))
+        found = yield from self._newest(candidates, refused)
+        if found is None:
+            return None
+        saved, passed_over = found
+        self.rank.judge.history = saved.history
+        return self._resumed(saved, passed_over)
+
+    def rewind(self) -> Generator[None, None, tuple[int, History | None]]:
+        """Load the newest commit that is whole, in the middle of a run; its step, and what was known of the steps up to
+        it. Step 0 and None where there is no commit: the state is then left as it is. Raises Refused, as `resume`.
+        """
+        yield from self._settle()
+        with self.rank.flight.within(LOADING):
+            candidates = steps_in(self.settings.path) if self.rank.rank == 0 else []
+            found = yield from self._newest(candidates, None)
+        return (0, None) if found is None else (found[0].step, found[0].history)
+
+    def _newest(
+        self, candidates: list[int], refused: Refused | None
+    ) -> Generator[None, None, tuple[Manifest, list[int]] | None]:
+        """Load the newest whole one of the commits that rank 0 knows of; its manifest, and the steps of those that are
+        damaged. None where there are none."""
+        first = self.rank.rank == 0
+        passed_over = list[int]()
         while True:
             if first and passed_over and not candidates:
                 refused = self._none_whole(len(passed_over))
@@ -181,7 +209,7 @@ class Checkpoints:
                 assert saved is not None
                 loaded = self._loaded(saved)
                 if not (yield from self._any(not loaded)):
-                    return self._resumed(saved, passed_over)
+                    return saved, passed_over
             passed_over.append(step)
 
     def _checked(self, step: int) -> Manifest | None:
@@ -197,7 +225,7 @@ class Checkpoints:
             if rank == 0:  # all have found it
                 self._say_damaged(step, damage)
             return None
-        refuse_other_model(path, saved, self._manifest)
+        refuse_others(self.settings, saved, self._manifest)
         with Commit(path, saved, self.rank.flight.mark) as commit:
             problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))
         for problem in problems:
@@ -234,7 +262,7 @@ class Checkpoints:
                     self._store.set_aside(step)
                 except OSError as error:
                     self._say("W0801", f"{commit_name(step)} could not be renamed: {error.strerror}")
-            changed = changes(saved, self._manifest)
+            changed = [*changes(saved, self._manifest), *changed_data(saved, self._manifest)]
             if changed:
                 message = f"the run goes on after step {saved.step:,} under other settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))

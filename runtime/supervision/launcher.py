@@ -276,7 +276,7 @@ class _Supervision:
         # themselves, and those that only lost their peer last.
         first = min(self.causes, key=lambda rank: (rank.process.returncode == PEER_LOST, rank.process.returncode > 0))
         if first.process.returncode == NOT_FINITE:
-            self.say("the run ended before a step that is not finite could change the parameters")
+            self.say("the parameters are not changed by what was bad")
             return FAILED
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
         doing = f"\n  {self.doing}" if self.doing else ""

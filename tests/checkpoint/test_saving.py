@@ -15,6 +15,7 @@ from shutil import copytree
 import pytest
 import torch
 
+from partita.runtime.bad_steps import NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.identity import manifest_of
@@ -23,7 +24,6 @@ from partita.runtime.checkpoint.saving import Save
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, steps_in
-from partita.runtime.faults import NotFinite
 from partita.runtime.training import StepResult, VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
 from tests.commands import computed, partita

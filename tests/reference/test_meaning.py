@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.dsl.diagnostic import Refused
-from partita.runtime.faults import NotFinite
+from partita.runtime.bad_steps import NotFinite
 from tests.reference.compare import accepted, checked, computed, meant, wrong
 from tests.reference.programs import Maker, Program
 
