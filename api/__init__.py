@@ -108,6 +108,9 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
         def evaluation(self, step: int, loss: float, metrics: Any) -> None:
             records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
 
+        def slow(self, step: int, ranks: Any) -> None:
+            """None is, where all are in one process."""
+
     plan = prepare(load(path, *overrides))
     VirtualRun(plan, strict=False).train(open_data(plan.program, plan.train, Path(path).resolve().parent), [_Records()])
     return records

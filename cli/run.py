@@ -399,7 +399,7 @@ def _train_rank(
         agree(group_store(), identity.rank, identity.ranks, plan, data)
         check_ranks(plan, identity.ranks)
         flight = _flight(arguments, plan, identity)
-        rank = Rank(plan, identity.rank, communication, device, times=times, flight=flight)
+        rank = Rank(plan, identity.rank, communication, device, times=times, flight=flight, paced=plan.ranks > 1)
         if settings is not None:
             checkpoints = Checkpoints(rank, settings, _say, data)
         if watch is not None:

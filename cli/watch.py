@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.pace import Slow
 from partita.runtime.progress import Display
 from partita.runtime.telemetry import FILE_NAME, Telemetry
 from partita.runtime.training import Plan, StepResult
@@ -71,6 +72,13 @@ class Watch:
             if telemetry is not None:
                 record = telemetry.evaluation(step, loss, metrics)
         self.display.evaluation(record)
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """Record which ranks held up the others."""
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                telemetry.slow(step, [each.as_json() for each in ranks])
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

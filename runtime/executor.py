@@ -18,6 +18,7 @@ from partita.runtime.bad_steps import Judge
 from partita.runtime.context import Context, begun
 from partita.runtime.inputs import Batch, Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
+from partita.runtime.pace import Pace
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
@@ -31,7 +32,7 @@ class Executor:
 
     With `keep_totals`, `totals` holds the totals of the last step by (stage, accumulator); otherwise they end with it.
     The `flight` recorder takes a mark when each instruction ends. With `times`, a file, `stopwatch` records when that
-    was; without, nothing is done for it.
+    was; without, nothing is done for it. `paced`: `pace` adds up how long things take.
     """
 
     @torch.inference_mode()
@@ -46,6 +47,7 @@ class Executor:
         keep_totals: bool = False,
         times: Path | None = None,
         flight: Flight | None = None,
+        paced: bool = False,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -66,11 +68,14 @@ class Executor:
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
-        self._instructions = _with_marks(bound, self._flight.mark)
+        self.pace = Pace(program, rank, self.context) if paced else None
+        self._mark = self._flight.mark if self.pace is None else _together(self._flight.mark, self.pace.mark)
+        self._instructions = _with_marks(bound, self._mark)
         self.stopwatch: Stopwatch | None = None
         if times is not None:
             self.stopwatch = Stopwatch(times, len(bound), device)
-            self._timed = _with_marks(bound, self._both_marks)
+            self._recorded = _together(self._mark, self.stopwatch.mark)
+            self._timed = _with_marks(bound, self._recorded)
         names = self.record.parameters
         self._masters = tuple(memory.masters[name] for name in names)
         self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
@@ -87,9 +92,9 @@ class Executor:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
         context, judge = self.context, judge or Judge()
         context.step, context.update, context.rate = number, judge.updates(number), rate
-        instructions, mark = self._instructions, self._flight.mark
+        instructions, mark = self._instructions, self._mark
         if self.stopwatch is not None and self.stopwatch.recording:
-            instructions, mark = self._timed, self._both_marks
+            instructions, mark = self._timed, self._recorded
         for index in range(self.program.rounds):
             context.first = index * self.program.microbatches
             if index:
@@ -113,7 +118,7 @@ class Executor:
         yield from self._exchange_tied(totals)
         mark()
         vector = torch.zeros_like(self.statistics)
-        scalars = yield from begun(self._finish(totals, context))
+        scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
         mark()
@@ -124,7 +129,7 @@ class Executor:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
         # Every rank has the same statistics, and so judges alike. On a GPU this waits for the step.
         if self._update is not None and judge.accepts(number, self.named_statistics()):
-            yield from begun(self._update(self._masters, totals, self._states, vector, context))
+            yield from begun(self._update(self._masters, totals, self._states, vector, context), context)
         mark()
         self._flight.begin(BETWEEN, number)
 
@@ -138,19 +143,13 @@ class Executor:
         """The last step's statistics by name."""
         return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
 
-    def _both_marks(self) -> None:
-        """A mark of the flight recorder, and one of the stopwatch."""
-        self._flight.mark()
-        assert self.stopwatch is not None
-        self.stopwatch.mark()
-
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
         """The stages begin with nothing accumulated, and compute their constants."""
         inputs = self._reads.whole(batches)
         for stage in self.stages.values():
             stage.reset()
             whole = tuple(inputs[part_read(each)] for each in stage.record.whole_inputs)
-            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context))
+            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
     def _all_totals(self) -> Waits:
         """What the rank's stages have accumulated, reduced, and the buffers for the tied totals that it is sent."""
@@ -173,6 +172,16 @@ class Executor:
         for handle in handles:
             while not handle.done():
                 yield
+
+
+def _together(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    """Both marks in one."""
+
+    def mark() -> None:
+        one()
+        other()
+
+    return mark
 
 
 def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:

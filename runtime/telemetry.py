@@ -2,9 +2,10 @@
 
 A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second` and the model's metrics; an
 evaluation's `step, eval_loss` and each metric as `eval_NAME`. Where the file lets bad steps pass, a step has `skipped`
-too, and a bad one `bad`, `rows` and `rewound_to` (see `StepResult`). Each line is written whole and at once, so that
-a reader that follows the file, or finds it after the run was killed, sees whole lines only. JSON has no NaN
-and no infinity: they are written as null. One rank of a run writes.
+too, and a bad one `bad`, `rows` and `rewound_to` (see `StepResult`). Slow ranks have lines of their own, with `step`
+and `slow_ranks`. Each line is written whole and at once, so that a reader that follows the file, or finds it after the
+run was killed, sees whole lines only. JSON has no NaN and no infinity: they are written as null. One rank of a run
+writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,10 @@ class Telemetry:
         """Write an evaluation; returns what was written. Raises OSError, and leaves whole lines."""
         named = {f"eval_{name}": value for name, value in (metrics or {}).items()}
         return self._write({"step": step, "eval_loss": loss, **named})
+
+    def slow(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Write which ranks held up the others. Raises OSError, and leaves whole lines."""
+        self._write({"step": step, "slow_ranks": list(ranks)})
 
     def close(self) -> None:
         """Close the file. Nothing is buffered, so a run that never gets here loses nothing."""

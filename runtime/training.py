@@ -7,7 +7,7 @@ simply runs it to its end; the virtual transport's driver steps the loops of all
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from math import isfinite, sqrt
 from pathlib import Path
@@ -18,10 +18,11 @@ import torch
 from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Guard
-from partita.compiler.instructions import Channel, Traffic
+from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.partition.update import SQUARE
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
+from partita.compiler.report.prediction import end_seconds, stage_seconds
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStep, History, Judge, NotFinite
@@ -32,6 +33,7 @@ from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
+from partita.runtime.pace import Pace, Slow, Sums
 from partita.runtime.regions import assemble, region_of, shape_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import BETWEEN, ENDED, Flight
@@ -91,6 +93,9 @@ class Observer(Protocol):
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """An evaluation after `step` is done."""
 
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """These ranks held up the others in the steps up to this one."""
+
 
 @frozen(eq=False)
 class Plan:
@@ -121,6 +126,16 @@ class Plan:
             found[channel] = traffic.or_more(found.get(channel, traffic))
         return found
 
+    @cached_property
+    def predicted(self) -> tuple[float, ...]:
+        """Seconds that each rank of the pipeline is predicted to work in a step."""
+        seconds = stage_seconds(self.training)
+        return tuple(
+            end_seconds(self.training, rank)
+            + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
+            for rank in self.program.ranks
+        )
+
     @property
     def ranks(self) -> int:
         """The number of ranks, those of the whole mesh."""
@@ -136,6 +151,7 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps go there.
+    `paced`: the ranks find out which of them are slow.
     """
 
     def __init__(
@@ -147,6 +163,7 @@ class Rank:
         keep_totals: bool = False,
         times: Path | None = None,
         flight: Flight | None = None,
+        paced: bool = False,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -162,8 +179,9 @@ class Rank:
         seed = plan.train.seed
         self.flight = flight or Flight(None)
         self.training = Executor(
-            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight
+            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight, paced
         )
+        self.sums: Sums | None = None  # what all ranks did since the start of the run
         self.evaluation = (
             Executor(evaluation, rank, transport, self.memory, seed, device, flight=self.flight) if evaluation else None
         )
@@ -287,7 +305,7 @@ def train(
     plan = rank.plan
     settings = plan.train
     tokens = plan.program.tokens
-    stopwatch = rank.training.stopwatch
+    stopwatch, pace = rank.training.stopwatch, rank.training.pace
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None and observer is not None:
         observer.resumed(resumed)
@@ -295,8 +313,12 @@ def train(
         start = perf_counter()
         if stopwatch is not None:
             stopwatch.begin(number)
+        if pace is not None:
+            pace.begin()
         rate = learning_rate(settings.optimizer.arguments["lr"], number)
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        if pace is not None:
+            pace.mark()
         try:
             yield from rank.step(number, batch, rate, rank.judge)
         except BadStep as wrong:
@@ -316,16 +338,40 @@ def train(
             check_ids(rank.outside(rank.training), f"in step {number}")
         if observer is not None:
             observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
+        if pace is not None:
+            pace.mark()
+            pace.end()
+        saving = checkpoints is not None and checkpoints.due(number)
+        if pace is not None and (saving or number == settings.steps or (settings.eval and _due(settings, number))):
+            yield from _compare_paces(rank, pace, number, observer, report)
         if settings.eval is not None and _due(settings, number):
             yield from evaluate(rank, dataset, number, observer, report)
         # Last, so that all that is written of a saved step is written before it is saved.
-        if checkpoints is not None and checkpoints.due(number):
+        if checkpoints is not None and saving:
             yield from checkpoints.save(number)
     if checkpoints is not None:
         yield from checkpoints.finish()
     if stopwatch is not None:
         stopwatch.finish()
     rank.flight.begin(ENDED)
+
+
+def _compare_paces(
+    rank: Rank, pace: Pace, step: int, observer: Observer | None, report: Report
+) -> Generator[None, None, None]:
+    """Find out which ranks were slow since they last did so, and after the last step since the start of the run."""
+    sums = yield from pace.told(rank.transport)
+    rank.sums = sums if rank.sums is None else rank.sums + sums
+    if rank.rank != 0:
+        return
+    slow = sums.slow(rank.plan.predicted)
+    if slow and observer is not None:
+        observer.slow(step, slow)
+    if step == rank.plan.train.steps:
+        first, *others = rank.sums.slow(rank.plan.predicted) or (None,)
+        if first is not None:
+            more = f"; {len(others)} more did so too" if others else ""
+            report(Diagnostic("W0604", f"{first}{more}"))
 
 
 def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
