@@ -82,7 +82,7 @@ class Judge:
 
     def accepts(self, step: int, statistics: Mapping[str, float]) -> bool:
         """Whether a step is to update the parameters. Raises BadStep where the run is to end."""
-        loss = statistics["loss"]
+        loss = statistics.get("loss", 0.0)
         squares = [value for name, value in statistics.items() if name.startswith(SQUARE)]
         norm = sqrt(sum(squares)) if all(map(isfinite, squares)) else sum(squares)
         finite = isfinite(loss) and isfinite(norm)

@@ -147,8 +147,8 @@ def _data_json(file: DataFile) -> dict[str, Any]:
 
 def _upgraded(reader: Reader) -> Reader:
     """Version 1 had no history, and did not say which data it was."""
-    value = reader.value
-    if value.get("version") != 1:
+    value, version = reader.value, reader.value.get("version")
+    if type(version) is not int or version != 1 or "history" in value:
         return reader
     (step,) = Reader(value.get("data"), "data").record("step")
     history = {"skipped": 0, "rewinds": 0, "losses": [], "norms": []}
