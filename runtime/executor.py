@@ -90,8 +90,11 @@ class Executor:
     @torch.inference_mode()
     def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: Judge | None = None) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
-        context, judge = self.context, judge or Judge()
-        context.step, context.update, context.rate = number, judge.updates(number), rate
+        context = self.context
+        if judge is None and self._update is not None:
+            judge = Judge()
+        context.step, context.rate = number, rate
+        context.update = number if judge is None else judge.updates(number)
         instructions, mark = self._instructions, self._mark
         if self.stopwatch is not None and self.stopwatch.recording:
             instructions, mark = self._timed, self._recorded
@@ -128,7 +131,8 @@ class Executor:
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
         # Every rank has the same statistics, and so judges alike. On a GPU this waits for the step.
-        if self._update is not None and judge.accepts(number, self.named_statistics()):
+        good = judge is not None and judge.accepts(number, self.named_statistics())
+        if good and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, vector, context), context)
         mark()
         self._flight.begin(BETWEEN, number)

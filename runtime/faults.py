@@ -159,7 +159,7 @@ def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Pro
 
 def _along(wrong: torch.Tensor, position: int) -> list[int]:
     """The places along an axis at which anything is wrong."""
-    return wrong.movedim(position, 0).flatten(1).any(1).nonzero().flatten().tolist()
+    return wrong.movedim(position, 0).reshape(wrong.shape[position], -1).any(1).nonzero().flatten().tolist()
 
 
 def _named(wrong: Sequence[int], rows: int, first: int, names: Sequence[str]) -> str:
