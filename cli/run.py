@@ -143,7 +143,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
     from partita.compiler.report.claims import doubts
     from partita.runtime.checkpoint.identity import manifest_of
     from partita.runtime.checkpoint.settings import check_newest
-    from partita.runtime.data.binding import identify_data, open_data
+    from partita.runtime.data.binding import data_doubts, identify_data, open_data
     from partita.runtime.supervision.launcher import launch
 
     transport = _transport(arguments, spec)
@@ -155,6 +155,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec) -> int:
         return 2
     assert spec.train is not None
     open_data(program, spec.train, _folder(arguments))
+    report(data_doubts(program, spec.train, _folder(arguments)))
     checkpoints = _checkpoints(arguments, spec)
     if checkpoints is not None:
         if not _writable(checkpoints.path):
@@ -277,7 +278,7 @@ def _writable(directory: Path) -> bool:
 def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None, quiet: bool) -> int:
     import torch
 
-    from partita.runtime.data.binding import identify_data, open_data
+    from partita.runtime.data.binding import data_doubts, identify_data, open_data
     from partita.runtime.training import prepare
 
     device = torch.device("cpu") if identity is None else device_of_rank(arguments.transport, identity)
@@ -293,6 +294,8 @@ def _train(arguments: argparse.Namespace, spec: Spec, identity: Identity | None,
     if (identity is None or identity.launcher != "partita") and not _writable(directory):
         return 2
     dataset = open_data(plan.program, plan.train, _folder(arguments))
+    if not quiet:
+        report(data_doubts(plan.program, plan.train, _folder(arguments)))
     data = identify_data(plan.program, plan.train, _folder(arguments))
     if identity is None:
         return _train_virtual(plan, dataset, data, directory, _checkpoints(arguments, spec))

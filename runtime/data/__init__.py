@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
 from partita.runtime.data.arrays import open_arrays
 from partita.runtime.data.dataset import Batch, Dataset, Input
@@ -16,9 +17,9 @@ from partita.runtime.data.identity import DataFile, identified
 from partita.runtime.data.random import open_random
 from partita.runtime.data.stdlib import open_stdlib, stdlib_files
 from partita.runtime.data.text import open_text
-from partita.runtime.data.tokens import open_tokens
+from partita.runtime.data.tokens import open_tokens, token_doubts
 
-__all__ = ["FILES", "SOURCES", "Batch", "DataFile", "Dataset", "Input", "identify", "open_dataset"]
+__all__ = ["DOUBTS", "FILES", "SOURCES", "Batch", "DataFile", "Dataset", "Input", "identify", "open_dataset"]
 
 SOURCES: dict[str, Callable[[Call, tuple[Input, ...], int, Path, bool], Dataset]] = {
     "text": open_text,
@@ -36,6 +37,9 @@ FILES: dict[str, Callable[[Call, Path], list[tuple[str, Path]]]] = {
     "arrays": matched("path"),
     "random": lambda call, root: [],
 }
+
+# What looks wrong in data that can be opened, for the sources that can tell.
+DOUBTS: dict[str, Callable[[Call, Path], list[Diagnostic]]] = {"tokens": token_doubts}
 
 
 def identify(call: Call, root: Path) -> tuple[DataFile, ...]:

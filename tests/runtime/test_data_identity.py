@@ -258,7 +258,7 @@ def test_ranks_with_other_data_end_and_say_which(tmp_path: Path):
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-ITEM = 7  # in the second step
+ITEM = 7  # in the third step
 
 
 def test_arrays_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -274,7 +274,7 @@ def test_arrays_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     status, said = run(capsys)
     assert status == 3
     assert f"the input `x`, row 1 of the batch (item {ITEM})" in said
-    assert "the loss of step 2 is nan" in said
+    assert "the loss of step 3 is nan" in said
     np.savez(tmp_path / "d.npz", x=np.ones((12, 3), np.float32))
     status, said = run(capsys)
     assert status == 1
