@@ -188,6 +188,7 @@ def _show(arguments: argparse.Namespace) -> int:
         ("layout", manifest.layout or "none"),
         ("schedule", manifest.schedule or "none"),
         *manifest.settings.items(),
+        *([("left out", f"{manifest.history.skipped:,} steps")] if manifest.history.skipped else []),
     ):
         table.add_row(printable(name), printable(text))
     _print(table)

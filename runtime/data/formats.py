@@ -146,7 +146,7 @@ def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> 
 
 
 def alternate(ids: np.ndarray) -> bool:
-    """Whether the ids at even and at odd places, or in quarters, are of very different sizes, as parts of wider ids are.
+    """Whether ids at even and at odd places, or in quarters, are of very different sizes, as parts of wider ids are.
 
     Sizes are compared by powers of two: of these there are few, so that what is drawn alike looks alike.
     """
