@@ -195,6 +195,7 @@ def _show(arguments: argparse.Namespace) -> int:
         ("layout", manifest.layout or "none"),
         ("schedule", manifest.schedule or "none"),
         *manifest.settings.items(),
+        *([("left out", f"{manifest.history.skipped:,} steps")] if manifest.history.skipped else []),
     ):
         table.add_row(shown(name), shown(text))
     _print(table)

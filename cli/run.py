@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"end a run in which nothing has moved for so long (default: {STALL_SECONDS:g})",
     )
     parser.add_argument(
+        "--changed-data",
+        action="store_true",
+        help="go on from a checkpoint though the files of the data are not what they were",
+    )
+    parser.add_argument(
         "--trace", type=Path, metavar="DIR", help="measure the timeline of up to 20 steps, and draw it there"
     )
 

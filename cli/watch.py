@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from partita.runtime.checkpoint.checkpoints import Resumed
+from partita.runtime.pace import Slow
 from partita.runtime.progress import Display
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
@@ -47,3 +48,7 @@ class Watch:
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Record and show an evaluation."""
         self.display.evaluation(self._recorder.evaluation(step, loss, metrics))
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """Record which ranks held up the others."""
+        self._recorder.slow(step, ranks)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from partita.dsl.arguments import REQUIRED
+from partita.dsl.spec import STOP
 from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
 
 # ---------------------------------------------------------------- kinds of values
@@ -207,6 +208,17 @@ CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
 
+# By how many times a loss or norm is beyond the median of so many steps before it.
+_SPIKE, _WINDOW = (
+    Setting("spike", Number(above=1), None),
+    Setting("window", Number(integer=True, least=1, most=10_000), 100),
+)
+BAD_STEPS = _table(
+    Signature("stop", (_SPIKE, _WINDOW)),
+    Signature("skip", (Setting("at_most", COUNT, 10), _SPIKE, _WINDOW)),
+    Signature("rewind", (Setting("at_most", COUNT, 3), _SPIKE, _WINDOW)),
+)
+
 # `model`, `layout` and `schedule` name what is declared; they are looked up before the other entries.
 TRAIN = Signature(
     "train",
@@ -220,6 +232,7 @@ TRAIN = Signature(
         Setting("compile", Flag(), None),
         Setting("eval", Calls(EVALUATION), None),
         Setting("checkpoint", Calls(CHECKPOINT), None),
+        Setting("on_bad_step", Calls(BAD_STEPS, bare=True), STOP),
     ),
 )
 CHOICES = ("model", "layout", "schedule")

@@ -112,6 +112,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         ("min_lr", "floor"),
         ("val_split test_split validation_split", "holdout"),
         ("file filename", "path glob"),
+        ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
         ("path files pattern", "glob"),
         ("batch_size bs global_batch_size train_batch_size", "batch"),
         ("seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx", "seq"),

@@ -223,6 +223,14 @@ class Plans:
         if found is None or missing:
             return None
         values: dict[str, Any] = found
+        if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
+            self.report.error(
+                "E0318",
+                "`rewind` goes back to a checkpoint, and there is none",
+                written["on_bad_step"],
+                help="add `checkpoint = every(500)`, or take `on_bad_step = skip`",
+            )
+            return None
         return spec.Train(**values, spans=written, span=train.span)
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:

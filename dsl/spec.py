@@ -35,6 +35,10 @@ class Call:
     __repr__ = shortened
 
 
+# What `train` does at a bad step where the file does not say.
+STOP = Call("stop", {"spike": None, "window": 100})
+
+
 # ---------------------------------------------------------------- models
 
 
@@ -309,6 +313,7 @@ class Train:
     compile: bool | None = None  # by Inductor; None: on a GPU
     eval: Call | None = None  # every(interval, batches = 10)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
+    on_bad_step: Call = STOP  # stop, skip or rewind
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
     span: Span | None = field(default=None, eq=False)
 

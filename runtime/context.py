@@ -6,6 +6,7 @@ Such a function is a generator. It yields the handle of a collective that it wai
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 from types import GeneratorType
 from typing import Any
 
@@ -18,16 +19,19 @@ from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 @define
 class Context:
-    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate.
+    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate, and `update` counts those
+    of the parameters, from 1.
 
     `microbatch` counts through all batches of a step, of which this one begins with `first`. `coordinates` are the
     rank's along every mesh axis. The collectives are the transport's, along a mesh axis. `record` is called with the
     values that a traced program makes, `lap` after each operation of one that is timed; `flight` counts collectives.
+    `waited` is for how many nanoseconds functions have waited for their collectives.
     """
 
     seed: int
     device: torch.device
     step: int = 0
+    update: int = 0
     microbatch: int = 0
     first: int = 0
     rate: float = 0.0
@@ -36,6 +40,7 @@ class Context:
     record: Callable[[str, torch.Tensor], None] | None = None
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
+    waited: int = 0
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start a gather of each tensor along its dimension."""
@@ -63,11 +68,11 @@ class Context:
         return self.transport
 
 
-def begun(called: Any) -> Generator[None, None, Any]:
+def begun(called: Any, context: Context) -> Generator[None, None, Any]:
     """Run what an emitted function returned up to its first wait, at once; the rest is the generator's.
 
     That one yields while a handle is not done, and returns what the function returns. A function that does not
-    communicate has returned it already.
+    communicate has returned it already. How long it waits is added in the context.
     """
     handle = None
     if isinstance(called, GeneratorType):
@@ -75,16 +80,18 @@ def begun(called: Any) -> Generator[None, None, Any]:
             handle = next(called)
         except StopIteration as end:
             called = end.value
-    return _rest(called, handle)
+    return _rest(called, handle, context)
 
 
-def _rest(called: Any, handle: Collective | None) -> Generator[None, None, Any]:
+def _rest(called: Any, handle: Collective | None, context: Context) -> Generator[None, None, Any]:
     if handle is None:
         return called
     try:
         while True:
+            before = perf_counter_ns()
             while not handle.done():
                 yield
+            context.waited += perf_counter_ns() - before
             handle = called.send(_handed_over(handle.result()))
     except StopIteration as end:
         return end.value

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 
 import torch
 
-from partita.compiler.partition.update import SQUARE
 from partita.compiler.program import Program
+from partita.runtime.bad_steps import Judge
 from partita.runtime.context import Context, begun
-from partita.runtime.faults import NotFinite
 from partita.runtime.inputs import Batch, Inputs, part_read
 from partita.runtime.instructions import Binder, Bound, Waits
+from partita.runtime.pace import Pace
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
@@ -33,7 +32,7 @@ class Executor:
 
     With `keep_totals`, `totals` holds the totals of the last step by (stage, accumulator); otherwise they end with it.
     The `flight` recorder takes a mark when each instruction ends. With `times`, a file, `stopwatch` records when that
-    was; without, nothing is done for it.
+    was; without, nothing is done for it. `paced`: `pace` adds up how long things take.
     """
 
     @torch.inference_mode()
@@ -48,6 +47,7 @@ class Executor:
         keep_totals: bool = False,
         times: Path | None = None,
         flight: Flight | None = None,
+        paced: bool = False,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -70,11 +70,14 @@ class Executor:
         bound = binder.bind()
         self._flight = self.context.flight = flight or Flight(None)
         self._activity = TRAINING if self.record.update else EVALUATING
-        self._instructions = _with_marks(bound, self._flight.mark)
+        self.pace = Pace(program, rank, self.context) if paced else None
+        self._mark = self._flight.mark if self.pace is None else _together(self._flight.mark, self.pace.mark)
+        self._instructions = _with_marks(bound, self._mark)
         self.stopwatch: Stopwatch | None = None
         if times is not None:
             self.stopwatch = Stopwatch(times, len(bound), device)
-            self._timed = _with_marks(bound, self._both_marks)
+            self._recorded = _together(self._mark, self.stopwatch.mark)
+            self._timed = _with_marks(bound, self._recorded)
         names = self.record.parameters
         self._masters = tuple(memory.masters[name] for name in names)
         self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
@@ -86,18 +89,22 @@ class Executor:
         """Whether any rank was asked to end before the last step; all ranks say the same."""
         return bool(self._asked_somewhere)
 
-    def step(self, number: int, batch: Batch, rate: float = 0.0) -> Waits:
-        """Run step `number` on a whole batch. Afterwards parameters are updated and `statistics` is set."""
-        return self.run(number, lambda _: batch, rate)
+    def step(self, number: int, batch: Batch, rate: float = 0.0, judge: Judge | None = None) -> Waits:
+        """Run step `number` on a whole batch. Afterwards `statistics` is set, and parameters are updated if the judge
+        has accepted the step; one that is not finite is refused without a judge (raises BadStep)."""
+        return self.run(number, lambda _: batch, rate, judge)
 
     @torch.inference_mode()
-    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0) -> Waits:
+    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: Judge | None = None) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
         context = self.context
+        if judge is None and self._update is not None:
+            judge = Judge()
         context.step, context.rate = number, rate
-        instructions, mark = self._instructions, self._flight.mark
+        context.update = number if judge is None else judge.updates(number)
+        instructions, mark = self._instructions, self._mark
         if self.stopwatch is not None and self.stopwatch.recording:
-            instructions, mark = self._timed, self._both_marks
+            instructions, mark = self._timed, self._recorded
         for index in range(self.program.rounds):
             context.first = index * self.program.microbatches
             if index:
@@ -122,7 +129,7 @@ class Executor:
         mark()
         # One more than the statistics: whether a rank was asked to end, which all must hear of in the same step.
         vector = torch.zeros(len(self.statistics) + 1, dtype=torch.float64, device=context.device)
-        scalars = yield from begun(self._finish(totals, context))
+        scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
         if self.asked():
@@ -133,9 +140,10 @@ class Executor:
         self.statistics, self._asked_somewhere = vector[:-1], vector[-1]
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
-        if self._update is not None:
-            self._check(number)
-            yield from begun(self._update(self._masters, totals, self._states, self.statistics, context))
+        # Every rank has the same statistics, and so judges alike. On a GPU this waits for the step.
+        good = judge is not None and judge.accepts(number, self.named_statistics())
+        if good and self._update is not None:
+            yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
         mark()
         self._flight.begin(BETWEEN, number)
 
@@ -145,21 +153,9 @@ class Executor:
         while not handle.done():
             yield
 
-    def _check(self, number: int) -> None:
-        """Raise NotFinite, before anything is updated and on every rank alike, for a loss or squares that are not.
-
-        A metric may be what it likes. On a GPU this waits for the step: what is not finite must not be stored.
-        """
-        named = dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
-        wrong = {name: value for name, value in named.items() if not isfinite(value) and _matters(name)}
-        if wrong:
-            raise NotFinite(number, wrong)
-
-    def _both_marks(self) -> None:
-        """A mark of the flight recorder, and one of the stopwatch."""
-        self._flight.mark()
-        assert self.stopwatch is not None
-        self.stopwatch.mark()
+    def named_statistics(self) -> dict[str, float]:
+        """The last step's statistics by name."""
+        return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
 
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
         """The stages begin with nothing accumulated, and compute their constants."""
@@ -167,7 +163,7 @@ class Executor:
         for stage in self.stages.values():
             stage.reset()
             whole = tuple(inputs[part_read(each)] for each in stage.record.whole_inputs)
-            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context))
+            stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
     def _all_totals(self) -> Waits:
         """What the rank's stages have accumulated, reduced, and the buffers for the tied totals that it is sent."""
@@ -197,9 +193,14 @@ def never() -> bool:
     return False
 
 
-def _matters(name: str) -> bool:
-    """Whether a statistic is the loss or a part of the gradients' norm."""
-    return name == "loss" or name.startswith(SQUARE)
+def _together(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    """Both marks in one."""
+
+    def mark() -> None:
+        one()
+        other()
+
+    return mark
 
 
 def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:

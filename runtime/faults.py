@@ -1,56 +1,65 @@
-"""Numbers that are none: where the first NaN or infinity of a step came from.
+"""Numbers that are none: where the first NaN or infinity of a step or an evaluation came from.
 
 The loss and the gradients' squares are summed over all ranks before parameters are updated. Where that sum is not
 finite nothing is updated; the step is repeated, which computes the same, by a program that hands over every value that
-it makes, and every rank notes the first one that is not finite. The earliest of these is named.
+it makes, and every rank notes the first one that is not finite. The earliest of these is named, with the rows of the
+batch that it has them in, and where these stand in the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Sequence
 from time import time
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import define, evolve
+from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Node
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.layout import whole_type
 from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program
+from partita.runtime.inputs import Batch
+from partita.runtime.regions import region_of
 from partita.runtime.tracing.recording import traced
 
 if TYPE_CHECKING:
     from partita.runtime.training import Rank
 
+MOST_ROWS = 4  # that are named
+NEVER = 1e30
+SUMS = "no value by itself: only their sums over microbatches and ranks are too large"
 
-class NotFinite(Exception):
-    """A training step came to a loss or a gradient norm that is not finite. The step changed nothing.
 
-    `origin` says where that began, once it is found.
+@frozen(eq=False)
+class Trial:
+    """What is repeated to be looked at: step `number` of a compiled program, over the batches of its rounds.
+
+    `rows` names the rows of a batch, by its index.
     """
 
-    def __init__(self, step: int, statistics: Mapping[str, float], origin: str = "") -> None:
-        self.step, self.statistics, self.origin = step, statistics, origin
-        what = "the loss" if "loss" in statistics else "the gradient norm"
-        found = "nan" if any(value != value for value in statistics.values()) else "infinite"
-        begun = f"; the first value that is not finite: {origin}" if origin else ""
-        super().__init__(f"{what} of step {step} is {found}{begun}")
+    state: Compilation
+    number: int
+    batches: Callable[[int], Batch]
+    rows: Callable[[int], Sequence[str]]
 
 
 @define(eq=False)
 class _First:
-    """The first value that is not finite: its name, when it was made, and of which microbatch."""
+    """The first value that is not finite: its name, when it was made, of which microbatch, and where it is not."""
 
     name: str = ""
-    time: float = float("inf")
-    microbatch: int = 0
+    time: float = NEVER
+    microbatch: int = -1
+    wrong: torch.Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.bool))
 
-    def note(self, name: str, tensor: torch.Tensor, microbatch: int) -> None:
+    def note(self, name: str, tensor: torch.Tensor, microbatch: int = -1) -> None:
         if not self.name and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             self.name, self.time, self.microbatch = name, time(), microbatch
+            self.wrong = ~tensor.isfinite().cpu()
 
 
-def origin(rank: Rank, step: int, batch: Mapping[str, torch.Tensor]) -> Generator[None, None, str | None]:
+def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
     """What was not finite first, on the rank that had it; None on all others.
 
     Clocks of several machines may differ by more than a message takes: then the rank named may be one that the value
@@ -58,32 +67,37 @@ def origin(rank: Rank, step: int, batch: Mapping[str, torch.Tensor]) -> Generato
     """
     from partita.runtime.executor import Executor
 
-    state = traced(rank.plan.training)
+    state = traced(trial.state)
     program = _without_update(state)
     first = _First()
-    for name, tensor in batch.items():
-        first.note(f"the input `{name}`", tensor, -1)
+    said = ""
+    for index in range(program.rounds):
+        for name, tensor in trial.batches(index).items():
+            first.note(f"the input `{name}`", tensor)
+            if first.name and not said:
+                said = f"{first.name}{wrong_rows(program, name, first.wrong, trial.rows(index))}"
     for name, tensor in rank.memory.masters.items():
-        first.note(f"the parameter `{name}`", tensor, -1)
+        first.note(f"the parameter `{name}`", tensor)
     executor = Executor(
         program, rank.rank, rank.transport, rank.memory, rank.plan.train.seed, rank.device, keep_totals=True
     )
     context = executor.context
     context.record = lambda name, tensor: first.note(name, tensor, context.microbatch)
-    yield from executor.step(step, batch)
+    yield from executor.run(trial.number, trial.batches)
     for (_, name), tensor in executor.totals.items():
-        first.note(f"the gradient of `{name}`", tensor, -1)
+        first.note(f"the gradient of `{name}`", tensor)
     times = torch.zeros(rank.plan.ranks, dtype=torch.float64, device=rank.device)
-    times[rank.rank] = min(first.time, 1e30)
+    times[rank.rank] = first.time
     handle = rank.transport.sum_over_ranks(times)
     while not handle.done():
         yield
-    earliest = int(times.argmin())
-    if earliest != rank.rank:
+    if int(times.argmin()) != rank.rank:
         return None
     if not first.name:
-        return "no value of the step by itself: only their sums over microbatches and ranks are too large"
-    return _described(first, state, rank.rank)
+        return SUMS
+    if first.microbatch < 0:
+        return f"{said or first.name} on rank {rank.rank}"
+    return _described(first, trial, state, program, rank.rank)
 
 
 def _without_update(state: Compilation) -> Program:
@@ -92,20 +106,67 @@ def _without_update(state: Compilation) -> Program:
     return evolve(state.program, ranks=ranks)
 
 
-def _described(first: _First, state: Compilation, rank: int) -> str:
-    if first.microbatch < 0:
-        return f"{first.name} on rank {rank}"
-    node = _node(state, first.name)
-    assert node is not None
+def _described(first: _First, trial: Trial, state: Compilation, program: Program, rank: int) -> str:
+    node, value = _made(state, first.name)
+    rows = _rows_of(first, node, value, trial, program, rank)
     place = f" ({node.span.place})" if node.span is not None else ""
     where = f"in {node.phase} of microbatch {first.microbatch} of stage {node.stage}"
-    return f"`{first.name}` {where} on rank {rank}{place}"
+    return f"`{first.name}` {where} on rank {rank}{rows}{place}"
 
 
-def _node(state: Compilation, name: str) -> Node | None:
+def _made(state: Compilation, name: str) -> tuple[Node, Value]:
+    """The node that makes the value of a name, and the value."""
     assert state.partitioned is not None
-    for stage in state.partitioned.stages:
-        for node in stage.nodes:
-            if any(value.name == name for value in node.outputs):
-                return node
-    return None
+    return next(
+        (node, value)
+        for stage in state.partitioned.stages
+        for node in stage.nodes
+        for value in node.outputs
+        if value.name == name
+    )
+
+
+# ---------------------------------------------------------------- rows
+
+
+def wrong_inputs(program: Program, batch: Batch, names: Sequence[str]) -> Iterator[str]:
+    """The inputs of a batch that are not finite, and in which rows; `names` are those of its rows."""
+    for name, tensor in batch.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            yield f"the input `{name}` is not finite{wrong_rows(program, name, ~tensor.isfinite(), names)}"
+
+
+def wrong_rows(program: Program, name: str, wrong: torch.Tensor, names: Sequence[str]) -> str:
+    """The rows of a batch in which a whole input is wrong, in words; nothing where it has none, or is wrong in all."""
+    type = next(each.type for each in program.inputs if each.name == name)
+    if not type.has(program.batch):
+        return ""
+    return _named(_along(wrong, type.position(program.batch)), type.axis(program.batch).size, 0, names)
+
+
+def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Program, rank: int) -> str:
+    """The same of a rank's part of a value of a microbatch, or of what is made once a step."""
+    if not value.type.has(program.batch):
+        return ""
+    mesh, position = program.mesh, value.type.position(program.batch)
+    whole = whole_type(value.type, value.layout, mesh.sizes)
+    start = region_of(whole, value.layout, mesh.sizes, mesh.coordinates(rank))[position].start
+    index, microbatch = divmod(first.microbatch, program.microbatches)
+    if node.phase is not Phase.PROLOGUE:
+        start += microbatch * whole.axis(program.batch).size
+    return _named(_along(first.wrong, position), first.wrong.shape[position], start, trial.rows(index))
+
+
+def _along(wrong: torch.Tensor, position: int) -> list[int]:
+    """The places along an axis at which anything is wrong."""
+    return wrong.movedim(position, 0).reshape(wrong.shape[position], -1).any(1).nonzero().flatten().tolist()
+
+
+def _named(wrong: Sequence[int], rows: int, first: int, names: Sequence[str]) -> str:
+    """`, row 3 of the batch (item 17)`, of the places among so many rows, of which the first is row `first`."""
+    if len(wrong) == rows > 1:
+        return ""
+    shown = [str(first + place) for place in wrong[:MOST_ROWS]]
+    more = f" and {len(wrong) - MOST_ROWS} more" if len(wrong) > MOST_ROWS else ""
+    there = f" ({', '.join(names[first + place] for place in wrong[:MOST_ROWS])})" if names else ""
+    return f", row{'s' if len(wrong) > 1 else ''} {', '.join(shown)}{more} of the batch{there}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import Settings
-from partita.runtime.data import Dataset
+from partita.runtime.data import DataFile, Dataset
 from partita.runtime.executor import never
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import rank_environment
@@ -24,6 +24,7 @@ def run_in_process(
     settings: Settings | None,
     observer: Observer,
     report: Callable[[Diagnostic], None],
+    data: Sequence[DataFile] = (),
     strict: bool = True,
     asked: Callable[[], bool] = never,
 ) -> tuple[VirtualRun, bool]:
@@ -35,9 +36,9 @@ def run_in_process(
     """
     with _threads_of_a_rank(plan.ranks):
         run = VirtualRun(plan, strict)
-        checkpoints = [Checkpoints(rank, settings, report) for rank in run.ranks] if settings is not None else []
+        checkpoints = [Checkpoints(rank, settings, report, data) for rank in run.ranks] if settings is not None else []
         try:
-            run.train(dataset, [observer], checkpoints, asked)
+            run.train(dataset, [observer], checkpoints, report, asked)
         finally:
             for each in reversed(checkpoints):  # rank 0 last: it makes the commit from what the others have written
                 each.break_off()

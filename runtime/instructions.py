@@ -121,7 +121,7 @@ class Binder:
 
         def run_communicating() -> Waits:
             context.microbatch = context.first + microbatch
-            yield from begun(function(stage.constants, frame, accumulators, context))
+            yield from begun(function(stage.constants, frame, accumulators, context), context)
             hand_over()
 
         return run_communicating if isgeneratorfunction(function) else run
@@ -131,7 +131,7 @@ class Binder:
         stage = self.stages[index]
 
         def run() -> None:
-            self.reducing[index] = begun(stage.functions["R"](stage.accumulators, self.context))
+            self.reducing[index] = begun(stage.functions["R"](stage.accumulators, self.context), self.context)
 
         return run
 

@@ -1,9 +1,11 @@
 """`metrics.jsonl` in the run's directory: one JSON object a line, one line a step or an evaluation.
 
 A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second` and the model's metrics; an
-evaluation's `step, eval_loss` and each metric as `eval_NAME`. Each line is written whole and at once, so that
-a reader that follows the file, or finds it after the run was killed, sees whole lines only. JSON has no NaN
-and no infinity: they are written as null. One rank of a run writes.
+evaluation's `step, eval_loss` and each metric as `eval_NAME`. Where the file lets bad steps pass, a step has `skipped`
+too, and a bad one `bad`, `rows` and `rewound_to` (see `StepResult`). Slow ranks have lines of their own, with `step`
+and `slow_ranks`. Each line is written whole and at once, so that a reader that follows the file, or finds it after the
+run was killed, sees whole lines only. JSON has no NaN and no infinity: they are written as null. One rank of a run
+writes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from partita.runtime.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from partita.runtime.pace import Slow
     from partita.runtime.training import StepResult
 
 FILE_NAME = "metrics.jsonl"
@@ -46,8 +49,12 @@ class Telemetry:
         grad_norm: float,
         tokens_per_second: float,
         metrics: Mapping[str, float] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write a step; returns what was written. Raises OSError, and leaves whole lines."""
+        """Write a step, and what `more` there is to say of it; returns what was written.
+
+        Raises OSError, and leaves whole lines.
+        """
         record = {
             "step": step,
             "loss": loss,
@@ -55,12 +62,16 @@ class Telemetry:
             "grad_norm": grad_norm,
             "tokens_per_second": tokens_per_second,
         }
-        return self._write({**record, **(metrics or {})})
+        return self._write({**record, **(metrics or {}), **(more or {})})
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write an evaluation; returns what was written. Raises OSError, and leaves whole lines."""
         named = {f"eval_{name}": value for name, value in (metrics or {}).items()}
         return self._write({"step": step, "eval_loss": loss, **named})
+
+    def slow(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Write which ranks held up the others. Raises OSError, and leaves whole lines."""
+        self._write({"step": step, "slow_ranks": list(ranks)})
 
     def close(self) -> None:
         """Close the file. Nothing is buffered, so a run that never gets here loses nothing."""
@@ -111,7 +122,7 @@ class Recorder:
         with self._going_on():
             telemetry = self._writer()
             if telemetry is not None:
-                record = telemetry.step(result.step, *figures, result.metrics)
+                record = telemetry.step(result.step, *figures, result.metrics, result.more)
         return record
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> Mapping[str, Any]:
@@ -122,6 +133,13 @@ class Recorder:
             if telemetry is not None:
                 record = telemetry.evaluation(step, loss, metrics)
         return record
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """Record which ranks held up the others."""
+        with self._going_on():
+            telemetry = self._writer()
+            if telemetry is not None:
+                telemetry.slow(step, [each.as_json() for each in ranks])
 
     def close(self) -> None:
         """Close the file."""
@@ -145,7 +163,9 @@ class Recorder:
         return self._telemetry
 
 
-def _plain(value: float) -> float | int | None:
+def _plain(value: Any) -> Any:
+    if isinstance(value, (str, list, Mapping)):
+        return value
     if isinstance(value, int):
         return int(value)
     return float(value) if isfinite(value) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from partita.dsl.spec import Spec
 from partita.runtime.beginning import begin
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
-from partita.runtime.data.binding import open_data
+from partita.runtime.data.binding import data_doubts, identify_data, open_data
 from partita.runtime.in_process import run_in_process
+from partita.runtime.pace import Slow
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult, prepare
@@ -52,19 +53,22 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Train
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
     dataset = open_data(plan.program, plan.train, folder)
+    for doubt in data_doubts(plan.program, plan.train, folder):
+        _warn_of(doubt)
+    data = identify_data(plan.program, plan.train, folder)
     with ExitStack() as stack:
         told = _Records(None)
         if run_dir is not None or settings is not None:
             try:
                 opened = stack.enter_context(RunDirectory.open(directory))
-                warning = begin(opened, given, plan.program, settings, None)
+                warning = begin(opened, given, plan.program, settings, data, None)
             except OSError as error:
                 raise refuse("E0802", f"cannot write to {directory}: {error.strerror}") from error
             if warning is not None:
                 _warn_of(warning)
             told = _Records(opened)
         stack.callback(told.recorder.close)
-        run, _ = run_in_process(plan, dataset, settings, told, _warn_of, strict=False)
+        run, _ = run_in_process(plan, dataset, settings, told, _warn_of, data, strict=False)
     return Trained(told.records, run.parameters(), settings.path if settings else None, told.after)
 
 
@@ -91,6 +95,7 @@ class _Records:
                 "grad_norm": result.grad_norm,
                 "learning_rate": result.learning_rate,
                 **result.metrics,
+                **result.more,
             }
         )
 
@@ -98,6 +103,9 @@ class _Records:
         """A part of its step's record."""
         self.recorder.evaluation(step, loss, metrics)
         self.records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """None is, where all are in one process."""
 
 
 def _warn_of(diagnostic: Diagnostic) -> None:

@@ -7,30 +7,33 @@ simply runs it to its end; the virtual transport's driver steps the loops of all
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from partita.compiler.graph import Guard
-from partita.compiler.instructions import Channel, Traffic
+from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.partition.update import SQUARE
 from partita.compiler.pipeline import Compilation, compile_run
 from partita.compiler.program import Program
+from partita.compiler.report.prediction import end_seconds, stage_seconds
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
+from partita.runtime.bad_steps import BadStep, History, Judge, NotFinite
 from partita.runtime.data import Dataset
 from partita.runtime.executor import Executor, never
-from partita.runtime.faults import NotFinite, origin
+from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.learning_rates import learning_rate
+from partita.runtime.pace import Pace, Slow, Sums
 from partita.runtime.regions import assemble, region_of, shape_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import BETWEEN, CONNECTING, ENDED, STARTING, Flight
@@ -40,6 +43,8 @@ from partita.runtime.transports.virtual import VirtualCluster
 # How many ids were beyond the axis that they index, by guard; and loss, metrics and those of an evaluation.
 Outside: TypeAlias = "Mapping[Guard, float]"
 Figures: TypeAlias = "tuple[float, dict[str, float], Outside]"
+# Who is told what a person should know of a run.
+Report: TypeAlias = "Callable[[Diagnostic], None]"
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
@@ -47,7 +52,12 @@ if TYPE_CHECKING:
 
 @frozen
 class StepResult:
-    """What a step reports, the same on every rank."""
+    """What a step reports, the same on every rank.
+
+    `skipped` counts the steps so far whose updates are left out, where the file allows that (None where it does not);
+    `bad` says why this one is, `rows` which rows of the data it had, and `rewound_to` after which step's checkpoint the
+    run goes on.
+    """
 
     step: int
     loss: float
@@ -55,6 +65,20 @@ class StepResult:
     learning_rate: float
     tokens_per_second: float
     metrics: Mapping[str, float] = field(factory=dict)
+    skipped: int | None = None
+    bad: str = ""
+    rows: Sequence[str] = ()
+    rewound_to: int | None = None
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """What there is to say of a step in a run that goes past bad ones, and of a bad one."""
+        found: dict[str, Any] = {} if self.skipped is None else {"skipped": self.skipped}
+        if self.bad:
+            found |= {"bad": self.bad, "rows": list(self.rows)}
+        if self.rewound_to is not None:
+            found["rewound_to"] = self.rewound_to
+        return found
 
 
 class Observer(Protocol):
@@ -68,6 +92,9 @@ class Observer(Protocol):
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """An evaluation after `step` is done."""
+
+    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
+        """These ranks held up the others in the steps up to this one."""
 
 
 @frozen(eq=False)
@@ -99,6 +126,16 @@ class Plan:
             found[channel] = traffic.or_more(found.get(channel, traffic))
         return found
 
+    @cached_property
+    def predicted(self) -> tuple[float, ...]:
+        """Seconds that each rank of the pipeline is predicted to work in a step."""
+        seconds = stage_seconds(self.training)
+        return tuple(
+            end_seconds(self.training, rank)
+            + sum(seconds[each.stage, each.action.kind] for each in rank.instructions if isinstance(each, Compute))
+            for rank in self.program.ranks
+        )
+
     @property
     def ranks(self) -> int:
         """The number of ranks, those of the whole mesh."""
@@ -114,6 +151,7 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps go there.
+    `paced`: the ranks find out which of them are slow.
     """
 
     def __init__(
@@ -125,13 +163,16 @@ class Rank:
         keep_totals: bool = False,
         times: Path | None = None,
         flight: Flight | None = None,
+        paced: bool = False,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.device = device
         self.transport = transport
         self.memory = Memory()
-        self.failed = False  # a step was not finite
+        self.failed = False  # a bad step has ended the run
+        self.unsound = False  # the loss of an evaluation was not finite
+        self.judge = Judge(plan.train.on_bad_step)
         self.ended = False  # before the last step, because a rank was asked to
         evaluation = plan.evaluation.program if plan.evaluation else None
         self.flight = flight or Flight(None)
@@ -141,8 +182,9 @@ class Rank:
         self._initialise()
         seed = plan.train.seed
         self.training = Executor(
-            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight
+            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight, paced
         )
+        self.sums: Sums | None = None  # what all ranks did since the start of the run
         self.evaluation = (
             Executor(evaluation, rank, transport, self.memory, seed, device, flight=self.flight) if evaluation else None
         )
@@ -155,12 +197,25 @@ class Rank:
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
             dtype = DTYPES[record.type.dtype]
-            region = region_of(record.type, record.layout, mesh.sizes, coordinates)
-            array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans, region)
-            self.memory.masters[name] = torch.from_numpy(array).to(device=self.device, dtype=dtype).contiguous()
+            self.memory.masters[name] = self._initial(name).contiguous()
             shape = shape_of(region_of(record.type, record.state_layout, mesh.sizes, coordinates))
             for state in record.states:
                 self.memory.states[state, name] = torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _initial(self, name: str) -> torch.Tensor:
+        """The initial value of the rank's part of a parameter."""
+        program = self.plan.program
+        record, mesh = program.parameter(name), program.mesh
+        region = region_of(record.type, record.layout, mesh.sizes, mesh.coordinates(self.rank))
+        array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans, region)
+        return torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
+
+    def restart(self) -> None:
+        """Parameters and optimizer states as they were before the first step."""
+        for name, master in self.memory.masters.items():
+            master.copy_(self._initial(name))
+        for state in self.memory.states.values():
+            state.zero_()
 
     def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
         """A whole batch of the dataset, still on the host, floats in the dtype of the computation."""
@@ -169,23 +224,29 @@ class Rank:
             name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
         }
 
-    def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float) -> Iterator[None]:
-        """One training step."""
-        return self.training.step(number, batch, rate)
+    def step(
+        self, number: int, batch: Mapping[str, torch.Tensor], rate: float, judge: Judge | None = None
+    ) -> Iterator[None]:
+        """One training step; a bad one raises BadStep without a judge that lets it pass."""
+        return self.training.step(number, batch, rate, judge)
 
     def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, Figures]:
         """An evaluation of so many batches; returns loss and metrics, of all batches as of one, or the mean of those of
         each where they need a whole batch; and how many ids were no index.
 
         Its random numbers are those of a step before the first, the same every time and no training step's.
+        `unsound_from` is then the first batch of the first round whose loss is not finite, None where all are.
         """
         assert self.evaluation is not None
         rounds = self.evaluation.program.rounds
         loss, metrics, outside = 0.0, dict[str, float](), dict[Guard, float]()
         share = rounds / count
+        self.unsound_from: int | None = None
         for first in range(0, count, rounds):
             yield from self.evaluation.run(-first, partial(_shifted, batches, first))
             one, named, _ = self.results(self.evaluation)
+            if not isfinite(one) and self.unsound_from is None:
+                self.unsound_from = first
             for guard, number in self.outside(self.evaluation).items():
                 outside[guard] = outside.get(guard, 0.0) + number
             loss += one * share
@@ -195,8 +256,7 @@ class Rank:
 
     def results(self, executor: Executor) -> tuple[float, dict[str, float], float]:
         """Loss, metrics and gradient norm of an executor's last step."""
-        values = executor.statistics.tolist()
-        named = dict(zip(executor.program.statistics, values, strict=True))
+        named = executor.named_statistics()
         squares = sum(value for name, value in named.items() if name.startswith(SQUARE))
         loss = named.pop("loss")
         guards = {guard.name for guard in executor.program.guards}
@@ -206,7 +266,7 @@ class Rank:
     @staticmethod
     def outside(executor: Executor) -> Outside:
         """How many ids an executor's last step has computed beyond the axis that they index, by guard."""
-        named = dict(zip(executor.program.statistics, executor.statistics.tolist(), strict=True))
+        named = executor.named_statistics()
         return {guard: named[guard.name] for guard in executor.program.guards}
 
 
@@ -230,22 +290,27 @@ def _shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
     return batches(first + index)
 
 
+def unheard(diagnostic: Diagnostic) -> None:
+    """A `Report` that nobody reads."""
+
+
 def train(
     rank: Rank,
     dataset: Dataset | None,
     observer: Observer | None = None,
     checkpoints: Checkpoints | None = None,
+    report: Report = unheard,
     asked: Callable[[], bool] = never,
 ) -> Iterator[None]:
     """All steps of a run on one rank, or those that a checkpoint leaves; every rank's observer is told the same.
 
-    Where a step is not finite all ranks end; NotFinite is raised on the one that it began on. Where any rank is `asked`
-    to end, all save at the end of the same step, and end: `rank.ended` says so.
+    At a bad step that the run does not go past all ranks end: BadStep is raised on the one that it began on. Where any
+    rank is `asked` to end, all save at the end of the same step, and end: `rank.ended` says so.
     """
     plan = rank.plan
     settings = plan.train
     tokens = plan.program.tokens
-    stopwatch = rank.training.stopwatch
+    stopwatch, pace = rank.training.stopwatch, rank.training.pace
     rank.training.asked = asked
     resumed = (yield from checkpoints.resume()) if checkpoints is not None else None
     if resumed is not None and observer is not None:
@@ -254,28 +319,42 @@ def train(
         start = perf_counter()
         if stopwatch is not None:
             stopwatch.begin(number)
+        if pace is not None:
+            pace.begin()
         rate = learning_rate(settings.optimizer.arguments["lr"], number)
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
+        if pace is not None:
+            pace.mark()
         try:
-            yield from rank.step(number, batch, rate)
-        except NotFinite as wrong:
+            yield from rank.step(number, batch, rate, rank.judge)
+        except BadStep as wrong:
             rank.failed = True
             if checkpoints is not None:
                 yield from checkpoints.finish()
-            begun = yield from origin(rank, number, batch)
-            if begun is None:
+            details = yield from _details(rank, wrong, batch, dataset)
+            if details is None:
                 return
-            raise NotFinite(number, wrong.statistics, begun) from None
+            raise wrong.with_details(details) from None
         loss, metrics, norm = rank.results(rank.training)
-        check_ids(rank.outside(rank.training), f"in step {number}")
         speed = tokens / (perf_counter() - start)
+        done = StepResult(number, loss, norm, rate, speed, metrics)
+        if rank.judge.bad:
+            done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
+        else:
+            check_ids(rank.outside(rank.training), f"in step {number}")
         if observer is not None:
-            observer.step(StepResult(number, loss, norm, rate, speed, metrics))
+            observer.step(done if rank.judge.stops else evolve(done, skipped=rank.judge.history.skipped))
+        if pace is not None:
+            pace.mark()
+            pace.end()
+        saving = checkpoints is not None and checkpoints.due(number)
+        if pace is not None and (saving or number == settings.steps or (settings.eval and _due(settings, number))):
+            yield from _compare_paces(rank, pace, number, observer, report)
         if settings.eval is not None and _due(settings, number):
-            yield from evaluate(rank, dataset, number, observer)
+            yield from evaluate(rank, dataset, number, observer, report)
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that all that is written of a saved step is written before it is saved.
-        if checkpoints is not None and (rank.ended or checkpoints.due(number)):
+        if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
         if rank.ended:
             break
@@ -286,14 +365,80 @@ def train(
     rank.flight.begin(ENDED)
 
 
+def _compare_paces(
+    rank: Rank, pace: Pace, step: int, observer: Observer | None, report: Report
+) -> Generator[None, None, None]:
+    """Find out which ranks were slow since they last did so, and after the last step since the start of the run."""
+    sums = yield from pace.told(rank.transport)
+    rank.sums = sums if rank.sums is None else rank.sums + sums
+    if rank.rank != 0:
+        return
+    slow = sums.slow(rank.plan.predicted)
+    if slow and observer is not None:
+        observer.slow(step, slow)
+    if step == rank.plan.train.steps:
+        first, *others = rank.sums.slow(rank.plan.predicted) or (None,)
+        if first is not None:
+            more = f"; {len(others)} more did so too" if others else ""
+            report(Diagnostic("W0604", f"{first}{more}"))
+
+
+def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
+    """What can be found out about a bad step that ends the run, on the rank that is to say it; None on all others."""
+    rows = dataset.row_names(wrong.step) if dataset else []
+    if isinstance(wrong, NotFinite):
+        trial = Trial(rank.plan.training, wrong.step, lambda _: batch, lambda _: rows)
+        begun = yield from origin(rank, trial)
+        return None if begun is None else f"the first value that is not finite: {begun}"
+    return _batch_of(rows) if rank.rank == 0 else None
+
+
+def _left_out(
+    rank: Rank,
+    done: StepResult,
+    batch: Batch,
+    dataset: Dataset | None,
+    checkpoints: Checkpoints | None,
+    report: Report,
+) -> Generator[None, None, StepResult]:
+    """Go past a bad step: go back where that is asked for, and say what is left out. Returns what the step reports."""
+    rows = dataset.row_names(done.step) if dataset else []
+    to = None
+    what = f"step {done.step} is left out"
+    if rank.judge.rewinds:
+        to, saved = (yield from checkpoints.rewind()) if checkpoints is not None else (0, None)
+        if saved is None:
+            rank.restart()
+        rank.judge.rewound(done.step, to, saved or History())
+        back = f"the checkpoint of step {to}" if to else "the beginning"
+        first = to + 1
+        left = f"steps {first} to {done.step} are" if first < done.step else f"step {done.step} is"
+        what = f"back to {back}: {left} left out"
+    if rank.rank == 0:
+        notes = (*wrong_inputs(rank.plan.program, batch, rows), *([_batch_of(rows)] if rows else []))
+        report(Diagnostic("W0602", f"{what}: {rank.judge.bad}", notes=notes))
+    return evolve(done, bad=rank.judge.bad, rows=rows, rewound_to=to)
+
+
+def _batch_of(rows: Sequence[str]) -> str:
+    """The rows of a batch in words."""
+    more = f" and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    return f"its batch: {', '.join(rows[:MOST_ROWS])}{more}" if rows else ""
+
+
 def _due(settings: Train, step: int) -> bool:
     """Whether an evaluation follows a step: every so many, and after the last."""
     assert settings.eval is not None
     return step % int(settings.eval.arguments["interval"]) == 0 or step == settings.steps
 
 
-def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None) -> Iterator[None]:
-    """Loss and metrics of the evaluation batches, which are the same every time."""
+def evaluate(
+    rank: Rank, dataset: Dataset | None, step: int, observer: Observer | None, report: Report = unheard
+) -> Iterator[None]:
+    """Loss and metrics of the evaluation batches, which are the same every time.
+
+    A loss that is not finite says nothing against the parameters: training goes on, and what began it is said.
+    """
     settings = rank.plan.train
     assert settings.eval is not None
     count = int(settings.eval.arguments["batches"])
@@ -303,6 +448,21 @@ def evaluate(rank: Rank, dataset: Dataset | None, step: int, observer: Observer 
 
     loss, metrics, outside = yield from rank.evaluate(count, batches)
     check_ids(outside, "in an evaluation")
+    first = rank.unsound_from
+    if first is not None:
+        rank.unsound = True
+        assert rank.plan.evaluation is not None
+        trial = Trial(
+            rank.plan.evaluation,
+            -first,
+            partial(_shifted, batches, first),
+            lambda index: dataset.holdout_row_names(first + index) if dataset else [],
+        )
+        begun = yield from origin(rank, trial)
+        if begun is not None:
+            found = "nan" if loss != loss else "infinite"
+            note = f"the first value that is not finite: {begun}"
+            report(Diagnostic("W0601", f"the loss of the evaluation after step {step} is {found}", notes=(note,)))
     rank.flight.begin(BETWEEN, step)
     if observer is not None:
         observer.evaluation(step, loss, metrics)
@@ -390,11 +550,12 @@ class VirtualRun:
         dataset: Dataset | None,
         observers: Sequence[Observer | None] = (),
         checkpoints: Sequence[Checkpoints | None] = (),
+        report: Report = unheard,
         asked: Callable[[], bool] = never,
     ) -> None:
         """The whole run, all ranks interleaved. Observers and checkpoints are by rank, from the first."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
-        self.cluster.run([train(rank, dataset, observer, each, asked) for rank, observer, each in ranks])
+        self.cluster.run([train(rank, dataset, observer, each, report, asked) for rank, observer, each in ranks])
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:

@@ -27,5 +27,9 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 
 def computed(directory: Path) -> list[dict[str, Any]]:
-    """What a run computed, to the last bit: its records, but for how fast it was."""
-    return [{k: v for k, v in record.items() if k != "tokens_per_second"} for record in records(directory)]
+    """What a run computed, to the last bit: its records, but for how fast it was, and its ranks."""
+    return [
+        {k: v for k, v in record.items() if k != "tokens_per_second"}
+        for record in records(directory)
+        if "slow_ranks" not in record
+    ]

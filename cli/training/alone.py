@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
@@ -19,7 +20,7 @@ from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPU
 if TYPE_CHECKING:
     from partita.compiler.program import Program
     from partita.dsl.spec import Spec
-    from partita.runtime.data import Dataset
+    from partita.runtime.data import DataFile, Dataset
     from partita.runtime.run_directory import RunDirectory
     from partita.runtime.training import Plan
 
@@ -60,7 +61,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.compiler.pipeline import compile_run
     from partita.compiler.report.claims import doubts
-    from partita.runtime.data.binding import open_data
+    from partita.runtime.data.binding import data_doubts, identify_data, open_data
     from partita.runtime.supervision.diagnosis import Diagnosis
     from partita.runtime.supervision.launcher import launch
     from partita.runtime.supervision.lookout import Lookout
@@ -73,11 +74,13 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
     assert program is not None
     assert spec.train is not None
     open_data(program, spec.train, folder_of(arguments))
+    report(data_doubts(program, spec.train, folder_of(arguments)))
+    data = identify_data(program, spec.train, folder_of(arguments))
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(arguments, spec, program, reader, directory):
+        if not _taken(arguments, spec, program, data, reader, directory):
             return WRONG_USE
         trace = arguments.trace
         if trace is not None and not recordable(spec, trace):
@@ -111,21 +114,26 @@ def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    return command
+    return [*command, *(["--changed-data"] if arguments.changed_data else [])]
 
 
 def _taken(
-    arguments: argparse.Namespace, spec: Spec, program: Program, reader: Reader, directory: RunDirectory
+    arguments: argparse.Namespace,
+    spec: Spec,
+    program: Program,
+    data: Sequence[DataFile],
+    reader: Reader,
+    directory: RunDirectory,
 ) -> bool:
     """Take the run's directory: whether it, and that of the checkpoints, can be written to; says why not.
 
-    Refused: E0801 to E0804, E0814.
+    Refused: E0801 to E0804, E0814, E0815.
     """
     from partita.runtime.beginning import begin
 
     settings = checkpoints_of(arguments, spec)
     try:
-        warning = begin(directory, spec, program, settings, reader)
+        warning = begin(directory, spec, program, settings, data, reader)
     except OSError as error:
         print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
         return False
@@ -137,7 +145,7 @@ def _taken(
 def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     """Train with all ranks in this process."""
     from partita.compiler.report.claims import doubts
-    from partita.runtime.data.binding import open_data
+    from partita.runtime.data.binding import data_doubts, identify_data, open_data
     from partita.runtime.training import prepare
 
     plan = prepare(spec)
@@ -145,26 +153,34 @@ def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
     dataset = open_data(plan.program, plan.train, folder_of(arguments))
+    report(data_doubts(plan.program, plan.train, folder_of(arguments)))
+    data = identify_data(plan.program, plan.train, folder_of(arguments))
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(arguments, spec, plan.program, reader, directory):
+        if not _taken(arguments, spec, plan.program, data, reader, directory):
             return WRONG_USE
-        return _train_virtual(arguments, plan, dataset, directory)
+        return _train_virtual(arguments, plan, dataset, data, directory)
 
 
-def _train_virtual(arguments: argparse.Namespace, plan: Plan, dataset: Dataset | None, directory: RunDirectory) -> int:
+def _train_virtual(
+    arguments: argparse.Namespace,
+    plan: Plan,
+    dataset: Dataset | None,
+    data: Sequence[DataFile],
+    directory: RunDirectory,
+) -> int:
     from partita.cli.watch import Watch
-    from partita.runtime.faults import NotFinite
+    from partita.runtime.bad_steps import BadStep
     from partita.runtime.in_process import run_in_process
     from partita.runtime.supervision.termination import Termination
 
     settings = checkpoints_of(arguments, plan.spec)
     with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
-            _, saved = run_in_process(plan, dataset, settings, watch, say, asked=termination.asked)
-        except NotFinite as wrong:
+            run, saved = run_in_process(plan, dataset, settings, watch, say, data, asked=termination.asked)
+        except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
@@ -172,7 +188,7 @@ def _train_virtual(arguments: argparse.Namespace, plan: Plan, dataset: Dataset |
     if termination.asked():
         print("partita: ended by SIGTERM", file=sys.stderr)
         return TERMINATED
-    return 0 if saved else FAILED
+    return 0 if saved and not run.ranks[0].unsound else FAILED
 
 
 def say(diagnostic: Diagnostic) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.settings import run_directory, settings_of
@@ -29,7 +31,8 @@ def directory_of(arguments: argparse.Namespace) -> Path:
 
 def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
     """Where checkpoints go and how often; None where the file asks for none."""
-    return settings_of(spec, directory_of(arguments), folder_of(arguments))
+    settings = settings_of(spec, directory_of(arguments), folder_of(arguments))
+    return None if settings is None else evolve(settings, changed_data=arguments.changed_data)
 
 
 def opened(arguments: argparse.Namespace) -> RunDirectory | None:

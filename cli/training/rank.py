@@ -6,12 +6,12 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, frozen
 
 from partita.cli import measured
 from partita.cli.source import report
@@ -41,7 +41,7 @@ from partita.runtime.transports.failures import ConnectionLost, Stranger
 if TYPE_CHECKING:
     import torch
 
-    from partita.runtime.data import Dataset
+    from partita.runtime.data import DataFile, Dataset
     from partita.runtime.supervision.meeting import Meeting
     from partita.runtime.training import Plan
 
@@ -79,12 +79,12 @@ class _Rank:
     def run(self) -> int:
         raise NotImplementedError
 
-    def planned(self, reader: Reader, speaks: bool) -> tuple[Plan, torch.device, Dataset | None]:
+    def planned(self, reader: Reader, speaks: bool) -> _Planned:
         """What is to be done, from the file to the data; says what there is to say of it if it `speaks`. Refused."""
         import torch
 
         from partita.compiler.report.claims import doubts
-        from partita.runtime.data.binding import open_data
+        from partita.runtime.data.binding import data_doubts, identify_data, open_data
         from partita.runtime.training import prepare
 
         arguments = self.arguments
@@ -95,25 +95,19 @@ class _Rank:
         plan = prepare(spec, gpu=device.type == "cuda")
         if plan.training.compiled and device.type == "cpu":
             check_compiler(plan)
-        if speaks:
-            report((*diagnostics, *plan.training.warnings, *doubts(plan.training)))
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        return plan, device, open_data(plan.program, plan.train, folder_of(arguments))
+        of = plan.program, plan.train, folder_of(arguments)
+        dataset = open_data(*of)
+        if speaks:
+            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data_doubts(*of)))
+        return _Planned(plan, device, dataset, identify_data(*of))
 
-    def train(
-        self,
-        plan: Plan,
-        device: torch.device,
-        dataset: Dataset | None,
-        directory: RunDirectory,
-        recorder: Flight,
-        meeting: Meeting,
-    ) -> int:
+    def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Meeting) -> int:
         """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
         from partita.cli.watch import Watch
+        from partita.runtime.bad_steps import BadStep
         from partita.runtime.checkpoint.checkpoints import Checkpoints
-        from partita.runtime.faults import NotFinite
         from partita.runtime.heap import keep_pages
         from partita.runtime.supervision.meeting import connect
         from partita.runtime.supervision.termination import Termination
@@ -122,15 +116,17 @@ class _Rank:
         from partita.runtime.transports.process import ProcessTransport
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
+        plan, device = planned.plan, planned.device
         keep_pages()
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
         connect(identity, "nccl" if device.type == "cuda" else "gloo", meeting)
         transport = ProcessTransport(device, meeting.secret)
         stack.callback(transport.close)
-        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder)
+        paced = plan.ranks > 1
+        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
         settings = checkpoints_of(arguments, plan.spec)
-        checkpoints = Checkpoints(rank, settings, say) if settings is not None else None
+        checkpoints = Checkpoints(rank, settings, say, planned.data) if settings is not None else None
         if checkpoints is not None:
             stack.callback(checkpoints.close)
         watch = None
@@ -139,9 +135,9 @@ class _Rank:
             watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
         try:
-            for _ in train(rank, dataset, watch, checkpoints, termination.asked):
+            for _ in train(rank, planned.dataset, watch, checkpoints, say, termination.asked):
                 raise AssertionError("a real transport waits inside its handles")
-        except NotFinite as wrong:
+        except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return NOT_FINITE
         if rank.failed:
@@ -154,7 +150,18 @@ class _Rank:
             return ASKED
         if times is not None:
             transport.meet()  # all have written their times
-        return 0
+        # The first rank is the last to end, where there are checkpoints; the others would have it ended before.
+        return NOT_FINITE if rank.unsound and identity.rank == 0 else 0
+
+
+@frozen(eq=False)
+class _Planned:
+    """What a rank is to do."""
+
+    plan: Plan
+    device: torch.device
+    dataset: Dataset | None
+    data: Sequence[DataFile]
 
 
 class _Supervised(_Rank):
@@ -167,7 +174,7 @@ class _Supervised(_Rank):
         directory = RunDirectory.inherited(directory_of(self.arguments), os.environ[DIRECTORY])
         # The file as it was when the run began, whatever has become of it since.
         record = directory.record()
-        plan, device, dataset = self.planned(Reader(record.files if record is not None else None), speaks=False)
+        planned = self.planned(Reader(record.files if record is not None else None), speaks=False)
         # With what takes long to import, before the word.
         from partita.runtime.supervision.agreement import agree
         from partita.runtime.supervision.meeting import CONNECT_SECONDS, meet
@@ -177,8 +184,8 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, plan)
-        return self.train(plan, device, dataset, directory, recorder, meeting)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data)
+        return self.train(planned, directory, recorder, meeting)
 
 
 class _Launched(_Rank):
@@ -202,8 +209,9 @@ class _Launched(_Rank):
         record = directory.record()
         begun = record is not None and record.run == meeting.run
         reader = Reader(record.files if record is not None and begun else None)
-        plan, device, dataset = self.planned(reader, speaks=identity.rank == 0)
-        agree(meeting.store, identity.rank, identity.ranks, plan)
+        planned = self.planned(reader, speaks=identity.rank == 0)
+        plan = planned.plan
+        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data)
         check_ranks(plan, identity.ranks)
         if not begun:
             settings, before = checkpoints_of(arguments, plan.spec), record.checkpoints if record is not None else None
@@ -220,7 +228,7 @@ class _Launched(_Rank):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)
-        status = self.train(plan, device, dataset, directory, self._watched(directory, meeting, plan), meeting)
+        status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
         return status

@@ -1,7 +1,7 @@
 """What joins and ends a step: accumulation over microbatches, and the optimizers' updates.
 
 Updates work in place on parameter and state, whose new values are their results; `rate` is the learning rate and
-`step` the number of this step, from 1, both known on the host.
+`update` the number of this update, from 1, both known on the host.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AdamW(Update):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)
-        return f"kernels.adamw({texts}, c.rate, c.step, {self.beta1}, {self.beta2}, {self.eps}, {self.decay})"
+        return f"kernels.adamw({texts}, c.rate, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay})"
 
 
 @op("sgd")

@@ -18,16 +18,18 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import changes, manifest_of
+from partita.runtime.checkpoint.identity import changed_data, changes, manifest_of
 from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import state_name
 from partita.runtime.checkpoint.saving import NO_ROOM, Save
-from partita.runtime.checkpoint.settings import Settings, refuse_other_model
+from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
+from partita.runtime.data.identity import DataFile
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
@@ -54,13 +56,14 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
-    `report` is told what a person should know. `unsaved` says that the last save has failed, and that this rank is one
-    of those that it failed on.
+    `report` is told what a person should know; `data` are the files that the run is trained on. `unsaved` says that the
+    last save has failed, and that this rank is one of those that it failed on.
     """
 
     rank: Rank
     settings: Settings
     report: Report
+    data: Sequence[DataFile] = ()
     unsaved: bool = field(default=False, init=False)
     _keep: int = field(init=False)  # fewer than asked for where there is no room for so many
     _manifest: Manifest = field(init=False)
@@ -71,7 +74,7 @@ class Checkpoints:
 
     def __attrs_post_init__(self) -> None:
         plan, memory = self.rank.plan, self.rank.memory
-        self._manifest = manifest_of(plan.spec, plan.program)
+        self._manifest = manifest_of(plan.spec, plan.program, self.data)
         self._keep = self.settings.keep
         self._store = Store(self.settings.path)
         tensors = {
@@ -100,7 +103,8 @@ class Checkpoints:
 
     def _begun(self, step: int) -> Save:
         """A save of what was taken last."""
-        return Save(self._store, evolve(self._manifest, step=step), self.rank.rank, self._shard, self._keep)
+        manifest = evolve(self._manifest, step=step, history=self.rank.judge.history)
+        return Save(self._store, manifest, self.rank.rank, self._shard, self._keep)
 
     def finish(self) -> Iterator[None]:
         """Wait for the save under way."""
@@ -181,8 +185,8 @@ class Checkpoints:
         """Load the newest commit that is whole; None where there is no commit.
 
         Raises Refused, on all ranks or none: the directory cannot be written to (E0802) or another run does (E0803),
-        the commit is of another model (E0804) or of a later format (E0805), or there are commits and none is whole
-        (E0806).
+        the commit is of another model (E0804), of a later format (E0805) or of other data (E0815), or there are commits
+        and none is whole (E0806).
         """
         with self.rank.flight.within(LOADING):
             return (yield from self._resume())
@@ -190,7 +194,7 @@ class Checkpoints:
     def _resume(self) -> Generator[None, None, Resumed | None]:
         first = self.rank.rank == 0
         refused: Refused | None = None
-        candidates, passed_over = list[int](), list[int]()
+        candidates = list[int]()
         if first:
             try:
                 unlocked = self._store.lock()
@@ -203,6 +207,30 @@ class Checkpoints:
             except OSError as error:
                 refused = refuse("E0802", f"cannot write to {self.settings.path}: {error.strerror}")
         self._store.attempt = yield from self._told(secrets.randbits(48))
+        found = yield from self._newest(candidates, refused)
+        if found is None:
+            return None
+        saved, passed_over = found
+        self.rank.judge.history = saved.history
+        return self._resumed(saved, passed_over)
+
+    def rewind(self) -> Generator[None, None, tuple[int, History | None]]:
+        """Load the newest commit that is whole, in the middle of a run; its step, and what was known of the steps up to
+        it. Step 0 and None where there is no commit: the state is then left as it is. Raises Refused, as `resume`.
+        """
+        yield from self._settle()
+        with self.rank.flight.within(LOADING):
+            candidates = steps_in(self.settings.path) if self.rank.rank == 0 else []
+            found = yield from self._newest(candidates, None)
+        return (0, None) if found is None else (found[0].step, found[0].history)
+
+    def _newest(
+        self, candidates: list[int], refused: Refused | None
+    ) -> Generator[None, None, tuple[Manifest, list[int]] | None]:
+        """Load the newest whole one of the commits that rank 0 knows of; its manifest, and the steps of those that are
+        damaged. None where there are none."""
+        first = self.rank.rank == 0
+        passed_over = list[int]()
         while True:
             if first and passed_over and not candidates:
                 refused = self._none_whole(len(passed_over))
@@ -222,7 +250,7 @@ class Checkpoints:
                 assert saved is not None
                 loaded = self._loaded(saved)
                 if not (yield from self._any(not loaded)):
-                    return self._resumed(saved, passed_over)
+                    return saved, passed_over
             passed_over.append(step)
 
     def _checked(self, step: int) -> Manifest | None:
@@ -238,7 +266,7 @@ class Checkpoints:
             if rank == 0:  # all have found it
                 self._say_damaged(step, damage)
             return None
-        refuse_other_model(path, saved, self._manifest)
+        refuse_others(self.settings, saved, self._manifest)
         with Commit(path, saved, self.rank.flight.mark) as commit:
             problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))
         for problem in problems:
@@ -275,7 +303,7 @@ class Checkpoints:
                     self._store.set_aside(step)
                 except OSError as error:
                     self._say("W0801", f"{commit_name(step)} could not be renamed: {error.strerror}")
-            changed = changes(saved, self._manifest)
+            changed = [*changes(saved, self._manifest), *changed_data(saved, self._manifest)]
             if changed:
                 message = f"the run goes on after step {saved.step:,} under other settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))

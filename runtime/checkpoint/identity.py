@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import unified_diff
 from itertools import islice
 from typing import Any
@@ -22,12 +22,13 @@ from partita.dsl.source import Source, Span
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import saved_tensors
+from partita.runtime.data.identity import DataFile, changed
 
 MOST_SHOWN = 6
 
 
-def manifest_of(given: spec.Spec, program: Program) -> Manifest:
-    """What every commit of a compiled file says; the step and the files are still to come."""
+def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
+    """What every commit of a compiled file says that is trained on some data; the step and the files are to come."""
     assert given.model is not None
     assert given.train is not None
     from importlib.metadata import version
@@ -44,6 +45,7 @@ def manifest_of(given: spec.Spec, program: Program) -> Manifest:
         given.layout.name if given.layout else "",
         text_of(given.schedule.call) if given.schedule else "",
         saved_tensors(program),
+        data=tuple(data),
         written_by=f"partita {version('partita')}",
     )
 
@@ -176,6 +178,17 @@ def changes(saved: Manifest, wanted: Manifest) -> list[str]:
         for name in names
         if saved.settings.get(name) != wanted.settings.get(name)
     ]
+
+
+def changed_data(saved: Manifest, wanted: Manifest) -> list[str]:
+    """How the files of the data have changed, in words: those of the same name, where the file asks for other data."""
+    before, now = saved.data, wanted.data
+    if not before:
+        return []  # it does not say
+    if saved.settings.get("data") != wanted.settings.get("data"):
+        names = {each.name for each in before} & {each.name for each in now}
+        before, now = (tuple(each for each in files if each.name in names) for files in (before, now))
+    return changed(before, now)
 
 
 def _states(names: Iterable[str]) -> str:

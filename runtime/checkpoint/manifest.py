@@ -17,10 +17,12 @@ from partita.compiler.mesh import Mesh
 from partita.dsl import limits
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, Axis, Type
+from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.sealed import Reader, unseal
+from partita.runtime.data.identity import MOST_FILES, DataFile
 
 NAME = "manifest.json"
-FORMAT, VERSION = "partita checkpoint", 1
+FORMAT, VERSION = "partita checkpoint", 2
 MOST_STEPS = 1 << 53  # a step is told to all ranks as a float of 64 bits
 MOST_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -28,6 +30,8 @@ PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
 TENSOR = rf"({WORD}/)?{PATH}"
 DIGEST = r"[0-9a-f]{64}"
 ANY = r".*"
+MOST_WINDOW = 10_000  # steps that a history keeps
+MOST_PATH = 4096
 
 
 @frozen
@@ -55,7 +59,9 @@ class File:
 @frozen
 class Manifest:
     """A commit. `steps_digest` stands for the model's steps (`identity`), `settings` for whatever else its numbers
-    depend on; `sources` are the texts of the `.par` files, by name, the main one first. `files` are by rank.
+    depend on; `sources` are the texts of the `.par` files, by name, the main one first. `history` is what is known of
+    the steps before, by which later ones are judged, and `data` the files that they were trained on. `files` are by
+    rank.
     """
 
     step: int
@@ -70,6 +76,8 @@ class Manifest:
     schedule: str
     tensors: tuple[Tensor, ...] = field(repr=False)
     files: tuple[File, ...] = field(default=(), repr=False)
+    history: History = field(factory=History)
+    data: tuple[DataFile, ...] = field(default=(), repr=False)
     time: int = 0  # seconds since 1970
     written_by: str = ""
 
@@ -81,7 +89,13 @@ class Manifest:
             "written_by": self.written_by,
             "time": self.time,
             "step": self.step,
-            "data": {"step": self.step},
+            "data": {"step": self.step, "files": [_data_json(each) for each in self.data]},
+            "history": {
+                "skipped": self.history.skipped,
+                "rewinds": self.history.rewinds,
+                "losses": list(self.history.losses),
+                "norms": list(self.history.norms),
+            },
             "random": {"seed": self.seed},
             "model": {"name": self.model, "steps": self.steps_digest, "optimizer": self.optimizer},
             "settings": dict(self.settings),
@@ -127,19 +141,34 @@ def _tensor_json(tensor: Tensor) -> dict[str, Any]:
     }
 
 
+def _data_json(file: DataFile) -> dict[str, Any]:
+    return {"name": file.name, "size": file.size, "sha256": file.sha256, "modified": file.modified}
+
+
+def _upgraded(reader: Reader) -> Reader:
+    """Version 1 had no history, and did not say which data it was."""
+    value, version = reader.value, reader.value.get("version")
+    if type(version) is not int or version != 1 or "history" in value:
+        return reader
+    (step,) = Reader(value.get("data"), "data").record("step")
+    history = {"skipped": 0, "rewinds": 0, "losses": [], "norms": []}
+    return Reader({**value, "version": VERSION, "history": history, "data": {"step": step.value, "files": []}}, "")
+
+
 def _manifest(reader: Reader) -> Manifest:
     (
-        form, version, written_by, time, step, data, random, model, settings, sources, mesh, layout, schedule, tensors,
-        files,
-    ) = reader.record(
-        "format", "version", "written_by", "time", "step", "data", "random", "model", "settings", "sources", "mesh",
-        "layout", "schedule", "tensors", "files",
+        form, version, written_by, time, step, data, history, random, model, settings, sources, mesh, layout, schedule,
+        tensors, files,
+    ) = _upgraded(reader).record(
+        "format", "version", "written_by", "time", "step", "data", "history", "random", "model", "settings", "sources",
+        "mesh", "layout", "schedule", "tensors", "files",
     )  # fmt: skip
     form.text(FORMAT)
     version.integer(VERSION, VERSION)
     number = step.integer(0, MOST_STEPS)
-    (cursor,) = data.record("step")
+    cursor, read_from = data.record("step", "files")
     cursor.integer(number, number)
+    skipped, rewinds, losses, norms = history.record("skipped", "rewinds", "losses", "norms")
     (seed,) = random.record("seed")
     name, steps, optimizer = model.record("name", "steps", "optimizer")
     axes = [_pair(each, most=limits.RANKS) for each in mesh.each(64)]
@@ -165,6 +194,13 @@ def _manifest(reader: Reader) -> Manifest:
         schedule.text(ANY, 1000),
         found,
         found_files,
+        History(
+            skipped.integer(0, number),
+            rewinds.integer(0, number),
+            tuple(each.number() for each in losses.each(MOST_WINDOW)),
+            tuple(each.number() for each in norms.each(MOST_WINDOW)),
+        ),
+        tuple(_data_file(each) for each in read_from.each(MOST_FILES)),
         time.integer(0, 1 << 40),
         written_by.text(ANY),
     )
@@ -207,3 +243,10 @@ def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
 def _file(reader: Reader) -> File:
     size, sha256 = reader.record("size", "sha256")
     return File(size.integer(8, 1 << 62), sha256.text(DIGEST))
+
+
+def _data_file(reader: Reader) -> DataFile:
+    name, size, sha256, modified = reader.record("name", "size", "sha256", "modified")
+    return DataFile(
+        name.text(ANY, MOST_PATH), size.integer(0, 1 << 62), sha256.text(DIGEST), modified.integer(-(1 << 40), 1 << 40)
+    )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
 from attrs import frozen
@@ -79,6 +80,12 @@ class Reader:
         if type(self.value) is not int or not least <= self.value <= most:
             self.fail(f"an integer from {least} to {most}")
         return int(self.value)
+
+    def number(self) -> float:
+        """A finite float."""
+        if type(self.value) is not float or not isfinite(self.value):
+            self.fail("a number")
+        return float(self.value)
 
     def text(self, pattern: str, most: int = 200) -> str:
         """A string that a pattern matches whole."""

@@ -11,7 +11,7 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import differences
+from partita.runtime.checkpoint.identity import changed_data, differences
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.store import commit_name, steps_in
 
@@ -20,11 +20,15 @@ DIRECTORY = "checkpoints"
 
 @frozen
 class Settings:
-    """`checkpoint = every(interval, dir = …, keep = …)`, with the directory found."""
+    """`checkpoint = every(interval, dir = …, keep = …)`, with the directory found.
+
+    `changed_data`: the run may go on from a checkpoint though the data is not what it was.
+    """
 
     path: Path
     interval: int
     keep: int
+    changed_data: bool = False
 
 
 def run_directory(file: str, named: str | Path | None) -> Path:
@@ -101,18 +105,19 @@ def _under(folder: Path, name: str, given: Spec) -> Path:
     return path
 
 
-def check_model(path: Path, wanted: Manifest) -> None:
-    """Refuse (E0804) a directory whose newest readable commit is of another model."""
-    for step in reversed(steps_in(path)):
+def check_newest(settings: Settings, wanted: Manifest) -> None:
+    """Refuse a directory whose newest readable commit is of another model (E0804), or of other data (E0815)."""
+    for step in reversed(steps_in(settings.path)):
         try:
-            refuse_other_model(path, read_manifest(path, step), wanted)
+            refuse_others(settings, read_manifest(settings.path, step), wanted)
             return
         except Damaged:
             continue
 
 
-def refuse_other_model(path: Path, saved: Manifest, wanted: Manifest) -> None:
-    """Refuse (E0804) a commit that is of another model, with what differs."""
+def refuse_others(settings: Settings, saved: Manifest, wanted: Manifest) -> None:
+    """Refuse a commit that is of another model (E0804), or of other data (E0815), with what differs."""
+    path = settings.path
     found = differences(saved, wanted)
     if found:
         raise refuse(
@@ -121,4 +126,12 @@ def refuse_other_model(path: Path, saved: Manifest, wanted: Manifest) -> None:
             notes=found,
             help="give this run another directory, or move that one away to begin anew; "
             "`partita checkpoint export` and `import` move tensors from one model to another",
+        )
+    files = [] if settings.changed_data else changed_data(saved, wanted)
+    if files:
+        raise refuse(
+            "E0815",
+            f"the data is not what {path / commit_name(saved.step)} was trained on",
+            notes=files,
+            help="put it back as it was, or go on with what is there now: --changed-data",
         )

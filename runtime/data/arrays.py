@@ -75,6 +75,13 @@ class Items:
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The items of a training step."""
+        return self._take(self._items(step, rows))
+
+    def row_names(self, step: int) -> list[str]:
+        """The numbers of the items."""
+        return [f"item {number}" for number in self._items(step)]
+
+    def _items(self, step: int, rows: range | None = None) -> np.ndarray:
         assert step >= 1, "steps count from 1"
         batch = self._rows
         positions = (step - 1) * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
@@ -83,15 +90,22 @@ class Items:
         for epoch in np.unique(epochs):
             here = epochs == epoch
             chosen[here] = self._order(int(epoch))[places[here]]
-        return self._take(chosen)
+        return chosen
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The items of an evaluation batch."""
+        return self._take(self._held_out(index, rows))
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """The numbers of the items."""
+        return [f"item {number}" for number in self._held_out(index)]
+
+    def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
         held = self.items - self.training
         assert held > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
         batch = self._rows
         positions = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-        return self._take(self.training + positions % held)
+        return np.asarray(self.training + positions % held)
 
     @property
     def _rows(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.compiler.program import Program
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
-from partita.runtime.data import Dataset, Input, open_dataset
+from partita.runtime.data import DOUBTS, DataFile, Dataset, Input, identify, open_dataset
 
 
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
@@ -27,3 +28,14 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         for each in program.inputs
     )
     return open_dataset(train.data, inputs, train.seed, root, evaluates=train.eval is not None)
+
+
+def identify_data(program: Program, train: Train, root: Path) -> tuple[DataFile, ...]:
+    """The identity of the files that a train block's data is read from. Raises Refused, as `open_data`."""
+    return identify(train.data, root) if program.inputs else ()
+
+
+def data_doubts(program: Program, train: Train, root: Path) -> list[Diagnostic]:
+    """Warnings of data that can be opened and looks wrong."""
+    find = DOUBTS.get(train.data.name) if program.inputs else None
+    return find(train.data, root) if find is not None else []

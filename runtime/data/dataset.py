@@ -52,5 +52,11 @@ class Dataset(Protocol):
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The evaluation batch `index`, or the given rows of it: from data that training never sees."""
 
+    def row_names(self, step: int) -> list[str]:
+        """Where each row of a training batch stands in the data, in words; nothing where it stands nowhere."""
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """Where each row of an evaluation batch stands in the data."""
+
 
 Arrays = Mapping[str, np.ndarray]

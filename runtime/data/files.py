@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.source import Span
+from partita.dsl.spec import Call
 
 
 def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
@@ -37,6 +39,16 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
             help="paths are relative to the folder of the .par file",
         )
     return tuple(found)
+
+
+def matched(argument: str) -> Callable[[Call, Path], list[tuple[str, Path]]]:
+    """What a call reads whose argument is a pattern: the files by their paths under the root."""
+
+    def files(call: Call, root: Path) -> list[tuple[str, Path]]:
+        found = matching(call.arguments[argument], root, call.span)
+        return [(path.relative_to(root).as_posix(), path) for path in found]
+
+    return files
 
 
 def single(name: str, root: Path, span: Span | None) -> Path:

@@ -21,6 +21,8 @@ from partita.dsl.source import Span
 HEAD = 1 << 16  # bytes that are looked at
 LOOKED_AT = 1 << 20  # ids of which it is asked whether every other one is 0
 FEWEST = 64  # of which that is no accident
+FEWEST_COMPARED = 1024  # ids of which the even ones and the odd ones are compared
+UNLIKE = 0.5  # how different their sizes may be: the share of them that would have to move
 
 
 @frozen
@@ -141,3 +143,20 @@ def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> 
             span,
             help=f"`dtype = {wider[dtype][fours]}`, if that is what it was written with",
         )
+
+
+def alternate(ids: np.ndarray) -> bool:
+    """Whether ids at even and at odd places, or in quarters, are of very different sizes, as parts of wider ids are.
+
+    Sizes are compared by powers of two: of these there are few, so that what is drawn alike looks alike.
+    """
+    sample = ids[: min(LOOKED_AT, len(ids) - len(ids) % 4)]
+    if len(sample) < FEWEST_COMPARED:
+        return False
+    sizes = np.frexp(np.maximum(sample, 0).astype(np.float64))[1]
+
+    def shares(first: int, step: int) -> np.ndarray:
+        return np.bincount(sizes[first::step], minlength=65) * step / len(sizes)
+
+    pairs = (shares(0, 2), shares(1, 2)), (shares(0, 4), shares(3, 4))
+    return any(float(np.abs(one - other).sum()) / 2 > UNLIKE for one, other in pairs)

@@ -35,6 +35,14 @@ class Noise:
         """The numbers of an evaluation batch."""
         return self._draw("holdout", index, rows)
 
+    def row_names(self, step: int) -> list[str]:
+        """Nowhere: the numbers are a function of seed and step."""
+        return []
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """Nowhere."""
+        return []
+
     def _draw(self, purpose: str, step: int, rows: range | None) -> Batch:
         batch: Batch = {}
         for given in self.inputs:

@@ -26,6 +26,11 @@ def sources(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
+def stdlib_files(call: Call, root: Path) -> list[tuple[str, Path]]:
+    """What `open_stdlib` reads."""
+    return [(path.name, path) for path in sources(Path(sysconfig.get_path("stdlib")))]
+
+
 def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of the standard library's sources; yields `tokens` and `targets`."""
     folder = Path(sysconfig.get_path("stdlib"))

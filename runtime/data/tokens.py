@@ -6,14 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.files import single
-from partita.runtime.data.formats import refuse_format, refuse_halves
+from partita.runtime.data.formats import alternate, refuse_format, refuse_halves
 from partita.runtime.data.windows import Windows, open_windows
 
 DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
+
+
+def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
+    """What looks wrong in a file of ids that can be opened, and need not be (W0603)."""
+    name, written = call.arguments["path"], call.arguments.get("dtype", "u16")
+    if not alternate(np.memmap(single(name, root, call.span), np.dtype(DTYPES[written]), mode="r")):
+        return []
+    return [
+        Diagnostic(
+            "W0603",
+            f"ids at even and at odd places of `{name}` are of very different sizes, as if each two were one id",
+            call.span,
+            help=f"is {written} the `dtype` that it was written with?",
+        )
+    ]
 
 
 def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:

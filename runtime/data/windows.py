@@ -40,20 +40,34 @@ class Windows:
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The windows of a training step."""
+        return self._cut(self.training, self._starts(step, rows))
+
+    def row_names(self, step: int) -> list[str]:
+        """The first id of each window."""
+        return [f"id {start}" for start in self._starts(step)]
+
+    def _starts(self, step: int, rows: range | None = None) -> list[int]:
         assert step >= 1, "steps count from 1"
         rows = range(self.inputs[0].batch) if rows is None else rows
         choices = len(self.training) - self.length
         key = stream(self.seed, "windows", step)
         drawn = words(key, rows.start, max(0, rows.stop - rows.start))[:: rows.step]
-        return self._cut(self.training, [below(word, choices) for word in drawn])
+        return [below(word, choices) for word in drawn]
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The windows of an evaluation batch; the same for every seed."""
+        return self._cut(self.holdout, self._held_out(index, rows))
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """The first id of each window."""
+        return [f"id {len(self.training) + start}" for start in self._held_out(index)]
+
+    def _held_out(self, index: int, rows: range | None = None) -> list[int]:
         batch = self.inputs[0].batch
         rows = range(batch) if rows is None else rows
         choices = len(self.holdout) - self.length
         assert choices > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
-        return self._cut(self.holdout, [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows])
+        return [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows]
 
     def _cut(self, ids: np.ndarray, starts: list[int]) -> Batch:
         windows = np.empty((len(starts), self.length + 1), np.int64)

@@ -14,19 +14,19 @@ def adamw(
     mean: Tensor,
     square: Tensor,
     rate: float,
-    step: int,
+    update: int,
     beta1: float,
     beta2: float,
     eps: float,
     decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of AdamW in place, as torch.optim.AdamW; steps count from 1."""
+    """One update of AdamW in place, as torch.optim.AdamW; updates count from 1."""
     tensors = (parameter, gradient, mean, square)
     # torch's fused kernel, one pass over memory instead of seven, takes tensors for arrays of numbers: neither
     # shapes, strides nor dtypes may differ. A slice of a parameter has strides of its own.
     form = parameter.shape, parameter.dtype
     if all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors):
-        steps = _number(step, parameter.device)
+        steps = _number(update, parameter.device)
         torch._fused_adamw_(
             [parameter], [gradient], [mean], [square], [], [steps],
             lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
@@ -36,16 +36,16 @@ def adamw(
         parameter.mul_(1 - rate * decay)
     mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    correction = (1 - beta2**step) ** 0.5
+    correction = (1 - beta2**update) ** 0.5
     denominator = square.sqrt().div_(correction).add_(eps)
-    parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**step))
+    parameter.addcdiv_(mean, denominator, value=-rate / (1 - beta1**update))
     return parameter, mean, square
 
 
 @lru_cache(maxsize=8)
-def _number(step: int, device: torch.device) -> Tensor:
-    """A step's number as the fused kernel reads it, made once for all parameters."""
-    return torch.tensor(float(step), device=device)
+def _number(update: int, device: torch.device) -> Tensor:
+    """An update's number as the fused kernel reads it, made once for all parameters."""
+    return torch.tensor(float(update), device=device)
 
 
 def sgd(

@@ -2,16 +2,17 @@
 
 Every rank reads and compiles the file by itself. Where one has another file (an old copy on another machine), other
 overrides or another Partita, ranks would wait for each other without end, or train what nobody has written. So the
-first thing that ranks tell each other are two hashes, as text, through the store by which they have found each other.
+first thing that ranks tell each other are hashes, as text, through the store by which they have found each other.
 
 A hash stands for what is meant and not for how it was written: places, comments and the order of keys do not count.
 That of the file covers what the file and the command line say together; that of the program all that ranks execute:
-emitted functions, instructions, tensors and channels.
+emitted functions, instructions, tensors and channels. A third hash is that of the files of the data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,13 +22,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.program import Program, RankProgram
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
+from partita.runtime.data.identity import DataFile, unlike
 from partita.runtime.supervision.rendezvous import Identity
 from partita.runtime.transports.failures import post
 
@@ -53,11 +55,16 @@ class Store(Protocol):
         """Return when the keys are there; raises RuntimeError where that takes longer."""
 
 
-def agree(store: Store, rank: int, ranks: int, plan: Plan) -> None:
-    """Compare what all ranks are about to run. Raises Refused (E0612) on all where that differs; ConnectionLost."""
+def agree(store: Store, rank: int, ranks: int, plan: Plan, data: Sequence[DataFile] = ()) -> None:
+    """Compare what all ranks are about to run, and the files of their data.
+
+    Raises Refused on all where programs (E0612) or data (E0615) differ; ConnectionLost.
+    """
     programs = [plan.program, plan.evaluation.program if plan.evaluation else None]
-    own = Statement(digest(plan.spec), digest(programs))
-    difference = compared(post("comparing what the ranks run", _said, store, rank, ranks, own))
+    files = [[each.name, each.size, each.sha256] for each in data]
+    own = Statement(digest(plan.spec), digest(programs), digest(files) if files else "")
+    said = post("comparing what the ranks run", _said, store, rank, ranks, own)
+    difference = compared(said) or post("comparing the data", _compared_data, store, rank, said, data)
     if difference is None:
         return
     with suppress(RuntimeError):  # who does not come any more has ended
@@ -89,7 +96,7 @@ def for_all(store: Store, identity: Identity, what: str, act: Callable[[], None]
 
 def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:
     """What every rank says. Rank 0 collects it, so that each rank asks the store once."""
-    store.set(f"{KEY}/{rank}", f"{own.file} {own.program}")
+    store.set(f"{KEY}/{rank}", f"{own.file} {own.program} {own.data}".rstrip())
     if rank == 0:
         store.set(KEY, "\n".join(store.get(f"{KEY}/{each}").decode() for each in range(ranks)))
     return [Statement(*line.split()) for line in store.get(KEY).decode().split("\n")]
@@ -97,17 +104,18 @@ def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement
 
 @frozen
 class Statement:
-    """What a rank says of itself: the hashes of its file and its program."""
+    """What a rank says of itself: the hashes of its file, its program, and its data where that is files."""
 
     file: str
     program: str
+    data: str = ""
 
 
 def compared(said: Sequence[Statement]) -> Refused | None:
     """What is wrong where ranks, in order, have said different things: who differs from the most."""
     groups: dict[Statement, list[int]] = {}
     for rank, each in enumerate(said):
-        groups.setdefault(each, []).append(rank)
+        groups.setdefault(evolve(each, data=""), []).append(rank)
     if len(groups) == 1:
         return None
     common, *others = sorted(groups, key=lambda each: -len(groups[each]))
@@ -122,6 +130,33 @@ def compared(said: Sequence[Statement]) -> Refused | None:
     ]
     message = f"{_ranks(differing)} {verb} {what} than {_ranks(groups[common])}"
     return refuse("E0612", message, notes=notes, help=help)
+
+
+def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Sequence[DataFile]) -> Refused | None:
+    """What is wrong where ranks have other files: who differs from the most, and how the first of them does."""
+    groups: dict[str, list[int]] = {}
+    for number, each in enumerate(said):
+        groups.setdefault(each.data, []).append(number)
+    if len(groups) == 1:
+        return None
+    common, other, *_ = sorted(groups.values(), key=lambda each: -len(each))
+    differing = sorted(number for each in groups.values() if each is not common for number in each)
+    first = other[0]
+    # Which files they are is told only now, by one rank of each kind.
+    if rank in (common[0], first):
+        store.set(
+            f"{KEY}/{rank}/data", json.dumps([[each.name, each.size, each.sha256, each.modified] for each in data])
+        )
+    files, others = (
+        [DataFile(*entry) for entry in json.loads(store.get(f"{KEY}/{number}/data"))] for number in (common[0], first)
+    )
+    verb = "has" if len(differing) == 1 else "have"
+    return refuse(
+        "E0615",
+        f"{_ranks(differing)} {verb} other data than {_ranks(common)}",
+        notes=unlike(files, common[0], others, first),
+        help="copy the same files to all machines",
+    )
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -351,7 +351,7 @@ class _Supervision:
         if any(rank.process.returncode == REFUSED for rank in self.causes):
             return WRONG_INPUT  # which has been said
         if status == NOT_FINITE:
-            self.say("the run ended before a step that is not finite could change the parameters")
+            self.say("the parameters are not changed by what was bad")
             return FAILED
         others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
         cause = self.dumps[first.number].cause if first.number in self.dumps else ""

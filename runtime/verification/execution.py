@@ -17,7 +17,7 @@ from partita.compiler.pipeline import Compilation
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
-from partita.runtime.faults import NotFinite
+from partita.runtime.bad_steps import NotFinite
 from partita.runtime.tracing.recording import Culprit, Recorder, first_difference, traced
 from partita.runtime.verification.experiment import (
     BLUR,

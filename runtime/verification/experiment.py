@@ -28,9 +28,9 @@ from partita.compiler.program import Program
 from partita.compiler.shrinking.shrink import shrink, single
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call, Spec
+from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.random import Noise
-from partita.runtime.faults import NotFinite
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import Plan, VirtualRun, prepare
 

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
+from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.manifest import VERSION
 from partita.runtime.checkpoint.saving import _marker
 from partita.runtime.checkpoint.sealed import seal, unseal
+from partita.runtime.checkpoint.store import steps_in
 from tests.checkpoint.runs import ONE_RANK, plan_of, same, tensors, trained, without_checkpoints
 
 NEWEST = "step-00000004"
@@ -260,10 +263,44 @@ def test_a_manifest_that_lacks_a_tensor_is_of_another_model(copy: Path):
 
 
 def test_a_later_version_is_refused_and_not_passed_over(copy: Path):
-    changed(copy / "checkpoints", 4, lambda m: m.__setitem__("version", 2))
+    changed(copy / "checkpoints", 4, lambda m: m.__setitem__("version", VERSION + 1))
     with pytest.raises(Refused) as refused:
         trained(plan_of(), copy)
     assert refused.value.diagnostics[0].code == "E0805"
+
+
+def test_a_checkpoint_of_the_first_version_is_read(copy: Path):
+    """It knows nothing of bad steps, nor of the files of the data."""
+
+    def first(manifest: dict) -> None:
+        manifest["version"] = 1
+        manifest["data"] = {"step": manifest["step"]}
+        del manifest["history"]
+
+    steps = steps_in(copy / "checkpoints")
+    for step in steps:
+        changed(copy / "checkpoints", step, first)
+    found = read_manifest(copy / "checkpoints", steps[-1])
+    assert (found.history, found.data) == (History(), ())
+    assert trained(plan_of(), copy).found is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["history"].update(skipped=5),  # of four steps
+        lambda manifest: manifest["history"].update(losses=[1]),
+        lambda manifest: manifest["history"].update(norms=["nan"]),
+        lambda manifest: manifest["history"].update(norms=[0.5] * 10_001),
+        lambda manifest: manifest.update(version=1),
+        lambda manifest: manifest["data"].update(files=[{"name": "x", "size": -1, "sha256": "0" * 64, "modified": 0}]),
+        lambda manifest: manifest["data"].update(files=[{"name": "x", "size": 1, "sha256": "0", "modified": 0}]),
+    ],
+)
+def test_what_is_no_history_and_no_data_is_damaged(change: Callable[[dict], None], copy: Path):
+    changed(copy / "checkpoints", 4, change)
+    with pytest.raises(Damaged):
+        read_manifest(copy / "checkpoints", 4)
 
 
 JSON = st.recursive(

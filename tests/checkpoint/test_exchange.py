@@ -225,7 +225,7 @@ def test_ls_and_show(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert "m.layer.0.mlp.up" in out
     assert "ffn/tensor" in out
     shown = json.loads(partita(capsys, "show", ".", "--json")[1])
-    assert shown["data"] == {"step": 2}
+    assert shown["data"] == {"step": 2, "files": []}
     assert shown["random"] == {"seed": 5}
     assert shown["sources"]["m.par"] == TEXT
     assert len(shown["files"]) == 8

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from partita.dsl.diagnostic import Diagnostic
+from partita.runtime.bad_steps import NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.identity import manifest_of
@@ -26,7 +27,6 @@ from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, steps_in
 from partita.runtime.data.binding import open_data
-from partita.runtime.faults import NotFinite
 from partita.runtime.training import StepResult, VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, plan_of, same, tensors, trained, without_checkpoints
 from tests.commands import computed, partita

@@ -131,6 +131,30 @@ def test_units_are_what_they_say(text, plain):
     assert read(text, Span(Source("text", text), 0, len(text))).value == plain
 
 
+@pytest.mark.parametrize(
+    ("written", "name", "at_most", "spike"),
+    [
+        ("", "stop", None, None),
+        ("on_bad_step = stop", "stop", None, None),
+        ("on_bad_step = stop(spike = 4)", "stop", None, 4),
+        ("on_bad_step = skip", "skip", 10, None),
+        ("on_bad_step = skip(at_most = 2, spike = 1.5)", "skip", 2, 1.5),
+        ("on_bad_step = rewind checkpoint = every(5)", "rewind", 3, None),
+    ],
+)
+def test_bad_steps_end_a_run_unless_the_file_says_otherwise(written, name, at_most, spike):
+    head = "axis batch = 4 model m(x: [batch]) { param w: [batch] ~ ones() loss mean(x * w) }"
+    text = f"{head} train {{ data = random() optimizer = sgd(lr = 0.1) steps = 3 {written} }}"
+    train = loaded(text).train
+    found = train.on_bad_step
+    assert (found.name, found.arguments.get("at_most"), found.arguments["spike"]) == (name, at_most, spike)
+    assert found.arguments["window"] == 100
+    assert (
+        spec.Train(train.data, train.optimizer, 3).on_bad_step
+        == loaded(text, "train.on_bad_step=stop").train.on_bad_step
+    )
+
+
 TABLES = (SCHEDULES, OPTIMIZERS, LEARNING_RATES, DATA, INITIAL, DEVICES, LINKS)
 
 

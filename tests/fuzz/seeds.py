@@ -52,11 +52,12 @@ def manifest_seeds() -> Iterator[bytes]:
 
 MANIFEST = {
     "format": "partita checkpoint",
-    "version": 1,
+    "version": 2,
     "written_by": "partita 0.1.0",
     "time": 1_700_000_000,
     "step": 4,
-    "data": {"step": 4},
+    "data": {"step": 4, "files": [{"name": "a.txt", "size": 9, "sha256": "3" * 64, "modified": 1_700_000_000}]},
+    "history": {"skipped": 1, "rewinds": 1, "losses": [0.5, 2.0], "norms": [1.0, 3.5]},
     "random": {"seed": 0},
     "model": {"name": "net", "steps": "0" * 64, "optimizer": "adamw"},
     "settings": {"seed": "0"},

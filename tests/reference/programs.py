@@ -7,6 +7,7 @@ in the loss and in metrics only, but for what is made of inputs and samples alon
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ RATES = (
     "wsd(peak = 0.02, warmup = 1, total = 4, decay = 2)",
 )
 EVALUATIONS = ("", "eval = every(2, batches = 1)", "eval = every(1, batches = 3)", "eval = every(3, batches = 2)")
+BAD_STEPS = (
+    "on_bad_step = skip",
+    "on_bad_step = skip(at_most = 1, spike = 4, window = 1)",
+    "on_bad_step = skip(spike = 1.5, window = 2)",
+    "on_bad_step = skip(spike = 1.01, window = 1)",
+)
 SCHEDULES = {
     "gpipe": "",
     "one_f_one_b": "",
@@ -96,6 +103,8 @@ class Program:
     single: tuple[str, ...]
     arrays: tuple[tuple[str, str, tuple[int, ...], int], ...]  # of data.npz: name, dtype, shape, limit
     ids: int  # those of ids.bin are below this
+    batch: int = 1
+    planted: tuple[int, float] = (0, 0.0)  # an item of `bad`, and its share of the batch's mean; all others are 0
     reaching: frozenset[str] = frozenset()
 
     @property
@@ -131,6 +140,7 @@ class Maker:
     count: int = 0
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
+    planted: bool = False  # whether a step is made bad
 
     # ------------------------------------------------------------ choices
 
@@ -740,6 +750,11 @@ class Maker:
     def model(self, staged: int) -> tuple[str, list[tuple[str, str, list[str], str | None]]]:
         """A model, with a repeat `layer` of at least `staged` turns."""
         declared, described = self.inputs()
+        # What makes one step bad: by how much of itself the loss is larger. Windows of text have no place for it.
+        self.planted = self.chance(25) and described[-1][0] != "targets"
+        if self.planted:
+            declared.append("bad: [batch]")
+            described.append(("bad", "f32", ["batch"], None))
         header = f"model m({', '.join(declared)}) {{"
         axes = frozenset(("batch", *self.some(("seq", "embed", "heads", "key"), 1, 2)))
         self.bind("h", self.widened(self.within(self.expression(2), axes), axes))
@@ -753,7 +768,8 @@ class Maker:
         terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
         loss = f"loss {' + '.join(self.shuffled(terms))}"
         metrics = [f"metric number{i} = {self.metric()}" for i in range(self.random.randint(0, 3))]
-        self.line(loss + self.slots())
+        loss += self.slots()
+        self.line(f"loss ({loss.removeprefix('loss ')}) * (1.0 + mean(bad))" if self.planted else loss)
         for text in metrics:
             self.line(text)
         return "\n".join([header, *self.lines, "}"]), described
@@ -826,12 +842,13 @@ class Maker:
             optimizer = f"sgd(lr = {rate}{momentum}{decay})"
         clip = self.one(("", "", "clip = 0.1", "clip = 100"))
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
-        data = "random()" if self.chance(65) and bounded else 'arrays("data.npz", holdout = 40%)'
+        data = "random()" if self.chance(65) and bounded and not self.planted else 'arrays("data.npz", holdout = 40%)'
         if windows:
             data = self.one(('tokens("ids.bin", dtype = u8, holdout = 30%)', 'text("ids.*", holdout = 30%)'))
+        policy = self.one(BAD_STEPS) if self.planted or self.chance(10) else ""
         return (
             f"train {{ model = m layout = cut schedule = s data = {data}\n"
-            f"  optimizer = {optimizer} {clip} {evaluation}\n"
+            f"  optimizer = {optimizer} {clip} {evaluation} {policy}\n"
             f"  steps = 3 seed = {self.one((0, 1, 12345678901))} precision = f64 }}"
         )
 
@@ -880,7 +897,8 @@ class Maker:
         ones = tuple(f"ranks.{name}=1" for name in mesh)
         single = (*ones, "layout=whole", "schedule=gpipe(microbatches=1)")
         limit = self.sizes[described[0][3]] if described[0][3] else 1
-        return Program(text, single, tuple(arrays), limit)
+        planted = self.random.randrange(items - round(items * 0.4)), self.one((math.nan, math.inf, 30.0, 30.0))
+        return Program(text, single, tuple(arrays), limit, self.sizes["batch"], planted)
 
 
 KINDS = (

@@ -6,7 +6,7 @@ As the language reference says it; on one device, over the whole batch, in float
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import cos, pi, prod
+from math import cos, isfinite, pi, prod
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,13 @@ Batch = dict[str, Tensor]
 
 @frozen
 class Done:
-    """A step."""
+    """A step. `skipped`: so many updates up to this one are left out."""
 
     loss: float
     norm: float
     rate: float
     metrics: Mapping[str, float]
+    skipped: int = 0
 
 
 @frozen
@@ -38,6 +39,10 @@ class Evaluated:
     step: int
     loss: float
     metrics: Mapping[str, float]
+
+
+class Ended(Exception):
+    """The run has ended at a bad step."""
 
 
 class Training:
@@ -56,6 +61,8 @@ class Training:
         self.evaluations: list[Evaluated] = []
         self.gradients: dict[str, Tensor] = {}
         self.states: dict[str, list[Tensor]] = {}
+        self.good: list[tuple[float, float]] = []
+        self.skipped = 0
         types = dict(zip(self.model.body.inputs, self.model.body.types, strict=False))
         walk = Walk(self.model, {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()})
         walk.run()
@@ -94,16 +101,34 @@ class Training:
             for path, value in self.parameters.items()
         }
         norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
+        numbers = {name: float(metric) for name, metric in metrics.items()}
         scale = 1.0 if self.train.clip is None else min(1.0, self.train.clip / (norm + 1e-6))
         rate = rate_at(self.train.optimizer.arguments["lr"], number)
-        with torch.no_grad():
-            for path, value in self.parameters.items():
-                self.update(path, value, self.gradients[path] * scale, rate, number)
-        numbers = {name: float(metric) for name, metric in metrics.items()}
-        self.steps.append(Done(float(loss.detach()), norm, rate, numbers))
+        if self.is_bad(float(loss.detach()), norm):
+            self.skipped += 1
+        else:
+            self.good.append((float(loss.detach()), norm))
+            with torch.no_grad():
+                for path, value in self.parameters.items():
+                    self.update(path, value, self.gradients[path] * scale, rate, len(self.good))
+        self.steps.append(Done(float(loss.detach()), norm, rate, numbers, self.skipped))
+
+    def is_bad(self, loss: float, norm: float) -> bool:
+        """Whether a step's update is left out."""
+        policy = self.train.on_bad_step
+        bad = not (isfinite(loss) and isfinite(norm))
+        spike, window = policy.arguments["spike"], policy.arguments["window"]
+        if spike is not None and len(self.good) >= min(10, window):
+            for value, before in zip((loss, norm), zip(*self.good[-window:], strict=True), strict=True):
+                ordered = sorted(before)
+                middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+                bad = bad or (middle != 0 and value - middle > (spike - 1) * abs(middle))
+        if bad and (policy.name != "skip" or self.skipped == policy.arguments["at_most"]):
+            raise Ended
+        return bad
 
     def update(self, path: str, value: Tensor, gradient: Tensor, rate: float, number: int) -> None:
-        """One parameter's update."""
+        """One parameter's update, of so many."""
         o = self.train.optimizer.arguments
         decay = o["weight_decay"] if self.readings[path].decays or o["decay"] == "all" else 0.0
         if self.train.optimizer.name == "adamw":
@@ -251,6 +276,7 @@ def figures(training: Training) -> Iterator[tuple[str, Tensor, float]]:
         yield f"loss of step {number}", torch.tensor(done.loss, dtype=torch.float64), 1.0
         yield f"norm of step {number}", torch.tensor(done.norm, dtype=torch.float64), 1.0
         yield f"rate of step {number}", torch.tensor(done.rate, dtype=torch.float64), 1.0
+        yield f"left out up to step {number}", torch.tensor(float(done.skipped), dtype=torch.float64), 1.0
         for name, value in done.metrics.items():
             yield f"metric {name} of step {number}", torch.tensor(value, dtype=torch.float64), 1.0
     for each in training.evaluations:
@@ -258,7 +284,8 @@ def figures(training: Training) -> Iterator[tuple[str, Tensor, float]]:
         for name, value in each.metrics.items():
             yield f"metric {name} of the evaluation after {each.step}", torch.tensor(value, dtype=torch.float64), 1.0
     unit = training.steps[-1].norm
-    for path, gradient in training.gradients.items():
+    # Where a product of zero and what is no number is left out, the zero stays.
+    for path, gradient in training.gradients.items() if isfinite(unit) else ():
         yield f"gradient of {path} in the last step", gradient, unit
     for path, value in training.parameters.items():
         yield f"parameter {path} at the end", value.detach(), 1.0

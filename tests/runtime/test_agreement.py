@@ -186,15 +186,18 @@ def by_port(folder: Path, rank: int) -> dict[str, str]:
     }
 
 
-def outcomes(folder: Path, start: object, *files: str, overrides: Sequence[str] = ()) -> list[tuple[int, str]]:
-    """The exit status and the standard error of ranks, of which each has a file."""
+def outcomes(
+    folder: Path, start: object, *files: str, overrides: Sequence[str] = (), small: bool = True
+) -> list[tuple[int, str]]:
+    """The exit status and the standard error of ranks, of which each has a file in a folder of its own."""
     assert callable(start)
     processes = []
     for rank, text in enumerate(files):
         own = folder / str(rank)
-        own.mkdir()
+        own.mkdir(exist_ok=True)
         (own / "net.par").write_text(text)
-        command = [sys.executable, "-m", "partita", "run", str(own / "net.par"), *SMALL, *overrides, "--run-dir=run"]
+        command = [sys.executable, "-m", "partita", "run", str(own / "net.par"), *(SMALL if small else ())]
+        command += [*overrides, "--run-dir=run"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **start(folder, rank)}
         processes.append(
             subprocess.Popen(

@@ -24,7 +24,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
-from partita.runtime.data import SOURCES, Dataset, Input, open_dataset
+from partita.runtime.data import DOUBTS, SOURCES, Dataset, Input, open_dataset
 from partita.runtime.data.stdlib import sources
 from partita.runtime.data.text import numbered
 
@@ -554,3 +554,29 @@ def test_ids_of_a_large_file_are_checked_as_they_are_used(wrong: Path, monkeypat
     with pytest.raises(Refused) as caught:
         _ = [dataset.batch(step) for step in range(1, 100)]
     assert caught.value.diagnostics[0].code == "E0605"
+
+
+# ---------------------------------------------------------------- ids that look like halves of others
+
+
+def doubted(values: np.ndarray, wrote: str, read: str, folder: Path) -> bool:
+    values.astype({"u8": "u1", "u16": "<u2", "u32": "<u4"}[wrote]).tofile(folder / "ids.bin")
+    found = DOUBTS["tokens"](tokens("ids.bin", read), folder)
+    assert [each.code for each in found] in ([], ["W0603"])
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "read", "vocab"), [("u32", "u16", 100_000), ("u32", "u8", 5_000), ("u16", "u8", 1_000)]
+)
+def test_ids_that_are_read_in_halves_are_doubted(wrote: str, read: str, vocab: int, tmp_path: Path):
+    values = np.minimum(np.random.default_rng(1).zipf(1.2, 20_000), vocab - 1)
+    assert doubted(values, wrote, read, tmp_path)
+    assert not doubted(values, wrote, wrote, tmp_path)
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1_100, 5_000), most=st.sampled_from([2, 200, 60_000]))
+def test_ids_that_are_drawn_alike_are_not(seed: int, size: int, most: int, tmp_path_factory: pytest.TempPathFactory):
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, most, size) if seed % 2 else np.minimum(generator.zipf(1.3, size), most - 1)
+    assert not doubted(values, "u16", "u16", tmp_path_factory.mktemp("ids"))

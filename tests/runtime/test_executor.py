@@ -245,7 +245,7 @@ def test_what_a_function_was_sent_ends_with_its_last_use() -> None:
         yield Answered((b,))
         return "end"
 
-    running = begun(function())
+    running = begun(function(), Context(seed=0, device=CPU))
     with pytest.raises(StopIteration) as end:
         next(running)
     assert end.value.value == "end"
@@ -253,7 +253,7 @@ def test_what_a_function_was_sent_ends_with_its_last_use() -> None:
 
 
 def test_what_does_not_communicate_is_called_at_once() -> None:
-    running = begun((1, 2))
+    running = begun((1, 2), Context(seed=0, device=CPU))
     with pytest.raises(StopIteration) as end:
         next(running)
     assert end.value.value == (1, 2)

@@ -1,4 +1,4 @@
-"""The directory of a run: one run at a time, no links, nothing touched before the lock is held, no checkpoints ignored."""
+"""The directory of a run: one run at a time, no links, nothing touched before its lock is held, nothing ignored."""
 
 from __future__ import annotations
 

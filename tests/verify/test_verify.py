@@ -121,7 +121,7 @@ def test_a_wrong_value_of_one_rank_alone_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_update_is_found_at_its_parameter(monkeypatch: pytest.MonkeyPatch):
-    tampered(monkeypatch, ", c.step, 0.9, ", ", c.step, 0.90001, ")
+    tampered(monkeypatch, ", c.update, 0.9, ", ", c.update, 0.90001, ")
     diagnostic = the(execution())
     assert "`m.w` after two updates differs" in diagnostic.message
     assert diagnostic.span.line == 9

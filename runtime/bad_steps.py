@@ -1,0 +1,143 @@
+"""Bad steps: which they are, and whether a run goes past them.
+
+A step is judged by its loss and its gradient norm, when these are summed over all ranks and before anything is updated.
+All ranks have the same bits of them and the same history, so all judge alike, and nothing more is sent. It is bad where
+one of the two is not finite or, with `spike`, too far above the median of the good steps before it: beyond that by more
+than `spike - 1` times its size, which for what is positive means above `spike` times the median.
+
+A bad step counts as a step, for the data and for the learning rate; its update is left out. `skip` leaves parameters
+and the optimizer's state as they were before it. `rewind` takes them from the last checkpoint, so that the updates of
+all steps since then are left out. Adam corrects its bias by the number of updates, and not of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite, sqrt
+from statistics import median
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.partition.update import SQUARE
+from partita.dsl.spec import STOP, Call
+
+# Good steps from which on there is a median to judge by, where the window has as many.
+FEWEST = 10
+
+
+@frozen
+class History:
+    """What is known of the steps so far, and part of every checkpoint.
+
+    `skipped` counts the steps whose updates are left out, `rewinds` how often a run went back to a checkpoint. `losses`
+    and `norms` are those of the last good steps, where they are judged by.
+    """
+
+    skipped: int = 0
+    rewinds: int = 0
+    losses: tuple[float, ...] = field(default=(), repr=False)
+    norms: tuple[float, ...] = field(default=(), repr=False)
+
+
+class BadStep(Exception):
+    """A bad step that ends the run. It changed nothing. `help` says what else could be done."""
+
+    def __init__(self, step: int, cause: str, help: str, details: str = "") -> None:
+        self.step, self.cause, self.help, self.details = step, cause, help, details
+        super().__init__(f"{cause}{f'; {details}' if details else ''}\n  help: {help}")
+
+    def with_details(self, details: str) -> BadStep:
+        """The same, with what has been found out about it."""
+        return type(self)(self.step, self.cause, self.help, details)
+
+
+class NotFinite(BadStep):
+    """A training step came to a loss or a gradient norm that is not finite."""
+
+
+@define(eq=False)
+class Judge:
+    """Judges the steps of a run, one after another, by `train.on_bad_step`. Without that, a bad step ends the run.
+
+    `bad` says what is bad about the last step that was judged; empty where it was good.
+    """
+
+    policy: Call = STOP
+    history: History = field(factory=History)
+    bad: str = field(default="", init=False)
+
+    def updates(self, step: int) -> int:
+        """Which update that of a step is, from 1."""
+        return step - self.history.skipped
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether a bad step means to go back to a checkpoint."""
+        return self.policy.name == "rewind"
+
+    @property
+    def stops(self) -> bool:
+        """Whether every bad step ends the run."""
+        return self.policy.name == "stop"
+
+    def accepts(self, step: int, statistics: Mapping[str, float]) -> bool:
+        """Whether a step is to update the parameters. Raises BadStep where the run is to end."""
+        loss = statistics.get("loss", 0.0)
+        squares = [value for name, value in statistics.items() if name.startswith(SQUARE)]
+        norm = sqrt(sum(squares)) if all(map(isfinite, squares)) else sum(squares)
+        finite = isfinite(loss) and isfinite(norm)
+        self.bad = self._spike(step, loss, norm) if finite else _not_finite(step, loss, norm)
+        if not self.bad:
+            self._remember(loss, norm)
+            return True
+        left, done = self._allowed()
+        if not left:
+            kind = BadStep if finite else NotFinite
+            raise kind(step, f"{self.bad}{done}", self._help())
+        self.history = evolve(self.history, skipped=self.history.skipped + 1)
+        return False
+
+    def rewound(self, step: int, to: int, saved: History) -> None:
+        """After a bad `step` everything is as it was after step `to`, with this history."""
+        skipped, rewinds = saved.skipped + step - to, self.history.rewinds + 1
+        self.history = evolve(saved, skipped=skipped, rewinds=rewinds)
+
+    def _allowed(self) -> tuple[bool, str]:
+        """Whether the run may go past a bad step, and what it has gone past already."""
+        if self.stops:
+            return False, ""
+        most = int(self.policy.arguments["at_most"])
+        done = self.history.rewinds if self.rewinds else self.history.skipped
+        what = "going back to a checkpoint {}" if self.rewinds else "leaving out {}"
+        times = (f"{done} times" if done > 1 else "once") if self.rewinds else f"{done} step{'s' * (done > 1)}"
+        return done < most, f", after {what.format(times)} (`at_most = {most}`)"
+
+    def _help(self) -> str:
+        if self.stops:
+            return "`on_bad_step = skip` in the train block leaves such steps out, up to 10 of them"
+        return "look for the cause in the data and the learning rate, or raise `at_most`, and start it again"
+
+    def _spike(self, step: int, loss: float, norm: float) -> str:
+        """What is too far above its median; empty where nothing is."""
+        spike, window = self.policy.arguments["spike"], int(self.policy.arguments["window"])
+        if spike is None or len(self.history.losses) < min(FEWEST, window):
+            return ""
+        for what, value, past in (("loss", loss, self.history.losses), ("gradient norm", norm, self.history.norms)):
+            middle = median(past[-window:])
+            if middle and value - middle > (spike - 1) * abs(middle):
+                usual = f"{middle:.4g}, the median of the {len(past[-window:])} good steps before it"
+                return f"the {what} of step {step} is {value:.4g}, a spike above {usual} (`spike = {spike:g}`)"
+        return ""
+
+    def _remember(self, loss: float, norm: float) -> None:
+        if self.policy.arguments["spike"] is None:
+            return
+        first = -int(self.policy.arguments["window"])
+        losses, norms = (*self.history.losses, loss)[first:], (*self.history.norms, norm)[first:]
+        self.history = evolve(self.history, losses=losses, norms=norms)
+
+
+def _not_finite(step: int, loss: float, norm: float) -> str:
+    wrong = {name: value for name, value in (("loss", loss), ("gradient norm", norm)) if not isfinite(value)}
+    found = "nan" if any(value != value for value in wrong.values()) else "infinite"
+    return f"the {next(iter(wrong))} of step {step} is {found}"

@@ -1,0 +1,130 @@
+"""Which data a run has: its files by name, size and content, so that another is noticed.
+
+Ranks on several machines compare it before the first step, and a checkpoint keeps it for whoever goes on from there.
+What is small is hashed whole; of what is large, blocks that are spread evenly over it, the first and the last included:
+that takes a moment for a file of any size, and finds files that were replaced, cut off or lengthened, but not a change
+of a few bytes between two blocks. When a file was written differs between copies of it, and is told to people only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from attrs import field, frozen
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+
+WHOLE = 1 << 26  # bytes up to which a file is hashed whole
+BLOCK, BLOCKS = 1 << 16, 256
+MOST_FILES = 1_000  # that are told apart; of more, it is known whether any differs
+MOST_SHOWN = 6
+
+
+@frozen
+class DataFile:
+    """A file of the data: its name, as the run's file gives it, its size in bytes and the hash of its content.
+
+    `modified` is when it was written, in seconds since 1970. `path` is where it is on this machine.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    modified: int = field(default=0, eq=False)
+    path: Path | None = field(default=None, eq=False)
+
+
+def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[DataFile, ...]:
+    """The identity of files, by name and path. Raises Refused (E0603) for one that cannot be read."""
+    found = []
+    for name, path in files:
+        try:
+            status = path.stat()
+            found.append(DataFile(name, status.st_size, hashed(path, status.st_size), int(status.st_mtime), path))
+        except OSError as error:
+            raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
+    if len(found) <= MOST_FILES:
+        return tuple(found)
+    together = hashlib.sha256("".join(f"{each.name}\0{each.size} {each.sha256}\0" for each in found).encode())
+    size, modified = sum(each.size for each in found), max(each.modified for each in found)
+    return (DataFile(f"{len(found):,} files from {found[0].name} on", size, together.hexdigest(), modified),)
+
+
+def hashed(path: Path, size: int) -> str:
+    """The SHA-256 of the first `size` bytes of a file, of all or of blocks of them."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for start, length in _blocks(size):
+            file.seek(start)
+            digest.update(file.read(length))
+    return digest.hexdigest()
+
+
+def _blocks(size: int) -> Iterator[tuple[int, int]]:
+    """Where the blocks of a file begin, and how long they are."""
+    if size > WHOLE:
+        for index in range(BLOCKS):
+            yield (size - BLOCK) * index // (BLOCKS - 1), BLOCK
+    else:
+        for start in range(0, size, 1 << 20):
+            yield start, min(1 << 20, size - start)
+
+
+# ---------------------------------------------------------------- what differs
+
+
+def changed(before: Sequence[DataFile], now: Sequence[DataFile]) -> list[str]:
+    """How the files of a run differ from those that it had before, in words."""
+
+    def grown(was: DataFile, file: DataFile) -> str:
+        if file.path is not None and file.size > was.size and hashed(file.path, was.size) == was.sha256:
+            return f"`{file.name}` has grown from {was.size:,} to {file.size:,} bytes; what it had before is the same"
+        when = f", written {_date(file.modified)}" if file.modified else ""
+        if file.size == was.size:
+            return f"`{file.name}` has other content of the same size{when}"
+        return f"`{file.name}` had {was.size:,} bytes, and has {file.size:,}{when}"
+
+    return _differences(before, now, "`{}` is gone", "`{}` is new", grown)
+
+
+def unlike(one: Sequence[DataFile], one_rank: int, other: Sequence[DataFile], other_rank: int) -> list[str]:
+    """How the files of one rank differ from those of another, in words."""
+
+    def differs(here: DataFile, there: DataFile) -> str:
+        if here.size == there.size:
+            dates = f"{_date(here.modified)} on rank {one_rank}, {_date(there.modified)} on rank {other_rank}"
+            return f"`{here.name}` has other content of the same size, written {dates}"
+        return f"`{here.name}` has {here.size:,} bytes on rank {one_rank}, {there.size:,} on rank {other_rank}"
+
+    return _differences(
+        one, other, f"`{{}}` is only on rank {one_rank}", f"`{{}}` is only on rank {other_rank}", differs
+    )
+
+
+def _differences(
+    before: Sequence[DataFile],
+    now: Sequence[DataFile],
+    gone: str,
+    new: str,
+    differs: Callable[[DataFile, DataFile], str],
+) -> list[str]:
+    old, present = ({each.name: each for each in files} for files in (before, now))
+    notes = [
+        gone.format(name)
+        if name not in present
+        else new.format(name)
+        if name not in old
+        else differs(old[name], present[name])
+        for name in {**old, **present}
+        if old.get(name) != present.get(name)
+    ]
+    more = len(notes) - MOST_SHOWN
+    return [*notes[:MOST_SHOWN], *([f"and {more} more file{'s' * (more > 1)}"] if more > 0 else [])]
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,198 @@
+"""Slow ranks: who holds up the others, in which action, and what that costs.
+
+A rank adds up, action by action, how long it was at work in its steps, without what it waited: for messages, and within
+actions for collectives. That is a look at the clock for each instruction, and nothing is sent; now and then, when the
+ranks meet anyway for an evaluation or a checkpoint, and at the end, they tell each other their sums.
+
+A rank is slow where it was at work for longer than its peers, the ranks that run the same stages on other data. A rank
+that has no such peers is compared with all others, by what each is predicted to need. It costs a step as much longer as
+it took, but no more than its peers have waited meanwhile.
+
+On a GPU these are the times of the host: what it reads and launches. There the wait for the device is none of its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from attrs import asdict, frozen
+
+from partita.compiler.instructions import Compute
+from partita.compiler.program import Program, RankProgram
+from partita.runtime.context import Context
+from partita.runtime.transports.transport import Transport
+
+# What a rank does in a step beside the schedule's actions, in the order of its marks: around them, and behind them.
+BATCH, PROLOGUE, REDUCE, STATISTICS, UPDATE, REPORT = (
+    "reading its batch", "the prologue", "reducing gradients", "the statistics", "the update", "reporting the step",
+)  # fmt: skip
+WAIT = ""
+BEFORE, AFTER = (BATCH, PROLOGUE), (REDUCE, WAIT, STATISTICS, WAIT, UPDATE, REPORT)
+FEWEST_STEPS = 5  # of which means are taken
+SLOWER, SLOWER_ALONE = 1.5, 2.0  # times its peers' time; where it has none
+LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step
+
+
+@frozen
+class Slow:
+    """A slow rank: the action in which it lost most, with its own mean time in a step and that of its peers, and the
+    share of all steps' time that it cost."""
+
+    rank: int
+    action: str
+    seconds: float
+    peers: float
+    cost: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} held up the others, for {100 * self.cost:.0f}% of the time: {self.action} took it "
+            f"{_text(self.seconds)} a step, and its peers {_text(self.peers)}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in the metrics."""
+        return asdict(self)
+
+
+def _text(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def actions_of(record: RankProgram) -> list[str]:
+    """What a rank of the pipeline is at between its marks of a step; WAIT where it waits."""
+    own = [
+        f"{each.action.kind} of stage {each.stage}" if isinstance(each, Compute) else WAIT
+        for each in record.instructions
+    ]
+    return [*BEFORE, *own, *AFTER]
+
+
+class Pace:
+    """One rank's sums of what it did in its steps. `begin` a step, then `mark` the end of each thing that it does."""
+
+    def __init__(self, program: Program, rank: int, context: Context) -> None:
+        self.program, self.rank, self.context = program, rank, context
+        actions = actions_of(program.ranks[program.mesh.pipe_rank(rank)])
+        if context.device.type == "cuda":  # the update begins with the wait for the device
+            actions[actions.index(UPDATE)] = WAIT
+        self._names = _names(program, rank)
+        self._positions = [self._names.index(each) if each else len(self._names) for each in actions]
+        self._sums = [0] * (len(self._names) + 1)
+        self._steps = 0
+        self._last = self._waited = self._next = 0
+        self._first = True
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._last, self._waited, self._next = perf_counter_ns(), self.context.waited, 0
+
+    def mark(self) -> None:
+        """The rank has done the next thing of its step."""
+        now, waited = perf_counter_ns(), self.context.waited
+        sums, waiting = self._sums, waited - self._waited
+        sums[self._positions[self._next]] += now - self._last - waiting
+        sums[-1] += waiting
+        self._last, self._waited = now, waited
+        self._next += 1
+
+    def end(self) -> None:
+        """A step has ended. The first of a run does not count: in it all is allocated and connected."""
+        if self._first:
+            self._first = False
+            self._sums = [0] * len(self._sums)
+        else:
+            self._steps += 1
+
+    def told(self, transport: Transport) -> Generator[None, None, Sums]:
+        """The sums of all ranks since they last told each other."""
+        width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2
+        table = torch.zeros(self.program.mesh.ranks, width, dtype=torch.float64)
+        own = [self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
+        table[self.rank, : len(own)] = torch.tensor(own, dtype=torch.float64)
+        self._sums, self._steps = [0] * len(self._sums), 0
+        table = table.to(self.context.device)
+        handle = transport.sum_over_ranks(table)
+        while not handle.done():
+            yield
+        return Sums(self.program, table.cpu())
+
+
+def _names(program: Program, rank: int) -> list[str]:
+    """The different things that a rank does."""
+    actions = actions_of(program.ranks[program.mesh.pipe_rank(rank)])
+    return [each for each in dict.fromkeys(actions) if each]
+
+
+@frozen(eq=False)
+class Sums:
+    """For each rank, in a row: the number of steps, seconds that it waited, and seconds of each of its actions."""
+
+    program: Program
+    table: torch.Tensor
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.program, self.table + other.table)
+
+    def slow(self, predicted: Sequence[float]) -> tuple[Slow, ...]:
+        """The slow ranks, the one that cost most first. `predicted` are seconds of a step by rank of the pipeline."""
+        steps = float(self.table[0, 0])
+        if steps < FEWEST_STEPS:
+            return ()
+        found = (self._judged(rank, predicted) for rank in range(len(self.table)))
+        return tuple(sorted((each for each in found if each is not None), key=lambda each: -each.cost))
+
+    def _judged(self, rank: int, predicted: Sequence[float]) -> Slow | None:
+        mesh = self.program.mesh
+        means = (self.table[:, 1:] / self.table[0, 0]).tolist()
+        stage = mesh.pipe_rank(rank)
+        others = [each for each in range(mesh.ranks) if each != rank]
+        alike = [each for each in others if mesh.pipe_rank(each) == stage]
+        peers, least = (alike, SLOWER) if alike else (others, SLOWER_ALONE)
+        if not peers:
+            return None
+        # What a peer took, as if it ran the same stages.
+        scales = {each: 1.0 if alike else predicted[stage] / predicted[mesh.pipe_rank(each)] for each in peers}
+        own = sum(means[rank][1:])
+        usual = median(sum(means[each][1:]) * scales[each] for each in peers)
+        lost = min(own - usual, median(means[each][0] for each in peers))
+        cost = lost / max(sum(each) for each in means)
+        if own < least * usual or lost < LEAST_SECONDS or cost < LEAST_COST:
+            return None
+        action, seconds, theirs = max(
+            self._compared(rank, peers, scales, means, bool(alike)), key=lambda each: each[1] - each[2]
+        )
+        return Slow(rank, action, seconds, theirs, cost)
+
+    def _compared(
+        self, rank: int, peers: Sequence[int], scales: dict[int, float], means: Sequence[Sequence[float]], alike: bool
+    ) -> Iterator[tuple[str, float, float]]:
+        """Each of a rank's actions, its own time and that of its peers: of other stages, by kind."""
+        tables = {each: dict(zip(_names(self.program, each), means[each][1:], strict=False)) for each in (rank, *peers)}
+        if not alike:
+            tables = {each: _by_kind(table) for each, table in tables.items()}
+        for action, seconds in tables[rank].items():
+            usual = median(tables[each].get(action, 0.0) * scales[each] for each in peers)
+            yield action if alike else _of(self.program, rank, action), seconds, usual
+
+
+def _by_kind(table: dict[str, float]) -> dict[str, float]:
+    """`F of stage 1` and `F of stage 3` as `F`."""
+    found: dict[str, float] = {}
+    for action, seconds in table.items():
+        kind = action.partition(" of stage ")[0]
+        found[kind] = found.get(kind, 0.0) + seconds
+    return found
+
+
+def _of(program: Program, rank: int, kind: str) -> str:
+    """A kind of action with the stages of a rank."""
+    names = [each for each in _names(program, rank) if each.partition(" of stage ")[0] == kind]
+    if names == [kind]:
+        return kind
+    stages = ", ".join(map(str, sorted(int(each.partition(" of stage ")[2]) for each in names)))
+    return f"{kind} of stage{'s' if len(names) > 1 else ''} {stages}"
