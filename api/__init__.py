@@ -13,6 +13,7 @@ program is run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,7 @@ def check(path: str | Path, *overrides: str) -> tuple[Diagnostic, ...]:
 
 def load(path: str | Path, *overrides: str) -> Spec:
     """The checked meaning of a file."""
-    from partita.dsl.load import load as load_file
-
-    spec, diagnostics = load_file(path, overrides)
-    if spec is None:
-        raise Refused(diagnostics)
-    return spec
+    return _load(path, overrides)
 
 
 def compile(path: str | Path, *overrides: str) -> Compilation:
@@ -64,12 +60,13 @@ def plan(
     path: str | Path, *overrides: str, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
     """The meshes, layouts and schedules that are predicted to be fastest on so many devices (default: the mesh's), the
-    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`.
+    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`; the one that is
+    `given` is the file as it is.
     """
     from partita.compiler.planning.search import Search
     from partita.compiler.planning.space import space_of
 
-    return Search(space_of(load(path, *overrides), devices), top, within).run().plans
+    return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
 def verify(path: str | Path, *overrides: str) -> Verification:
@@ -110,3 +107,12 @@ def train(path: str | Path, *overrides: str) -> list[dict[str, Any]]:
     plan = prepare(load(path, *overrides))
     VirtualRun(plan, strict=False).train(open_data(plan.program, plan.train, Path(path).resolve().parent), [_Records()])
     return records
+
+
+def _load(path: str | Path, overrides: Sequence[str], fitting: bool = True) -> Spec:
+    from partita.dsl.load import load as load_file
+
+    spec, diagnostics = load_file(path, overrides, fitting=fitting)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec

@@ -28,27 +28,40 @@ from partita.dsl.unused import report_unused
 Loaded = tuple[spec.Spec | None, tuple[Diagnostic, ...]]
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), root: str | Path | None = None) -> Loaded:
+def load(
+    path: str | Path, overrides: Sequence[str] = (), root: str | Path | None = None, fitting: bool = True
+) -> Loaded:
     """Check a file, with `key=value` overrides applied.
 
     Returns its meaning, or None where there is an error, and all diagnostics (warnings may come with a Spec).
-    Imports may not leave `root`, by default the file's own directory.
+    Imports may not leave `root`, by default the file's own directory. Unless `fitting`, sizes need not fit the layout
+    and the schedule that the file has: for those who look for others.
     """
     name = os.fspath(path)
     folder = os.fspath(root) if root is not None else None
-    return _loaded(lambda: read_source(name, name), name, overrides, folder)
+    return _loaded(lambda: read_source(name, name), name, overrides, folder, fitting)
 
 
-def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = (), path: str | Path | None = None) -> Loaded:
+def load_text(
+    text: str,
+    name: str = "<text>",
+    overrides: Sequence[str] = (),
+    path: str | Path | None = None,
+    fitting: bool = True,
+) -> Loaded:
     """Check a text as if it stood in the file of that path; without one it can name no others. Otherwise `load`."""
-    return _loaded(lambda: source_of(text, name), os.fspath(path) if path is not None else None, overrides, None)
+    return _loaded(
+        lambda: source_of(text, name), os.fspath(path) if path is not None else None, overrides, None, fitting
+    )
 
 
-def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None) -> Loaded:
+def _loaded(
+    read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None, fitting: bool
+) -> Loaded:
     report = Report()
     found = None
     try:
-        found = _check(read(), path, overrides, root, report)
+        found = _check(read(), path, overrides, root, report, fitting)
     except Refused as refused:
         report.refused(refused)
     except Full:
@@ -57,7 +70,7 @@ def _loaded(read: Callable[[], Source], path: str | None, overrides: Sequence[st
 
 
 def _check(
-    source: Source, path: str | None, overrides: Sequence[str], root: str | None, report: Report
+    source: Source, path: str | None, overrides: Sequence[str], root: str | None, report: Report, fitting: bool
 ) -> spec.Spec | None:
     declarations = gather(source, path, root, report)
     if report.errors:
@@ -75,7 +88,7 @@ def _check(
             report_unreached(model, report)
     plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root))
     found = plans.whole()
-    if found is not None:
+    if found is not None and fitting:
         report_misfits(found, report)
     if not report.errors:
         report_unused(declarations, axes, models, plans.used(), chosen.kinds, report)

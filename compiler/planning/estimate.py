@@ -20,6 +20,7 @@ from partita.compiler.schedules.estimate import Estimate, codes
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule, loop_placement, v_placement
 
+# Schedules that run B and W at once.
 WHOLE = ("gpipe", "one_f_one_b", "interleaved_1f1b")
 
 
@@ -198,7 +199,19 @@ def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int,
         "zb_h2": max(0.0, apart - 3 * own.weight),
         "zb_v": 0.0,
     }.get(candidate.schedule, whole)
-    return (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
+    work = (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
+    return max(work, _way(own, candidate, microbatches))
+
+
+def _way(own: Figures, candidate: Candidate, microbatches: int) -> float:
+    """What a pipeline takes that has few microbatches for its length: the first one goes to the last stage, which runs
+    all of them, and the last one's gradient comes back.
+    """
+    split = candidate.schedule not in WHOLE
+    forth, back = own.forward, own.backward if split else own.whole
+    turns = candidate.chunks - 1 if candidate.schedule == "zb_v" else 0  # where stages share a rank, nothing is sent
+    way = (candidate.stages - 1) * (forth + back) + (candidate.stages - 1 - turns) * (own.onward + own.back)
+    return way + microbatches * (forth + back) + own.weight * split
 
 
 def live(candidate: Candidate, microbatches: int) -> int:

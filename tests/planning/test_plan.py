@@ -260,7 +260,9 @@ def test_json(capsys):
     assert first["why"] is None
     assert first["step_time"] <= found["own"]["step_time"]
     keys = {"mesh", "zero", "sequence", "schedule", "chunks", "microbatches", "microbatch", "recompute"}
-    assert keys | {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "why"} == set(first)
+    keys |= {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "given", "why"}
+    assert keys == set(first)
+    assert keys | {"fits"} == set(found["own"])
 
 
 def test_a_device_brings_its_links():
@@ -293,7 +295,7 @@ def test_nothing_fits_says_what_came_nearest():
     text = GPT.read_text().replace(
         "device = h100", "device = device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"
     )
-    given, _ = load_text(text, overrides=["batch=16", "seq=16384"])
+    given, _ = load_text(text, overrides=["batch=16", "seq=16384"], fitting=False)
     with pytest.raises(Refused) as refused:
         Search(space_of(given)).run()
     (diagnostic,) = refused.value.diagnostics
@@ -317,7 +319,7 @@ def test_what_fits_by_no_estimate_is_said_with_what_it_needs(tmp_path):
         "batch = 4096", "batch = 4, seq = 4096"
     )
     text = text.replace("[batch, embed]", "[batch, seq, embed]")
-    given, diagnostics = load_text(text)
+    given, diagnostics = load_text(text, fitting=False)
     assert given is not None, diagnostics
     with pytest.raises(Refused) as refused:
         Search(space_of(given)).run()
