@@ -190,9 +190,10 @@ def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int,
         return own.quiet * microbatches
     apart = own.forward + own.backward + own.weight
     whole = own.forward + own.whole if candidate.schedule in WHOLE else apart
-    # What stands outside of turns can be made up for by a turn less.
+    # What stands outside of turns can be made up for by a turn less, where a stage has several.
     turn = stages.turn.forward + stages.turn.whole
-    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole - turn
+    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole
+    extra -= turn if turns > candidate.stages else 0.0
     extra = max(0.0, extra, turn * (ceil(turns / candidate.pipe) - turns / candidate.pipe))
     gap = {
         "zb_h1": apart - 2 * own.weight,

@@ -35,6 +35,8 @@ from partita.compiler.report.prediction import Prediction, predict, silenced, st
 from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.fits import report_misfits
+from partita.dsl.report import Report
 from partita.dsl.units import BYTES, written
 
 # What of a device's memory a program may take: kernels have workspaces, and allocators gaps.
@@ -152,7 +154,11 @@ class Search:
             candidate = self.space.own()
             if candidate is None:
                 return None, None
-            return evolve(predicted(self.space.as_it_stands(candidate), candidate), given=True), None
+            file, report = self.space.as_it_stands(candidate), Report()
+            report_misfits(file, report)
+            if report.errors:
+                raise Refused(report.diagnostics())
+            return evolve(predicted(file, candidate), given=True), None
         except Refused as refused:
             return None, refused.diagnostics[0]
 
