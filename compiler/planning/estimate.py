@@ -17,6 +17,7 @@ from partita.compiler.planning.miniature import Figures, Stages
 from partita.compiler.planning.space import Candidate
 from partita.compiler.schedules.conditions import Placement, Prices
 from partita.compiler.schedules.estimate import Estimate, codes
+from partita.compiler.schedules.interleaved import group_sizes
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule, loop_placement, v_placement
 
@@ -152,11 +153,13 @@ def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbat
 
 
 def _shortened(candidate: Candidate, microbatches: int) -> int:
-    """As many microbatches as fill the pipeline twice, with the same remainder; all of GPipe's, which it holds."""
+    """As many microbatches as fill the pipeline twice, in groups that are as large; all of GPipe's, which it holds."""
     ranks = candidate.pipe
     if candidate.schedule == "gpipe":
         return microbatches
-    return min(microbatches, 3 * ranks + (microbatches % ranks if candidate.chunks > 1 else 0))
+    groups, left = divmod(microbatches, ranks)
+    more = ceil(3 * left / groups) if candidate.schedule == "interleaved_1f1b" and groups else 0
+    return min(microbatches, 3 * ranks + more)
 
 
 def _prices(own: Sequence[Figures], placement: Placement) -> Prices:
@@ -221,7 +224,8 @@ def live(candidate: Candidate, microbatches: int) -> int:
     if candidate.schedule == "gpipe":
         return microbatches
     if candidate.schedule == "interleaved_1f1b":
-        return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * ranks + 1)
+        first = group_sizes(microbatches, ranks, ranks)[0]
+        return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * first + 1)
     if candidate.schedule == "zb_v":
         return min(2 * ranks, 2 * microbatches)
     return min(microbatches, 2 * ranks - 1 if candidate.schedule == "zb_h2" else ranks)
