@@ -10,7 +10,7 @@ made as short as they can be at the same cost: what does not cost time is given 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import ceil
 
 from attrs import define, evolve, field
@@ -37,8 +37,8 @@ NEAR = 1e-9
 SHARES = (0.0, 0.5, 1.0, 1.5)
 # Warm-ups of starting points, as multiples of those of 1F1B or its like.
 FACTORS = (1.0, 2.0, 1.5, 1.25, 1.75, 2.25, 2.5, 3.0)
-# From how many starting points a search goes downhill.
-STARTS = 3
+# From how many starting points a search goes downhill, each with other warm-ups.
+STARTS = 6
 
 
 def better(one: Value, other: Value) -> bool:
@@ -81,8 +81,10 @@ class Descent:
             starts.append((self.value(numbers), numbers))
             if starts[-1][0][0] <= least * (1 + NEAR) or self.estimate.steps > half:
                 break
-        starts.sort()
-        value, numbers = min(self._down(*start, most, least) for start in starts[:STARTS])
+        by_warm_ups: dict[tuple[int, ...], tuple[Value, Numbers]] = {}
+        for start in sorted(starts):
+            by_warm_ups.setdefault(tuple(warm_up for warm_up, _ in start[1]), start)
+        value, numbers = min(self._down(*start, most, least) for start in islice(by_warm_ups.values(), STARTS))
         return value, self.schedule(self._given_back(value, numbers))
 
     def value(self, numbers: Numbers) -> Value:
