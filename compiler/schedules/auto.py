@@ -37,8 +37,9 @@ from partita.compiler.simulator import simulate
 
 # Actions that a search of static orders looks at in all, some seconds; of long orders, so many orders.
 STEPS, ORDERS = 6_000_000, 600
-# The memory that list scheduling is given, in multiples of P microbatches on each rank.
-SHARES = (1.0, 1.5, 2.0)
+# The memory that list scheduling is given: multiples of P microbatches, and how many fewer each rank has than the one
+# before. Later ranks have less to wait for.
+SHARES = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (2.0, 0.5), (2.0, 1.0))
 # Of how many other orders the warm-ups are starting points.
 OTHERS = 6
 
@@ -133,7 +134,11 @@ class _Search:
         placement, microbatches, prices = self.family.placement, self.family.microbatches, self.estimate.prices
         each = (1.0,) * len(prices.forward)
         memory = self.memory or Memory((float(microbatches * len(each)),) * len(placement), each, each)
-        fewer = ([share * len(placement) * memory.one(stages) for stages in placement] for share in SHARES)
+        ranks = len(placement)
+        fewer = [
+            [(share * ranks - taper * rank) * memory.one(stages) for rank, stages in enumerate(placement)]
+            for share, taper in SHARES
+        ]
         limits = dict.fromkeys((*(tuple(map(min, memory.limit, limit)) for limit in fewer), memory.limit))
         for limit in limits:
             within = evolve(memory, limit=limit)
