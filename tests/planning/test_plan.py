@@ -246,7 +246,7 @@ def test_overrides_of_the_file_are_written_with_it(tmp_path, capsys):
 
 
 def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
-    device = "device(flops = 1TFLOP/s, memory = 2.5MiB, bandwidth = 1TB/s)"
+    device = "device(flops = 1TFLOP/s, memory = 4MiB, bandwidth = 1TB/s)"
     path = _written(tmp_path, "gpipe(microbatches = 1)")
     path.write_text(path.read_text().replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}"))
     arguments = ["plan", str(path), "--keep-mesh", "--within", "2"]
