@@ -14,6 +14,7 @@ Overrides are written as on the command line, or come as mappings of their keys 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,7 @@ def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
 
 def load(path: str | Path, *overrides: Override) -> Spec:
     """The checked meaning of a file."""
-    from partita.dsl.load import load as load_file
-
-    spec, diagnostics = load_file(path, written(overrides))
-    if spec is None:
-        raise Refused(diagnostics)
-    return spec
+    return _load(path, overrides)
 
 
 def compile(path: str | Path, *overrides: Override) -> Compilation:
@@ -67,12 +63,13 @@ def plan(
     path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
     """The meshes, layouts and schedules that are predicted to be fastest on so many devices (default: the mesh's), the
-    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`.
+    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`; the one that is
+    `given` is the file as it is.
     """
     from partita.compiler.planning.search import Search
     from partita.compiler.planning.space import space_of
 
-    return Search(space_of(load(path, *overrides), devices), top, within).run().plans
+    return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
 def verify(path: str | Path, *overrides: Override) -> Verification:
@@ -94,3 +91,12 @@ def train(path: str | Path, *overrides: Override, run_dir: str | Path | None = N
     from partita.runtime.trained import train as train_spec
 
     return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir)
+
+
+def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:
+    from partita.dsl.load import load as load_file
+
+    spec, diagnostics = load_file(path, written(overrides), fitting=fitting)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec

@@ -2,16 +2,19 @@
 
     python bench/schedule_search.py
 
-Two tables. The rows that Qi et al. published (arXiv 2401.10241v1, tables 5 and 9; `tests/golden/zero_bubble.json`):
-the bubble of their search, ours, and the lower bound, in the memory of P and of 2P microbatches. And larger pipelines,
+Three tables. The rows that Qi et al. published (arXiv 2401.10241v1, tables 5 and 9; `tests/golden/zero_bubble.json`):
+the bubble of their search, ours, and the lower bound, in the memory of P and of 2P microbatches. Small pipelines, with
+several ratios of F, B and W: how many orders meet the bound, and the mean of cost over bound. And larger pipelines,
 with equal and with unequal stages: cost over lower bound, and what kind of order it is.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from time import perf_counter
 
 from partita.compiler.communication import default_messages
@@ -48,6 +51,24 @@ def published() -> None:
             print(f"{ranks:3} {microbatches:4}  {factor * ranks:6}  {figures}")
 
 
+def small() -> None:
+    """Small pipelines with memory for some multiples of P microbatches, of which 0.4 stays until W."""
+    print(f"{'P':>3} {'V':>2} {'M':>4}  {'at bound':>8} {'cost/bound':>10} {'seconds':>8}")
+    ratios = ((1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (3.0, 2.0, 2.0), (1.0, 1.0, 0.3))
+    for chunks, (ranks, microbatches) in product((1, 2), ((3, 5), (4, 8), (4, 13), (8, 16), (8, 24))):
+        stages, shares, taken = ranks * chunks, [], 0.0
+        for times, factor in product(ratios, (0.5, 1.0, 1.5, 2.0)):
+            memory = Memory((factor * ranks,) * ranks, (1.0 / chunks,) * stages, (0.4 / chunks,) * stages)
+            costs = equal_costs(*(each / chunks for each in times), 0.1)
+            schedule, seconds = searched(ranks, chunks, microbatches, costs, memory)
+            assert schedule.search is not None
+            shares.append(schedule.search.cost / schedule.search.least)
+            taken += seconds
+        met = sum(share < 1 + 1e-9 for share in shares)
+        figures = f"{met:4} / {len(shares)} {fmean(shares):10.4f} {taken / len(shares):8.2f}"
+        print(f"{ranks:3} {chunks:2} {microbatches:4}  {figures}")
+
+
 def uneven(stages: int) -> Costs:
     """Stages of different lengths; the first is shorter and the last longer."""
     random = Random(1)
@@ -78,5 +99,7 @@ def larger() -> None:
 
 if __name__ == "__main__":
     published()
+    print()
+    small()
     print()
     larger()

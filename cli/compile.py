@@ -98,7 +98,9 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
                 lines += [node_text(node) for node in (*each.finish, *each.update)]
         return "\n".join(lines) + "\n"
     if form == "schedule":
-        return f"{state.schedule}\n"
+        from partita.compiler.schedules.text import write
+
+        return write(state.schedule)
     if stage is None:
         return str(state.program.source)
     return _stage_source(state.program.source, set(state.program.stages[stage].functions.values()))

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and print. 0, or 1 with diagnostics, 2 where OUT cannot be written."""
-    given = load_or_report(arguments)
+    given = load_or_report(arguments, fitting=False)
     if given is None:
         return 1
     from partita.compiler.planning.search import Search
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         return deliver(json.dumps(as_json(found), indent=2) + "\n", None)
     status = deliver(text_of(lambda console: show(found, console), None), None)
     if text is not None:
-        print(f"the best is in {arguments.output}")
+        best = "the best of those tried is the file itself: it" if found.plans[0].given else "the best"
+        print(f"{best} is in {arguments.output}")
     return status
 
 
@@ -78,7 +79,7 @@ def as_json(found: Found) -> dict[str, Any]:
         "memory": found.device.memory,
         "seconds": found.seconds,
         "looked": list(found.looked),
-        "own": None if found.own is None else _plan_json(found.own, found),
+        "own": None if found.own is None else _plan_json(found.own, found) | {"fits": found.own_fits},
         "plans": [_plan_json(plan, found) for plan in found.plans],
     }
 
@@ -101,6 +102,7 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
         "mfu": prediction.mfu,
         "bubble": prediction.timeline.bubble,
         "peak_memory": plan.peak,
+        "given": plan.given,
         "why": None if plan is found.plans[0] else reason(plan, found.plans[0]),
     }
 
@@ -109,12 +111,14 @@ def show(found: Found, console: Console) -> None:
     """A row for each plan, the fastest first; then what is faster and does not fit, and how much was looked at."""
     from partita.cli.figures import bytes_text, count_text, seconds_text
     from partita.cli.table import Column, Table, print_table, print_text
-    from partita.compiler.planning.reasons import reason
     from partita.compiler.planning.search import described
 
     space, best = found.space, found.plans[0]
     devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
     print_text(console, f": {devices}; {space.rows:,} rows of `{space.batch}` a step", title=space.given.name)
+    own = _as_it_is(found)
+    if own:
+        print_text(console, own)
     rows = []
     for plan in found.plans:
         each, prediction = plan.candidate, plan.prediction
@@ -131,9 +135,7 @@ def show(found: Found, console: Console) -> None:
                 f"{prediction.mfu:.1%}",
                 f"{prediction.timeline.bubble:.1%}",
                 bytes_text(plan.peak),
-                ""
-                if plan is best
-                else f"+{prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}",
+                _why(plan, best),
             )
         )
     columns = (
@@ -153,10 +155,6 @@ def show(found: Found, console: Console) -> None:
     print_table(console, Table(columns, rows, console.width))
     sizes = f"{space.data} × {space.pipe} × {space.tensor}"
     print_text(console, f"mesh: {sizes}; batches: microbatches × rows of each on a rank; seq: sequence parallel")
-    if found.own is not None:
-        step, peak = found.own.prediction.step_time, bytes_text(found.own.peak)
-        more = f"{step / best.prediction.step_time - 1:+.1%}: {reason(found.own, best)}"
-        print_text(console, f"the file as it stands: {seconds_text(step)}, {peak}; {more}")
     if found.larger is not None:
         candidate, outlook = found.larger
         print_text(
@@ -171,6 +169,32 @@ def show(found: Found, console: Console) -> None:
         console,
         f"{bounds:,} candidates bounded, {outlooks:,} estimated, {plans:,} compiled, in {found.seconds:.1f} s",
     )
+
+
+def _as_it_is(found: Found) -> str:
+    """What the file as it is takes; nothing where it has another number of devices."""
+    from partita.cli.figures import bytes_text, seconds_text
+    from partita.compiler.planning.reasons import reason
+
+    own, best = found.own, found.plans[0]
+    if own is None:
+        return f"the file as it is does not compile: {found.wrong.message}" if found.wrong else ""
+    there = f"the file as it is: {seconds_text(own.prediction.step_time)}, {bytes_text(own.peak)}; "
+    if not found.own_fits:
+        return f"{there}it does not fit"
+    if best.given:
+        return f"{there}nothing that was tried is faster"
+    return f"{there}{own.prediction.step_time / best.prediction.step_time - 1:+.1%}: {reason(own, best)}"
+
+
+def _why(plan: Plan, best: Plan) -> str:
+    """Which plan is the file as it is; how much longer one takes than the best, and why."""
+    from partita.compiler.planning.reasons import reason
+
+    words = ["the file as it is"] * plan.given
+    if plan is not best:
+        words.append(f"+{plan.prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}")
+    return "; ".join(words)
 
 
 def _layout(plan: Plan) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from partita.compiler.schedules.schedule import Schedule
     from partita.compiler.timeline import Timeline
 
+# The name of a file that holds a schedule as text ends so.
+TEXT = ".sched"
 SUMMARY = "show the timeline of one step: bubble, makespan, peak live activations by rank"
 
 
@@ -30,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="bubble, makespan, peak_live and actions as JSON")
-    parser.add_argument("-o", "--output", metavar="OUT", help="draw to a file: .svg, .png, or .json for a Chrome trace")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help="to a file: .svg, .png, .json for a Chrome trace, or .sched"
+    )
     abstract.add_arguments(parser)
 
 
@@ -64,7 +68,7 @@ def _drawable(arguments: argparse.Namespace) -> bool:
     """Whether a picture can be written to the file that is asked for, by its name; says so where not."""
     from partita.cli.pictures import unable
 
-    drawn = arguments.output is not None and not arguments.json
+    drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix != TEXT
     problem = unable(Path(arguments.output)) if drawn else None
     if problem is not None:
         print(f"partita: {problem}", file=sys.stderr)
@@ -87,6 +91,10 @@ def present(
 
         whole = {} if step is None else {"step_time": step}
         return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
+    if arguments.output is not None and Path(arguments.output).suffix == TEXT:
+        from partita.compiler.schedules.text import write
+
+        return deliver(write(schedule), arguments.output)
     if arguments.output is not None:
         from partita.cli.pictures import Picture, save
 

@@ -29,9 +29,9 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="DIR", help="imports may not leave it (default: FILE's directory)")
 
 
-def load_or_report(arguments: argparse.Namespace) -> Spec | None:
-    """The meaning of the file; its diagnostics go to stderr. None where there is an error."""
-    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
+def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:
+    """The meaning of the file; its diagnostics go to stderr. None where there is an error (see `load`)."""
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting)
     report(diagnostics)
     return spec
 

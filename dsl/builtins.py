@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from partita.dsl.arguments import REQUIRED
 from partita.dsl.spec import STOP
@@ -149,7 +149,7 @@ SCHEDULES = _table(
             _OVER,
         ),
     ),
-    Signature("from_file", (Setting("path", Beside()), _PLACEMENT, _OVER)),
+    Signature("from_file", (Setting("path", Beside()), evolve(_PLACEMENT, default=None), _OVER)),
 )
 
 # ---------------------------------------------------------------- train

@@ -34,31 +34,44 @@ def load(
     overrides: Sequence[str] = (),
     root: str | Path | None = None,
     reader: Reader | None = None,
+    fitting: bool = True,
 ) -> Loaded:
     """Check a file, with `key=value` overrides applied.
 
     Returns its meaning, or None where there is an error, and all diagnostics (warnings may come with a Spec).
-    Imports may not leave `root`, by default the file's own directory. A `reader` remembers what was read.
+    Imports may not leave `root`, by default the file's own directory. A `reader` remembers what was read. Unless
+    `fitting`, sizes need not fit the layout and the schedule that the file has: for those who look for others.
     """
     name = os.fspath(path)
     folder = os.fspath(root) if root is not None else None
     files = reader or Reader()
-    return _loaded(lambda: files.source(name, name), name, overrides, folder, files)
+    return _loaded(lambda: files.source(name, name), name, overrides, folder, files, fitting)
 
 
-def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = (), path: str | Path | None = None) -> Loaded:
+def load_text(
+    text: str,
+    name: str = "<text>",
+    overrides: Sequence[str] = (),
+    path: str | Path | None = None,
+    fitting: bool = True,
+) -> Loaded:
     """Check a text as if it stood in the file of that path; without one it can name no others. Otherwise `load`."""
     place = os.fspath(path) if path is not None else None
-    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader())
+    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader(), fitting)
 
 
 def _loaded(
-    read: Callable[[], Source], path: str | None, overrides: Sequence[str], root: str | None, files: Reader
+    read: Callable[[], Source],
+    path: str | None,
+    overrides: Sequence[str],
+    root: str | None,
+    files: Reader,
+    fitting: bool,
 ) -> Loaded:
     report = Report()
     found = None
     try:
-        found = _check(read(), path, overrides, root, files, report)
+        found = _check(read(), path, overrides, root, files, report, fitting)
     except Refused as refused:
         report.refused(refused)
     except Full:
@@ -67,7 +80,13 @@ def _loaded(
 
 
 def _check(
-    source: Source, path: str | None, overrides: Sequence[str], root: str | None, files: Reader, report: Report
+    source: Source,
+    path: str | None,
+    overrides: Sequence[str],
+    root: str | None,
+    files: Reader,
+    report: Report,
+    fitting: bool,
 ) -> spec.Spec | None:
     declarations = gather(source, path, root, files, report)
     if report.errors:
@@ -85,7 +104,7 @@ def _check(
             report_unreached(model, report)
     plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root, files))
     found = plans.whole()
-    if found is not None:
+    if found is not None and fitting:
         report_misfits(found, report)
     if not report.errors:
         report_unused(declarations, axes, models, plans.used(), chosen.kinds, report)

@@ -17,12 +17,12 @@ class Held(Exception):
     """Another run holds the lock."""
 
 
-def lock(parent: int, patience: float = PATIENCE_SECONDS) -> tuple[int, bool]:
-    """Hold the lock of an open directory: a descriptor that holds it until it and all its copies are closed, and
-    whether this file system has locks at all. Raises Held, and OSError where no file can be made.
+def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
+    """Hold the lock of an open directory: a descriptor that holds it until it and all its copies are closed, and why
+    there is no lock, where this file system has none. Raises Held, and OSError where no file can be made.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    end = time.monotonic() + patience
+    end = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
     while True:
         try:
@@ -32,11 +32,11 @@ def lock(parent: int, patience: float = PATIENCE_SECONDS) -> tuple[int, bool]:
                 os.close(handle)
                 raise Held from error
             time.sleep(0.1)
-        except OSError:
-            return handle, False
+        except OSError as error:
+            return handle, str(error.strerror)
         else:
             if still_there(parent, handle):
-                return handle, True
+                return handle, None
             # Whoever held it has removed it, or the directory was emptied: another run may hold the new one.
             os.close(handle)
             handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
@@ -56,6 +56,7 @@ def refused(path: Path) -> Refused:
     return refuse("E0803", f"another run writes to {path}", help="wait for its end, or give this one another directory")
 
 
-def missing(path: Path) -> Diagnostic:
+def missing(path: Path, reason: str) -> Diagnostic:
     """The warning (W0806) of a file system that has no locks."""
-    return Diagnostic("W0806", f"{path} cannot be locked", help="see to it yourself that no second run writes there")
+    help = "see to it yourself that no second run writes there"
+    return Diagnostic("W0806", f"{path} cannot be locked: {reason}", help=help)

@@ -72,10 +72,10 @@ class RunDirectory:
         Raises Refused (E0803) where another run holds it.
         """
         try:
-            self._lock, held = locks.lock(self.handle)
+            self._lock, unlocked = locks.lock(self.handle)
         except locks.Held as error:
             raise locks.refused(self.path) from error
-        return None if held else locks.missing(self.path)
+        return None if unlocked is None else locks.missing(self.path, unlocked)
 
     @property
     def descriptors(self) -> tuple[int, ...]:

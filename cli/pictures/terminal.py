@@ -68,13 +68,18 @@ def _style(interval: Interval, schedule: Schedule) -> str:
 
 
 def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
-    """The stable object of `schedule --json`: `actions` are one list per rank, as `F0.3`."""
-    found = {
+    """The stable object of `schedule --json`: `actions` are one list per rank, as `F0.3`, and `placement` the stages of
+    each rank by chunk; `pairs`, where some actions overlap with the next, the positions of these.
+    """
+    found: dict[str, Any] = {
         "bubble": timeline.bubble,
         "makespan": timeline.makespan,
         "peak_live": list(timeline.peak_live),
+        "placement": [list(stages) for stages in schedule.placement],
         "actions": [[str(action) for action in actions] for actions in schedule.actions],
     }
+    if schedule.pairs:
+        found["pairs"] = [sorted(paired) for paired in schedule.pairs]
     if schedule.search is None:
         return found
     least = schedule.search.least

@@ -17,9 +17,11 @@ from partita.compiler.planning.miniature import Figures, Stages
 from partita.compiler.planning.space import Candidate
 from partita.compiler.schedules.conditions import Placement, Prices
 from partita.compiler.schedules.estimate import Estimate, codes
+from partita.compiler.schedules.interleaved import group_sizes
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule, loop_placement, v_placement
 
+# Schedules that run B and W at once.
 WHOLE = ("gpipe", "one_f_one_b", "interleaved_1f1b")
 
 
@@ -151,11 +153,13 @@ def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbat
 
 
 def _shortened(candidate: Candidate, microbatches: int) -> int:
-    """As many microbatches as fill the pipeline twice, with the same remainder; all of GPipe's, which it holds."""
+    """As many microbatches as fill the pipeline twice, in groups that are as large; all of GPipe's, which it holds."""
     ranks = candidate.pipe
     if candidate.schedule == "gpipe":
         return microbatches
-    return min(microbatches, 3 * ranks + (microbatches % ranks if candidate.chunks > 1 else 0))
+    groups, left = divmod(microbatches, ranks)
+    more = ceil(3 * left / groups) if candidate.schedule == "interleaved_1f1b" and groups else 0
+    return min(microbatches, 3 * ranks + more)
 
 
 def _prices(own: Sequence[Figures], placement: Placement) -> Prices:
@@ -189,16 +193,29 @@ def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int,
         return own.quiet * microbatches
     apart = own.forward + own.backward + own.weight
     whole = own.forward + own.whole if candidate.schedule in WHOLE else apart
-    # What stands outside of turns can be made up for by a turn less.
+    # What stands outside of turns can be made up for by a turn less, where a stage has several.
     turn = stages.turn.forward + stages.turn.whole
-    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole - turn
+    extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole
+    extra -= turn if turns > candidate.stages else 0.0
     extra = max(0.0, extra, turn * (ceil(turns / candidate.pipe) - turns / candidate.pipe))
     gap = {
         "zb_h1": apart - 2 * own.weight,
         "zb_h2": max(0.0, apart - 3 * own.weight),
         "zb_v": 0.0,
     }.get(candidate.schedule, whole)
-    return (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
+    work = (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
+    return max(work, _way(own, candidate, microbatches))
+
+
+def _way(own: Figures, candidate: Candidate, microbatches: int) -> float:
+    """What a pipeline takes that has few microbatches for its length: the first one goes to the last stage, which runs
+    all of them, and the last one's gradient comes back.
+    """
+    split = candidate.schedule not in WHOLE
+    forth, back = own.forward, own.backward if split else own.whole
+    turns = candidate.chunks - 1 if candidate.schedule == "zb_v" else 0  # where stages share a rank, nothing is sent
+    way = (candidate.stages - 1) * (forth + back) + (candidate.stages - 1 - turns) * (own.onward + own.back)
+    return way + microbatches * (forth + back) + own.weight * split
 
 
 def live(candidate: Candidate, microbatches: int) -> int:
@@ -207,7 +224,8 @@ def live(candidate: Candidate, microbatches: int) -> int:
     if candidate.schedule == "gpipe":
         return microbatches
     if candidate.schedule == "interleaved_1f1b":
-        return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * ranks + 1)
+        first = group_sizes(microbatches, ranks, ranks)[0]
+        return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * first + 1)
     if candidate.schedule == "zb_v":
         return min(2 * ranks, 2 * microbatches)
     return min(microbatches, 2 * ranks - 1 if candidate.schedule == "zb_h2" else ranks)

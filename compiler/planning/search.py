@@ -1,11 +1,13 @@
 """The search for the fastest candidates that fit into the memory of the device.
 
-Three looks, each dearer than the one before and taken by fewer candidates, the most promising first:
+The file as it is, where it has so many devices, is the first of them: compiled before anything else, so that nothing
+slower is ever proposed. At the others there are three looks, each dearer than the one before and taken by fewer
+candidates, the most promising first:
 
     bounds       every candidate, from miniatures without data parallelism: about the least that its step takes, and the
                  least memory that its parameters and activations need
     outlooks     miniatures with the candidate's own mesh and layout, and its schedule's timeline (`estimate`), until no
-                 bound is left that could be among the best
+                 bound is left that could be among the best; first of what has the file's mesh
     plans        the candidates themselves, compiled: what they are predicted to take, as `partita compile` says it
 
 A stage of ZeRO above the first is asked for where the one before does not fit; sequence parallelism is assumed, and
@@ -25,7 +27,7 @@ from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
+from partita.compiler.planning.estimate import WHOLE, Outlook, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planning.miniature import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
 from partita.compiler.report.footprint import peak_memory
@@ -33,7 +35,9 @@ from partita.compiler.report.prediction import Prediction, predict, silenced, st
 from partita.compiler.schedules.schedule import Action
 from partita.dsl import spec
 from partita.dsl.brief import count, outline
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.fits import report_misfits
+from partita.dsl.report import Report
 from partita.dsl.units import BYTES, written
 
 # What of a device's memory a program may take: kernels have workspaces, and allocators gaps.
@@ -48,15 +52,15 @@ MARGIN = 1.03
 SIZES = (1, 4)
 # The memory that bounds say is not quite the least: what is this share of it may fit.
 NEAR = 0.95
-# The shares of the time in which bounds and outlooks are had, at most.
-BOUNDS, OUTLOOKS = 0.4, 0.6
+# The shares of the time in which bounds are had, outlooks on the file's own mesh, and all outlooks, at most.
+BOUNDS, NEARBY, OUTLOOKS = 0.4, 0.5, 0.6
 # What compiling a candidate takes: in miniatures for each turn, and for each microbatch of each stage.
 TURN, ACTION = 0.15, 6e-4
 
 
 @frozen(eq=False)
 class Plan:
-    """A candidate that has been compiled, as it is predicted."""
+    """A candidate that has been compiled, as it is predicted. `given` says that it is the file as it is."""
 
     candidate: Candidate
     file: spec.Spec
@@ -64,6 +68,7 @@ class Plan:
     prediction: Prediction
     parts: Parts
     memory: tuple[int, ...]
+    given: bool = False
 
     def __repr__(self) -> str:
         step = f"{self.prediction.step_time * 1e3:.3g} ms a step"
@@ -79,8 +84,8 @@ class Plan:
 @frozen(eq=False)
 class Found:
     """What a search has found: plans, the fastest first; the fastest candidate that does not fit, with what is expected
-    of it; the file as it stands, where it has so many devices and time was left; and how many candidates were looked at
-    by each of the three looks.
+    of it; the file as it is, where it has so many devices, or why it does not compile; and how many candidates were
+    looked at by each of the three looks.
     """
 
     space: Space
@@ -88,14 +93,20 @@ class Found:
     plans: tuple[Plan, ...]
     larger: tuple[Candidate, Outlook] | None
     own: Plan | None
+    wrong: Diagnostic | None
     looked: tuple[int, int, int]
     seconds: float
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether the device holds the file as it is."""
+        return self.own is not None and self.own.peak <= self.device.memory
 
 
 @define(eq=False)
 class Search:
-    """A search of at most about `within` seconds for the `top` best candidates; the best is compiled however long that
-    takes.
+    """A search of at most about `within` seconds for the `top` best candidates; the file as it is, before that, and the
+    best are compiled however long that takes.
     """
 
     space: Space
@@ -125,10 +136,14 @@ class Search:
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) where nothing fits, or nothing compiles."""
-        bounds = sorted(self._bounds(), key=lambda pair: pair[0])
-        fitting = self._outlook(bounds)
+        begin = process_time()
+        own, wrong = self._as_it_is()
+        kept = [own] if own is not None and own.peak <= self.device.memory else []
+        self._start = process_time()
+        bounds = sorted(self._bounds(own), key=lambda pair: pair[0])
+        fitting = self._outlook(bounds, own)
         fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
-        plans = self._plans(fitting)
+        plans, compiled = self._plans(fitting, kept)
         larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
         first = min(larger, key=self._seconds, default=None)
         if not plans:
@@ -136,19 +151,22 @@ class Search:
         beyond = None
         if first is not None and self._seconds(first) < plans[0].prediction.step_time:
             beyond = first, self._outlooks[first]
-        looked = len(bounds), len(self._outlooks), len(plans)
-        own = self._own(plans[0])
-        return Found(self.space, self.device, plans, beyond, own, looked, process_time() - self._start)
+        looked = len(bounds), len(self._outlooks), compiled
+        return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin)
 
-    def _own(self, best: Plan) -> Plan | None:
-        """The file as it stands, where there is time."""
+    def _as_it_is(self) -> tuple[Plan | None, Diagnostic | None]:
+        """The file as it is, where it has so many devices; or what is wrong with it."""
         try:
             candidate = self.space.own()
-            if candidate is None or self._too_late_for(best.candidate):
-                return None
-            return predicted(self.space.as_it_stands(candidate), candidate)
-        except Refused:
-            return None
+            if candidate is None:
+                return None, None
+            file, report = self.space.as_it_stands(candidate), Report()
+            report_misfits(file, report)
+            if report.errors:
+                raise Refused(report.diagnostics())
+            return evolve(predicted(file, candidate), given=True), None
+        except Refused as refused:
+            return None, refused.diagnostics[0]
 
     def _late(self, share: float) -> bool:
         return process_time() - self._start > share * self.within
@@ -158,14 +176,15 @@ class Search:
 
     # ------------------------------------------------------------ bounds
 
-    def _bounds(self) -> Iterator[tuple[float, Candidate]]:
+    def _bounds(self, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
         """Candidates that may fit, with about the least that their step takes."""
         space = self.space
+        given = {own.candidate.data: own.candidate.size} if own is not None else {}
         factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.room]
         for data, pipe, tensor in factors:
             sequence = bool(tensor > 1 and space.sequence_by(tensor))
             best, wasted = float("inf"), 0
-            for size in space.sizes_of(data):
+            for size in sorted({*space.sizes_of(data), given.get(data, 1)}):
                 base, fits = Candidate(data, pipe, tensor, size, sequence, min(1, data - 1)), False
                 for recompute in ("", *space.blocks):
                     base = evolve(base, recompute=recompute)
@@ -193,6 +212,8 @@ class Search:
         microbatches = self.space.microbatches(candidate)
         own = even(stages, candidate, self.space.turns)
         activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
+        # When most are live, a backward follows.
+        activations += own.in_whole if schedule in WHOLE else own.in_backward
         # What else a rank holds, from the miniature, where nothing was stored in parts.
         constant = stages.middle.beside - stages.turn.beside if candidate.stages > 1 else 0.0
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
@@ -261,19 +282,32 @@ class Search:
 
     # ------------------------------------------------------------ outlooks
 
-    def _outlook(self, bounds: list[tuple[float, Candidate]]) -> list[Candidate]:
+    def _outlook(self, bounds: list[tuple[float, Candidate]], own: Plan | None) -> list[Candidate]:
         """The candidates that are expected to fit, the fastest first: as many as are asked for, and as are known on the
-        way. What does not fit is put back with more of ZeRO, and with more recomputed: that takes longer still.
+        way. Those on the file's own mesh come first: whoever wrote it had reasons, which bounds do not know.
         """
-        best: list[float] = []
         found: list[Candidate] = []
+        if own is not None:
+            most = own.prediction.step_time
+            near = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
+            self._look_through(near, found, NEARBY)
+        self._look_through(bounds, found, OUTLOOKS)
+        return sorted(found, key=self._seconds)
+
+    def _look_through(self, bounds: list[tuple[float, Candidate]], found: list[Candidate], share: float) -> None:
+        """Add to what was found, until so much of the time is over. What does not fit is put back with more of ZeRO,
+        and with more recomputed: that takes longer still.
+        """
+        best = nsmallest(self.top, map(self._seconds, found))
         queue = [(seconds, i, candidate) for i, (seconds, candidate) in enumerate(bounds)]
         heapify(queue)
         known = {candidate for _, candidate in bounds}
         while queue:
             seconds, _, candidate = heappop(queue)
-            if best and (self._pressed(found) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
+            if best and (self._pressed(found, share) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
                 break
+            if candidate in self._outlooks:
+                continue
             outlook = self._look(candidate)
             if outlook is None:
                 continue
@@ -286,12 +320,11 @@ class Search:
                 if smaller not in known:
                     known.add(smaller)
                     heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
-        return sorted(found, key=self._seconds)
 
-    def _pressed(self, found: list[Candidate]) -> bool:
-        """Whether the time that is left is wanted for compiling the best."""
+    def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
+        """Whether so much of the time is over, or what is left is wanted for compiling the best."""
         best = min(found, key=self._seconds)
-        return self._late(OUTLOOKS) or self._too_late_for(best)
+        return self._late(share) or self._too_late_for(best)
 
     def _too_late_for(self, candidate: Candidate) -> bool:
         """Whether a candidate that is compiled now would be so too late."""
@@ -351,29 +384,32 @@ class Search:
 
     # ------------------------------------------------------------ plans
 
-    def _plans(self, fitting: list[Candidate]) -> tuple[Plan, ...]:
-        """The best, compiled: the fastest first."""
+    def _plans(self, fitting: list[Candidate], kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
+        """The best, compiled: the fastest first, of these and of what is `kept`; and how many were compiled."""
         plans: list[Plan] = []
+        compiled = 0
         meshes: Counter[tuple[int, int, int]] = Counter()
         alike = self.top if self.space.sizes is not None else ALIKE
-        known: set[tuple[object, ...]] = set()
+        known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
         for candidate in fitting:
-            if len(plans) >= self.top or (plans and self._too_late_for(candidate)):
+            if len(plans) >= self.top or ((plans or kept) and self._too_late_for(candidate)):
                 break
-            mesh = candidate.data, candidate.pipe, candidate.tensor
-            plan = planned(self.space, candidate) if meshes[mesh] < alike else None
+            plan = planned(self.space, candidate) if meshes[candidate.mesh] < alike else None
             if plan is None:
                 continue
+            compiled += 1
             if plan.peak > self.room:
                 self._too_large("compiled", plan.peak, candidate)
                 continue
             # With few microbatches some schedules are one.
-            same = *mesh, plan.prediction.step_time, plan.peak
+            same = *candidate.mesh, plan.prediction.step_time, plan.peak
             if same not in known:
                 known.add(same)
                 plans.append(plan)
-                meshes[mesh] += 1
-        return tuple(sorted(plans, key=lambda plan: plan.prediction.step_time))
+                meshes[candidate.mesh] += 1
+        # Of what is as fast as the file, the file comes first.
+        best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
+        return tuple(best[: self.top]), compiled
 
     def _too_large(self, look: str, needed: float, candidate: Candidate) -> None:
         """A candidate does not fit, by one of the looks."""

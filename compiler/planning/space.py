@@ -60,6 +60,11 @@ class Candidate:
     chunks: int = 1
 
     @property
+    def mesh(self) -> tuple[int, int, int]:
+        """The sizes of its mesh."""
+        return self.data, self.pipe, self.tensor
+
+    @property
     def stages(self) -> int:
         """The number of stages."""
         return self.pipe * self.chunks
@@ -240,7 +245,8 @@ class Space:
         if candidate.pipe > 1:
             rules.append(spec.StageRule(self.staged, self.pipe, counts, place))
         if candidate.recompute:
-            rules.append(spec.RecomputeRule(((candidate.recompute,),), place, (place,)))
+            paths = tuple(tuple(path.split(".")) for path in candidate.recompute.split(", "))
+            rules.append(spec.RecomputeRule(paths, place, (place,) * len(paths)))
         return tuple(rules)
 
     def own(self) -> Candidate | None:
@@ -252,7 +258,6 @@ class Space:
         data, pipe, tensor = (mesh.size(name) for name in (self.data, self.pipe, self.tensor))
         rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
         targets = {target.name for rule in rules for target in rule.targets if target.path is None}
-        recomputed = [path for rule in layout.rules if isinstance(rule, spec.RecomputeRule) for path in rule.paths]
         return Candidate(
             data,
             pipe,
@@ -260,7 +265,7 @@ class Space:
             self.rows // (data * self.beside * microbatches),
             tensor > 1 and bool(targets & set(self.sequence)),
             max(i for i, name in enumerate(CLASSES) if name in targets or not i),
-            ", ".join(".".join(path) for path in recomputed),
+            _recomputed(layout),
             schedule.call.name if schedule else "one_f_one_b",
             chunks,
         )
@@ -364,6 +369,9 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(model.body)))
     steps = tuple(outermost(model.body, staged))
     searched = {data, pipe, tensor}
+    recomputed = _recomputed(layout)
+    # How much `auto` computes again depends on the memory of the whole, which is not known of a candidate.
+    recomputed = "" if recomputed == "auto" else recomputed
     kept = tuple(rule for rule in rules if _kept(rule, searched, batch))
     sizes = dict(mesh.axes) if keep else None
     found = Space(
@@ -382,7 +390,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
         steps,
         turns_of(model.body, staged, 1),
         turns_of(model.body, staged),
-        _blocks(model.body, steps),
+        _blocks(model.body, steps, recomputed),
         kept,
         sizes,
     )
@@ -466,13 +474,22 @@ def turns_of(body: spec.Body, names: tuple[str, ...], each: int | None = None) -
     return found
 
 
-def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...]) -> tuple[str, ...]:
-    """What can be recomputed: blocks that turns call themselves, and all that turns compute."""
+def _recomputed(layout: spec.Layout | None) -> str:
+    """What a layout recomputes: `attention, mlp.up`."""
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.RecomputeRule)] if layout else []
+    return ", ".join(".".join(path) for rule in rules for path in rule.paths)
+
+
+def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...], own: str) -> tuple[str, ...]:
+    """What can be recomputed, less before more: blocks that turns call themselves, what the file says, and all that
+    turns compute.
+    """
     found = [step.block for repeat in steps for step in repeat.body.steps if isinstance(step, spec.CallBlock)]
     if not steps:
-        return tuple(dict.fromkeys(step.block for step in body.steps if isinstance(step, spec.CallBlock)))
-    names = tuple(dict.fromkeys(found))
-    return (*names, "all") if len(names) != 1 else ("all",)
+        found = [step.block for step in body.steps if isinstance(step, spec.CallBlock)]
+    every = ("all",) if steps else ()
+    names = found if not steps or len(set(found)) > 1 else []
+    return tuple(dict.fromkeys((*names, *filter(None, (own,)), *every)))
 
 
 def _tensor_axes(

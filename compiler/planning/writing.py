@@ -2,7 +2,8 @@
 claims that hold its figures.
 
 What the file says of the model, and its comments there, stay as they are; sizes and settings that were overridden are
-written as they were overridden. Imports stay imports, so that such a file belongs where the original is.
+written as they were overridden. Imports stay imports, so that such a file belongs where the original is. Where the plan
+is the file as it is, mesh, layout and schedule are the file's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from partita.compiler.planning.search import Plan
 from partita.dsl import spec, tree
+from partita.dsl.builtins import CHOICES
 from partita.dsl.declarations import Declarations, gather
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.format import format_text
@@ -40,20 +42,26 @@ def written_plan(
     reader, report = Reader(), Report()
     source = reader.source(path, path)
     declarations = gather(source, path, root, reader, report)
-    apply_overrides(declarations, overrides, report)
+    chosen = apply_overrides(declarations, overrides, report)
     file = parse_file(source, report)
     if report.errors:
         raise Refused(report.diagnostics())
-    _check_folder(file, declarations, path, output)
-    parts = [*_kept(source, file, declarations), *_planned(plan, source, declarations)]
+    schedule = None
+    if plan.given and plan.file.schedule is not None:
+        schedule = (chosen.schedule or declarations.schedules[plan.file.schedule.name]).call
+    _check_folder(file, declarations, schedule, path, output)
+    parts = [*_kept(source, file, declarations), *_planned(plan, source, declarations, schedule)]
     return format_text("\n".join(parts), os.path.basename(output or path))
 
 
-def _check_folder(file: tree.File, declarations: Declarations, path: str, output: str | None) -> None:
+def _check_folder(
+    file: tree.File, declarations: Declarations, schedule: tree.Call | None, path: str, output: str | None
+) -> None:
     folders = [Path(each).resolve().parent for each in (path, output or path)]
     named = [d.path.value for d in file.declarations if isinstance(d, tree.Import)]
     for table in (*(mesh.table for mesh in declarations.meshes.values()), *(t.table for t in declarations.train)):
         named += [text for entry in (table.entries if table else ()) for text in _strings(entry.value)]
+    named += _strings(schedule) if schedule is not None else ()
     if folders[0] != folders[1] and named:
         raise refuse(
             "E0903",
@@ -116,11 +124,13 @@ def _kept(source: Source, file: tree.File, declarations: Declarations) -> Iterat
 # ---------------------------------------------------------------- what is planned
 
 
-def _planned(plan: Plan, source: Source, declarations: Declarations) -> Iterator[str]:
+def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: tree.Call | None) -> Iterator[str]:
+    """The mesh, layout and schedule of a plan, and what names them; `schedule` is that of the file as it is."""
     file = plan.file
-    (mesh,) = file.meshes.values()
+    mesh = file.mesh
+    assert mesh is not None
     assert file.layout is not None
-    assert file.schedule is not None
+    assert file.model is not None
     there = (declarations.meshes, declarations.layouts, declarations.schedules)
     imported = [{n for n, d in table.items() if d.span.source is not source} for table in there]
     wished = (mesh.name, "planned", "planned")
@@ -128,16 +138,15 @@ def _planned(plan: Plan, source: Source, declarations: Declarations) -> Iterator
     yield _mesh(mesh, names[0])
     rules = "\n".join(map(_rule, file.layout.rules))
     yield f"layout {names[1]} on {names[0]} {{\n{rules}\n}}"
-    yield f"schedule {names[2]} = {_call(file.schedule.call)}"
-    chosen = {"layout": names[1], "schedule": names[2]}
+    chosen = {"layout": names[1]}
+    if file.schedule is not None:
+        yield f"schedule {names[2]} = {expression_text(schedule) if schedule else _call(file.schedule.call)}"
+        chosen["schedule"] = names[2]
     entries = [each for train in declarations.train for each in train.table.entries]
-    first = [each for each in entries if each.key.text == "model"]
-    lines = [f"{each.key.text} = {expression_text(each.value)}" for each in first]
+    lines = [f"model = {file.model.name}"]
     lines += [f"{key} = {name}" for key, name in chosen.items()]
-    rest = [each for each in entries if each.key.text not in ("model", *chosen)]
+    rest = [each for each in entries if each.key.text not in CHOICES]
     lines += [f"{each.key.text} = {expression_text(each.value)}" for each in rest]
-    if not first and file.model is not None:
-        lines.insert(0, f"model = {file.model.name}")
     yield "train {\n" + "\n".join(lines) + "\n}"
     yield "# What it was planned to take, and a little more.\nexpect {\n" + "\n".join(_claims(plan)) + "\n}"
 

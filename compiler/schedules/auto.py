@@ -3,17 +3,19 @@
 Three kinds of orders take part, as far as memory holds them. The classical schedules. Static orders of two integers a
 rank, a warm-up of forwards and a lag of W behind B (`partita.compiler.schedules.descent`), over the forwards and
 backwards of 1F1B, interleaved 1F1B and ZB-V: with one chunk they reach the published optima, which list scheduling does
-not. And those of list scheduling (`partita.compiler.schedules.listing`) within several bounds of memory: with several
-chunks, or with little memory, they are often better. Orders are compared by an estimate, and the best by the simulator;
-where one meets the lower bound (`partita.compiler.schedules.least`), the search ends.
+not. And those of list scheduling and of greedy construction (`partita.compiler.schedules.listing`) within several
+bounds of memory: with several chunks, or with little memory, they are often better, and static orders are also looked
+for from where they begin. Orders are compared by an estimate, and the best by the simulator; where one meets the lower
+bound (`partita.compiler.schedules.least`), the search ends.
 
-All of this is deterministic: otherwise the search ends after so many looks at actions, not after a time.
+All of this is deterministic: otherwise the search ends after so many looks at actions, not after a time; more where
+orders are longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, product
+from itertools import chain, islice, product
 from math import inf
 
 from attrs import evolve, frozen
@@ -25,7 +27,7 @@ from partita.compiler.schedules.dualpipe_v import dualpipe_v
 from partita.compiler.schedules.estimate import Estimate, Value, codes
 from partita.compiler.schedules.interleaved import interleaved_1f1b
 from partita.compiler.schedules.least import fillings, least_cost
-from partita.compiler.schedules.listing import list_orders
+from partita.compiler.schedules.listing import TURNS, list_orders
 from partita.compiler.schedules.one_f_one_b import one_f_one_b
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live
 from partita.compiler.schedules.zb_h1 import zb_h1
@@ -33,10 +35,13 @@ from partita.compiler.schedules.zb_h2 import zb_h2
 from partita.compiler.schedules.zb_v import zb_v
 from partita.compiler.simulator import simulate
 
-# Actions that a search of static orders looks at in all: some seconds.
-STEPS = 6_000_000
-# The memory that list scheduling is given, in multiples of P microbatches on each rank.
-SHARES = (1.0, 2.0)
+# Actions that a search of static orders looks at in all, some seconds; of long orders, so many orders.
+STEPS, ORDERS = 6_000_000, 600
+# The memory that list scheduling is given: multiples of P microbatches, and how many fewer each rank has than the one
+# before. Later ranks have less to wait for.
+SHARES = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (2.0, 0.5), (2.0, 1.0))
+# Of how many other orders the warm-ups are starting points.
+OTHERS = 6
 
 
 def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> Schedule:
@@ -58,7 +63,8 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> 
         memory = conditions.memory(placement) if conditions.memory is not None else None
         search = _Search(family, conditions, memory, Estimate(placement, prices(conditions, placement)))
         alike = [each for each in others if each.placement == placement]
-        found += search.best(STEPS // len(families), [family, *alike])
+        budget = max(STEPS, ORDERS * sum(map(len, family.actions))) // len(families)
+        found += search.best(budget, [family, *alike])
     if not found:
         assert memory is not None
         raise ValueError(_too_little(placement, memory))
@@ -87,10 +93,14 @@ class _Search:
         placement, microbatches = self.family.placement, self.family.microbatches
         least = least_cost(placement, microbatches, self.estimate.prices, self.memory)
         found: list[tuple[Value, Schedule]] = []
-        for each in chain(self._estimated(classical), self._static(budget, least), self._estimated(self._listed())):
-            found.append(each)
+        listed: list[tuple[Value, Schedule]] = []
+        for each in chain(self._estimated(classical), self._estimated(self._listed())):
+            listed.append(each)
             if each[0][0] <= least * (1 + NEAR):
                 break  # none can cost less
+        else:
+            found += self._static(budget, least, [schedule for _, schedule in sorted(listed, key=lambda pair: pair[0])])
+        found += listed
         judged: list[tuple[float, float, Schedule]] = []
         for (estimated, *_), schedule in sorted(found, key=lambda pair: pair[0]):
             # An estimate is never more than what the simulator says.
@@ -106,10 +116,12 @@ class _Search:
             if self.memory is None or self.memory.fits(schedule):
                 yield self.estimate([codes(line) for line in schedule.actions]), schedule
 
-    def _static(self, budget: int, least: float) -> Iterator[tuple[Value, Schedule]]:
-        """The best order of two integers a rank, if memory holds any."""
+    def _static(self, budget: int, least: float, others: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
+        """The best order of two integers a rank, if memory holds any. It is also looked for from where the best of some
+        `others` begin.
+        """
         family, prices = self.family, self.estimate.prices
-        warm_ups = [[next(i for i, action in enumerate(line) if action.kind != FORWARD) for line in family.actions]]
+        warm_ups = [_warm_ups(each) for each in (family, *islice(others, OTHERS))]
         if family.chunks == 1:
             for _, counts in fillings(family.placement, family.microbatches, prices, self.memory)[:4]:
                 warm_ups.append([counts[stage] for (stage,) in family.placement])
@@ -122,12 +134,22 @@ class _Search:
         placement, microbatches, prices = self.family.placement, self.family.microbatches, self.estimate.prices
         each = (1.0,) * len(prices.forward)
         memory = self.memory or Memory((float(microbatches * len(each)),) * len(placement), each, each)
-        fewer = ([share * len(placement) * memory.one(stages) for stages in placement] for share in SHARES)
+        ranks = len(placement)
+        fewer = [
+            [(share * ranks - taper * rank) * memory.one(stages) for rank, stages in enumerate(placement)]
+            for share, taper in SHARES
+        ]
         limits = dict.fromkeys((*(tuple(map(min, memory.limit, limit)) for limit in fewer), memory.limit))
         for limit in limits:
             within = evolve(memory, limit=limit)
             if all(within.holds(rank, within.one(stages)) for rank, stages in enumerate(placement)):
-                for split, prefer in product((True, False) if prices.joint else (True,), (BACKWARD, FORWARD)):
-                    orders = list_orders(placement, microbatches, prices, within, prefer, split)
-                    bound = tuple(map(peak_live, orders))
-                    yield Schedule("list scheduling", microbatches, placement, orders, bound)
+                for split, prefer in product((True, False) if prices.joint else (True,), (BACKWARD, FORWARD, TURNS)):
+                    for patient in (False, True) if split else (False,):
+                        orders = list_orders(placement, microbatches, prices, within, prefer, split, patient)
+                        name = "greedy construction" if patient or prefer == TURNS else "list scheduling"
+                        yield Schedule(name, microbatches, placement, orders, tuple(map(peak_live, orders)))
+
+
+def _warm_ups(schedule: Schedule) -> list[int]:
+    """How many forwards each rank begins with."""
+    return [next(i for i, action in enumerate(line) if action.kind != FORWARD) for line in schedule.actions]

@@ -37,8 +37,8 @@ NEAR = 1e-9
 SHARES = (0.0, 0.5, 1.0, 1.5)
 # Warm-ups of starting points, as multiples of those of 1F1B or its like.
 FACTORS = (1.0, 2.0, 1.5, 1.25, 1.75, 2.25, 2.5, 3.0)
-# From how many starting points a search goes downhill.
-STARTS = 3
+# From how many starting points a search goes downhill: from the best, and from others with other warm-ups.
+BEST, STARTS = 3, 6
 
 
 def better(one: Value, other: Value) -> bool:
@@ -82,7 +82,13 @@ class Descent:
             if starts[-1][0][0] <= least * (1 + NEAR) or self.estimate.steps > half:
                 break
         starts.sort()
-        value, numbers = min(self._down(*start, most, least) for start in starts[:STARTS])
+        chosen = starts[:BEST]
+        known = {_warm_ups(numbers) for _, numbers in chosen}
+        for start in starts[BEST:]:
+            if len(chosen) < STARTS and _warm_ups(start[1]) not in known:
+                known.add(_warm_ups(start[1]))
+                chosen.append(start)
+        value, numbers = min(self._down(*start, most, least) for start in chosen)
         return value, self.schedule(self._given_back(value, numbers))
 
     def value(self, numbers: Numbers) -> Value:
@@ -212,6 +218,10 @@ class Descent:
             return (*numbers[:rank], (warm_up, lag - less), *numbers[rank + 1 :])
 
         return with_lag(_last(lambda less: not better(value, self.value(with_lag(less))), 1, lag))
+
+
+def _warm_ups(numbers: Numbers) -> tuple[int, ...]:
+    return tuple(warm_up for warm_up, _ in numbers)
 
 
 def _parts(actions: Iterable[Action]) -> tuple[list[Action], ...]:

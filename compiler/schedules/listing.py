@@ -3,6 +3,10 @@
 Backwards before forwards, or forwards before backwards, and W where neither can run. Of forwards the latest stage goes
 first, of backwards the earliest: whichever is nearest to its end.
 
+The greedy constructions of Qi et al. (arXiv 2401.10241 §3.1, and 2405.15362) differ in two things. After its first B a
+rank takes a forward and a backward in turn (`TURNS`). And W fills only gaps that it fits into, unless a forward waits
+for the memory that it gives back (`patient`): an input that is known to come sooner is waited for.
+
 A forward runs only where the memory holds it beside the same microbatch's later stages on its rank. So the oldest
 microbatch can always go on: ranks never wait for each other, whatever the memory is, if only it holds one microbatch.
 """
@@ -17,14 +21,24 @@ from attrs import define, field
 from partita.compiler.schedules.conditions import Memory, Placement, Prices
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, WHOLE_BACKWARD, Action
 
+# Forwards and backwards in turn.
+TURNS = "turns"
+
 
 def list_orders(
-    placement: Placement, microbatches: int, prices: Prices, memory: Memory, prefer: str, split: bool
+    placement: Placement,
+    microbatches: int,
+    prices: Prices,
+    memory: Memory,
+    prefer: str,
+    split: bool,
+    patient: bool = False,
 ) -> tuple[tuple[Action, ...], ...]:
-    """The orders of all ranks; with `split`, of B and W. `prefer` is F or B."""
+    """The orders of all ranks; with `split`, of B and W. `prefer` is F, B or TURNS."""
     backward = BACKWARD if split else WHOLE_BACKWARD
-    kinds = (FORWARD, backward) if prefer == FORWARD else (backward, FORWARD)
-    return _Pipeline(placement, microbatches, prices, memory, (*kinds, WEIGHT) if split else kinds, backward).run()
+    first = (FORWARD, backward) if prefer == FORWARD else (backward, FORWARD)
+    kinds = (*first, WEIGHT) if split else first
+    return _Pipeline(placement, microbatches, prices, memory, kinds, backward, prefer == TURNS, patient).run()
 
 
 @define(eq=False)
@@ -41,6 +55,8 @@ class _Pipeline:
     memory: Memory
     kinds: Sequence[str]
     backward: str
+    turns: bool
+    patient: bool
     orders: list[list[Action]] = field(init=False)
     held: list[float] = field(init=False)
     ran: dict[tuple[str, int], int] = field(init=False)
@@ -75,13 +91,37 @@ class _Pipeline:
     def _ready(self, rank: int, now: float) -> Iterator[tuple[str, int]]:
         """What a rank can run now, best first: kind and chunk."""
         stages = self.placement[rank]
-        for kind in self.kinds:
+        for kind in self._kinds(rank):
+            if kind == WEIGHT and self.patient and self._soon(rank, now):
+                return
             for stage in sorted(stages, reverse=kind == FORWARD):
                 there, m = self.there[kind, stage], self.ran[kind, stage]
                 if m < len(there) and there[m] <= now:
                     needed = self.memory.one([other for other in stages if other >= stage])
                     if kind != FORWARD or self.memory.holds(rank, self.held[rank] + needed):
                         yield kind, stages.index(stage)
+
+    def _kinds(self, rank: int) -> Sequence[str]:
+        """The kinds of actions, best first."""
+        if not self.turns:
+            return self.kinds
+        before = next((each.kind for each in reversed(self.orders[rank]) if each.kind != WEIGHT), FORWARD)
+        if before == self.backward:
+            return (FORWARD, self.backward, *self.kinds[2:])
+        return self.kinds
+
+    def _soon(self, rank: int, now: float) -> bool:
+        """Whether a forward or a backward that memory holds can run sooner than a W would be done."""
+        stages = self.placement[rank]
+        for stage in stages:
+            end = now + self.prices.weight[stage]
+            for kind in (FORWARD, self.backward):
+                there, m = self.there[kind, stage], self.ran[kind, stage]
+                if m < len(there) and now < there[m] < end:
+                    needed = self.memory.one([other for other in stages if other >= stage])
+                    if kind != FORWARD or self.memory.holds(rank, self.held[rank] + needed):
+                        return True
+        return False
 
     def _take(self, rank: int, kind: str, chunk: int) -> float:
         """Put an action at the end of a rank's order. Its seconds."""

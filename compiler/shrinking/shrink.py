@@ -22,7 +22,7 @@ from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.lowering.resized import Initial, Resized, of_order_one
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.schedules.schedule import WEIGHT
-from partita.compiler.schedules.text import read
+from partita.compiler.schedules.text import PLACEMENTS, placement_text, read
 from partita.compiler.shrinking.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.diagnostic import refuse
@@ -272,8 +272,10 @@ def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule
     call = given.schedule.call
     if call.name == "from_file":
         # An order is written for one size: the small copy has its chunks, placement and kinds of actions.
-        split = any(action.kind == WEIGHT for line in read(call.arguments["path"]).actions for action in line)
-        kept = {key: call.arguments[key] for key in ("over", "placement")}
+        written = read(call.arguments["path"])
+        split = any(action.kind == WEIGHT for line in written.actions for action in line)
+        placed = call.arguments["placement"] or placement_text(written.placement)
+        kept = {"over": call.arguments["over"], "placement": placed if placed in PLACEMENTS else "loop"}
         call = evolve(call, name="policy", arguments={**kept, "chunks": pipe.after[1], "split_backward": split})
     arguments = {**call.arguments, "microbatches": microbatches}
     if call.arguments.get("chunks"):

@@ -59,12 +59,12 @@ class Store:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with directory(self.path) as handle:
-                self._lock, held = locks.lock(handle)
+                self._lock, unlocked = locks.lock(handle)
         except locks.Held as error:
             raise locks.refused(self.path) from error
         except OSError as error:
             raise refuse("E0802", f"cannot write to {self.path}: {error.strerror}") from error
-        return None if held else locks.missing(self.path)
+        return None if unlocked is None else locks.missing(self.path, unlocked)
 
     def hold(self) -> None:
         """See that the directory is still this run's: one that was removed is made and held anew.

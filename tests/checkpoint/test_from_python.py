@@ -113,7 +113,7 @@ def test_without_checkpoints_nothing_is_written_but_to_a_directory_that_is_named
     partita.train("plain.par", *QUIET)
     assert sorted(os.listdir()) == before
     partita.train("plain.par", *QUIET, run_dir=folder / "there")
-    assert os.listdir("there") == ["metrics.jsonl"]
+    assert sorted(os.listdir("there")) == ["lock", "metrics.jsonl", "run.json"]
     assert len(computed(Path("there"))) == 7
 
 
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_checkpoints_is_refused_or_warned_of(folder: Path, mo
     checkpoints = folder / "runs/m/checkpoints"
     with pytest.raises(partita.Refused, match="E0804"):
         partita.train("m.par", "ffn=8", *QUIET)
-    monkeypatch.setattr("partita.runtime.checkpoint.store.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.1)
     other = Store(checkpoints)
     other.lock()
     with pytest.raises(partita.Refused, match="E0803"):

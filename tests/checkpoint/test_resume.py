@@ -15,7 +15,7 @@ from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
-from partita.runtime.checkpoint.store import LOCK_SECONDS, Store, steps_in
+from partita.runtime.checkpoint.store import Store, steps_in
 from partita.runtime.progress import Display
 from partita.runtime.training import VirtualRun
 from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
@@ -121,7 +121,7 @@ def test_what_numbers_do_not_depend_on_is_no_difference(tmp_path: Path):
 
 def test_a_directory_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert LOCK_SECONDS >= 5  # as long as a run may take to end
-    monkeypatch.setattr("partita.runtime.checkpoint.store.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.2)
     other = Store(tmp_path / "checkpoints")
     other.lock()
     with pytest.raises(Refused) as refused:
@@ -133,7 +133,7 @@ def test_a_directory_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_one_rank_refuses_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whoever is not rank 0 learns of it, and does not wait for ever."""
-    monkeypatch.setattr("partita.runtime.checkpoint.store.LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.0)
     other = Store(tmp_path / "checkpoints")
     other.lock()
     plan = plan_of()

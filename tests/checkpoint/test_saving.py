@@ -337,7 +337,7 @@ def test_a_process_that_could_not_write_is_the_one_that_is_named(tmp_path: Path)
     )
     assert done.returncode == 3, done.stderr
     assert "step 2 was not saved: rank 1: File too large" in done.stderr
-    assert "partita: rank 1 ended with exit status 3" in done.stderr
+    assert "partita: rank 1 could not write its part of the last checkpoint" in done.stderr
 
 
 def test_a_file_system_without_locks_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,14 +15,16 @@ from attrs import evolve
 from partita.cli.main import main
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.planning.estimate import cut, memory, parts
+from partita.compiler.planning.estimate import cut, even, least, memory, parts
 from partita.compiler.planning.miniature import stages_of
 from partita.compiler.planning.search import Search, planned, predicted
 from partita.compiler.planning.space import Candidate, space_of
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
+from partita.compiler.schedules.registry import make
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
+from partita.dsl.spec import RecomputeRule
 
 SPECS = Path(__file__).parents[2] / "specs"
 GPT = SPECS / "gpt.par"
@@ -191,6 +193,118 @@ def test_the_files_own_schedule_may_be_broken(tmp_path):
     found = Search(space_of(spec_of(tmp_path / "net.par")), 1).run()
     assert found.plans
     assert found.own is None
+    assert found.wrong.code == "E0506"
+
+
+# ---------------------------------------------------------------- the file as it is
+
+
+def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
+    found = Search(space_of(spec_of(GPT)), 3, within=0.001).run()
+    assert found.own_fits
+    assert found.plans[0].prediction.step_time <= found.own.prediction.step_time
+    assert found.own.prediction.step_time == predicted(spec_of(GPT), found.own.candidate).prediction.step_time
+
+
+def test_a_file_that_says_more_than_is_searched_may_be_the_best(tmp_path, capsys, monkeypatch):
+    """On one mesh, with a schedule of its own: what is written is the file, with claims."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.sched").write_text(f"{make('zb_v', 2, 2, 128)}\n")
+    path = _written(tmp_path, 'from_file("mine.sched", placement = v)')
+    (tmp_path / "net.par").write_text(path.read_text().replace("shard batch", "shard state -> data\n  shard batch"))
+    arguments = ["plan", "net.par", "embed=128", "--keep-mesh", "--within", "1", "-o", "planned.par"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^the file as it is: .*; nothing that was tried is faster$", out, re.MULTILINE), out
+    assert "the best of those tried is the file itself: it is in planned.par" in out
+    own, planned_ = (compile_spec(spec_of(*each)) for each in ((Path("net.par"), "embed=128"), (Path("planned.par"),)))
+    assert planned_.schedule == own.schedule
+    assert summarize(planned_).prediction.step_time == summarize(own).prediction.step_time
+    assert not failures(outcomes(planned_, summarize(planned_)))
+    assert main([*arguments[:-1], str(tmp_path / "elsewhere" / "planned.par")]) == 1
+    assert "E0903" in capsys.readouterr().err
+
+
+def _written(folder: Path, schedule: str) -> Path:
+    """A file of towers with this schedule."""
+    path = folder / "other.par"
+    path.write_text(TOWERS.format(body="let x = tower(x)", schedule=schedule))
+    return path
+
+
+def test_overrides_of_the_file_are_written_with_it(tmp_path, capsys):
+    (tmp_path / "lib.par").write_text("schedule there = looped_bfs(microbatches = 8, chunks = 2)\n")
+    path = _written(tmp_path, "one_f_one_b(microbatches = 8)")
+    path.write_text('import "lib.par"\n' + path.read_text().replace("steps = 1", "steps = 1  schedule = there"))
+    output = tmp_path / "planned.par"
+    overrides = ["there.microbatches=4", "batch=8192", "--keep-mesh", "--within", "1"]
+    assert main(["plan", str(path), *overrides, "-o", str(output), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.rpartition("}")[0] + "}")
+    written = compile_spec(spec_of(output))
+    assert written.microbatches == found["plans"][0]["microbatches"]
+    assert summarize(written).prediction.step_time == found["plans"][0]["step_time"] <= found["own"]["step_time"]
+
+
+def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
+    device = "device(flops = 1TFLOP/s, memory = 4MiB, bandwidth = 1TB/s)"
+    path = _written(tmp_path, "gpipe(microbatches = 1)")
+    path.write_text(path.read_text().replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}"))
+    arguments = ["plan", str(path), "--keep-mesh", "--within", "2"]
+    assert main(arguments) == 0
+    assert re.search(r"^the file as it is: .*; it does not fit$", capsys.readouterr().out, re.MULTILINE)
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["own"]["fits"]
+    assert not any(plan["given"] for plan in found["plans"])
+
+
+def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
+    assert main(["plan", str(_written(tmp_path, "gpipe(microbatches = 3)")), "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "the file as it is does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 32])
+def test_bounds_know_what_few_microbatches_take(microbatches):
+    """A long pipeline waits for the first of them and for the last: none of its schedules can do without."""
+    space = space_of(spec_of(GPT, "batch=1024"))
+    stages = stages_of(space, Candidate(1, 2, 1, 1))
+    for schedule, chunks in space.schedules(12, microbatches):
+        candidate = Candidate(1, 12, 1, 1, schedule=schedule, chunks=chunks)
+        own = cut(stages, candidate, 12 * chunks)
+        found = parts(stages, own, candidate, microbatches, 0.0)
+        bound = least(stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks)
+        assert 0.7 * (found.step - found.end) <= bound, (schedule, chunks)
+
+
+def test_the_file_brings_what_it_recomputes_and_the_size_of_its_microbatches():
+    text = GPT.read_text().replace("stage layer -> pipe", "stage layer -> pipe\n  recompute attention, layer.mlp")
+    given, diagnostics = load_text(text, overrides=["batch=96", "fast.microbatches=16"])
+    assert given is not None, diagnostics
+    space = space_of(given)
+    own = space.own()
+    assert own.recompute == "attention, layer.mlp"
+    assert own.size == 3
+    assert space.blocks == ("attention", "mlp", own.recompute, "all")
+    again = space.file(own)
+    recomputing = [rule for rule in again.layout.rules if isinstance(rule, RecomputeRule)]
+    assert [rule.paths for rule in recomputing] == [(("attention",), ("layer", "mlp"))]
+    search = Search(space)
+    bounded = {candidate for _, candidate in search._bounds(search._as_it_is()[0])}
+    assert own.size in {candidate.size for candidate in bounded if candidate.mesh == own.mesh}
+
+
+@pytest.mark.soak
+def test_a_large_file_is_improved_in_the_usual_time():
+    """177 B parameters on 2,304 H100s: much of the time went to candidates with few microbatches for their length."""
+    path = SPECS.parent / "bench" / "models" / "gpt_175b.par"
+    text = re.sub("mesh cluster[^{]*", "mesh cluster(data = 24, pipe = 12, tensor = 8) ", path.read_text())
+    text = text.replace("a100", "h100").replace("nvlink3", "nvlink4").replace("ib200", "ib400")
+    overrides = ["batch=1152", "seq=4096", "vocab=131072", "fast.microbatches=48", "fast.chunks=8"]
+    given, diagnostics = load_text(text, overrides=overrides)
+    assert given is not None, diagnostics
+    found = Search(space_of(given)).run()
+    assert found.plans[0].prediction.step_time < found.own.prediction.step_time
 
 
 def test_the_best_is_no_worse_than_any_candidate():
@@ -260,7 +374,9 @@ def test_json(capsys):
     assert first["why"] is None
     assert first["step_time"] <= found["own"]["step_time"]
     keys = {"mesh", "zero", "sequence", "schedule", "chunks", "microbatches", "microbatch", "recompute"}
-    assert keys | {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "why"} == set(first)
+    keys |= {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "given", "why"}
+    assert keys == set(first)
+    assert keys | {"fits"} == set(found["own"])
 
 
 def test_a_device_brings_its_links():
@@ -293,7 +409,7 @@ def test_nothing_fits_says_what_came_nearest():
     text = GPT.read_text().replace(
         "device = h100", "device = device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"
     )
-    given, _ = load_text(text, overrides=["batch=16", "seq=16384"])
+    given, _ = load_text(text, overrides=["batch=16", "seq=16384"], fitting=False)
     with pytest.raises(Refused) as refused:
         Search(space_of(given)).run()
     (diagnostic,) = refused.value.diagnostics
@@ -317,7 +433,7 @@ def test_what_fits_by_no_estimate_is_said_with_what_it_needs(tmp_path):
         "batch = 4096", "batch = 4, seq = 4096"
     )
     text = text.replace("[batch, embed]", "[batch, seq, embed]")
-    given, diagnostics = load_text(text)
+    given, diagnostics = load_text(text, fitting=False)
     assert given is not None, diagnostics
     with pytest.raises(Refused) as refused:
         Search(space_of(given)).run()

@@ -1,8 +1,11 @@
-"""Whatever the model and the number of devices: what is planned compiles, is verified, and meets its own claims."""
+"""Whatever the model and the number of devices: what is planned compiles, is verified, meets its own claims, and is no
+slower than the file as it is.
+"""
 
 from __future__ import annotations
 
 import os
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
+from partita.compiler.costs.devices import device_of
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.planning.search import Search
 from partita.compiler.planning.space import space_of
@@ -28,16 +32,28 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[str, int, int]:
-    """A random model, perhaps with a mesh and a layout of its own; so many devices; and how many plans to ask for."""
-    devices = draw(st.sampled_from((1, 2, 3, 4, 6, 8, 12, 16)))
+    """A random model with a mesh, a layout and a schedule of its own, good or bad; so many devices, often those of its
+    mesh; and how many plans to ask for.
+    """
+    mesh = {name: draw(st.sampled_from((1, 1, 2))) for name in ("data", "pipe", "tensor")}
+    devices = draw(st.sampled_from((1, 2, 3, 4, 6, 8, 12, 16, *(prod(mesh.values()),) * 8)))
     model = draw(models(draw(st.integers(1, 4))))
     split = draw(st.sampled_from((1, 2, 4)))
     sizes = sizes_for({"heads": split, "ffn": split, "vocab": split, "seq": split}, 1)
     sizes["batch"] = draw(st.sampled_from((4, 6, 8, 12, 24)))
+    # Where a file says no links, plans have those of usual machines.
+    links = ", ".join(f"{name} -> ib400" for name in mesh)
     device = draw(
-        st.sampled_from(("", "device = h100", "device = device(flops = 1TFLOP/s, memory = 24KiB, bandwidth = 1GB/s)"))
+        st.sampled_from(
+            (
+                "",
+                f"device = h100 link = [{links}]",
+                "device = device(flops = 1TFLOP/s, memory = 24KiB, bandwidth = 1GB/s)",
+            )
+        )
     )
-    text = axes(sizes) + model + f"mesh cluster(data = 2, pipe = 1, tensor = 1) {{ {device} }}\n"
+    shown = ", ".join(f"{name} = {size}" for name, size in mesh.items())
+    text = axes(sizes) + model + f"mesh cluster({shown}) {{ {device} }}\n"
     rules = draw(
         st.lists(
             st.sampled_from(
@@ -52,10 +68,28 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int]:
             unique=True,
         )
     )
+    if draw(st.booleans()):  # without these, sizes of the mesh may have no use
+        wanted = ("shard batch -> data", "shard heads, ffn -> tensor", "stage layer -> pipe")
+        rules = list(dict.fromkeys((*wanted, *rules)))
     rules.append(draw(recomputations(model)))
     text += "layout cut on cluster {\n" + "\n".join(rules) + "\n}\n"
-    text += f"schedule s = one_f_one_b(microbatches = {draw(st.sampled_from((1, 2)))})\n" + draw(endings())
+    name = draw(st.sampled_from(("one_f_one_b", "gpipe", "zb_h2", "zb_v", "policy", "auto")))
+    text += f"schedule s = {name}(microbatches = {draw(st.sampled_from((1, 2)))})\n" + draw(endings())
     return text, devices, draw(st.integers(1, 3))
+
+
+def as_it_is(path: str, devices: int) -> tuple[float, int] | None:
+    """The step and the memory of a file by itself, where it compiles for so many devices."""
+    given, _ = load(path)
+    if given is None:
+        return None
+    try:
+        state = compile_spec(given)
+    except Refused:
+        return None
+    if state.mesh.ranks != devices:
+        return None
+    return predict(state, exposed=False).step_time, max(peak_memory(state, rank) for rank in state.program.ranks)
 
 
 def check(problem: tuple[str, int, int]) -> None:
@@ -66,16 +100,28 @@ def check(problem: tuple[str, int, int]) -> None:
     with TemporaryDirectory() as folder:
         path = os.path.join(folder, "random.par")
         Path(path).write_text(text)
-        given, diagnostics = load(path)
+        given, diagnostics = load(path, fitting=False)
         assert given is not None, "\n".join(each.render() for each in diagnostics)
+        own = as_it_is(path, devices)
+        fits = own is not None and own[1] <= device_of(given.mesh).memory
         try:
             found = Search(space_of(given, devices), top, 5).run()
         except Refused as refused:
             event(refused.diagnostics[0].code)
             if refused.diagnostics[0].code not in ("E0901", "E0902"):
                 raise
+            assert not fits
             return
         event("planned")
+        if own is not None:
+            assert (found.own.prediction.step_time, found.own.peak) == own
+            assert found.own_fits == fits
+        if fits:
+            event("the file fits")
+            assert found.plans[0].prediction.step_time <= own[0]
+        elif found.own is not None or found.wrong is not None:
+            event("the file is wrong" if found.own is None else "the file does not fit")
+            assert not any(plan.given for plan in found.plans)
         assert 1 <= len(found.plans) <= top
         steps = [plan.prediction.step_time for plan in found.plans]
         assert steps == sorted(steps)

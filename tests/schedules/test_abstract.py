@@ -25,7 +25,7 @@ def found(capsys, *arguments: str) -> dict:
 def test_published_bubbles(capsys, name):
     given = found(capsys, name, *SIZE, *TIMES)
     assert round(given["bubble"], 4) == ROW["bubble"][name]
-    assert given.keys() == {"bubble", "makespan", "peak_live", "actions"}
+    assert given.keys() == {"bubble", "makespan", "peak_live", "placement", "actions"}
     assert len(given["actions"]) == len(given["peak_live"]) == ROW["stages"]
 
 

@@ -65,7 +65,10 @@ def test_json_is_that_of_the_contract(schedule):
         "bubble": timeline.bubble,
         "makespan": timeline.makespan,
         "peak_live": list(schedule.bound),
+        "placement": [list(stages) for stages in schedule.placement],
         "actions": [line.split() for line in str(schedule).splitlines()],
     }
     assert {key: given.pop(key) for key in stable} == stable
+    if schedule.pairs:
+        assert list(map(frozenset, given.pop("pairs"))) == list(schedule.pairs)
     assert given.keys() == (set() if schedule.search is None else {"found", "cost", "least_cost", "least_bubble"})

@@ -5,17 +5,22 @@ know.
 from __future__ import annotations
 
 from inspect import signature
+from itertools import product
+from math import ceil
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from attrs import evolve
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.conditions import Conditions
+from partita.compiler.schedules.interleaved import group_sizes
+from partita.compiler.schedules.one_f_one_b import alternate
 from partita.compiler.schedules.registry import FIXED_CHUNKS, INTERNAL, SCHEDULES, make
-from partita.compiler.schedules.schedule import LIMIT, Schedule, loop_placement, v_placement
+from partita.compiler.schedules.schedule import LIMIT, Action, Schedule, loop_placement, peak_live, v_placement
 from partita.compiler.simulator import equal_costs, simulate
 from partita.compiler.timeline import Timeline
 from partita.dsl import builtins
@@ -116,8 +121,8 @@ def test_interleaving_is_lawful_with_every_group(ranks, chunks):
 @given(shapes(8, 4, 24))
 def test_bounds_are_the_closed_forms(shape: Shape):
     P, M, N, V = shape.ranks, shape.microbatches, shape.group, shape.chunks
-    joined = M % N if M % N < P else 0
-    first = min(N + joined, M) if joined else N
+    # Fewer than P that are left over are spread over the other groups.
+    first = min(M, N) if M % N >= P else ceil(M / max(1, M // N))
     one = [min(M, P - r) for r in range(P)]
 
     def bound(name: str, chunks: int = 1, **arguments: int) -> list[int]:
@@ -321,14 +326,70 @@ def test_orders_in_a_v_are_those_of_torch(name):
                 assert pairs == (schedule.pairs[rank] if schedule.pairs else set())
 
 
-def test_what_is_left_over_joins_the_first_group():
-    first = str(make("interleaved_1f1b", 2, 2, 5, group=2)).splitlines()[0].split()
-    forwards = [action for action in first if action.startswith("F")]
-    assert " ".join(forwards) == "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 F0.3 F0.4 F1.3 F1.4"
+def forwards_of(ranks: int, chunks: int, microbatches: int, group: int) -> str:
+    first = str(make("interleaved_1f1b", ranks, chunks, microbatches, group=group)).splitlines()[0].split()
+    return " ".join(action for action in first if action.startswith("F"))
+
+
+def test_what_is_left_over_is_spread_over_the_groups():
+    assert forwards_of(2, 2, 5, 2) == "F0.0 F0.1 F0.2 F1.0 F1.1 F1.2 F0.3 F0.4 F1.3 F1.4"
+    assert [group_sizes(microbatches, 4, 4) for microbatches in (3, 4, 10, 11, 19)] == [
+        [3],
+        [4],
+        [5, 5],
+        [6, 5],
+        [5, 5, 5, 4],
+    ]
     # P or more are a group like any other.
-    first = str(make("interleaved_1f1b", 2, 2, 8, group=3)).splitlines()[0].split()
-    forwards = [action for action in first if action.startswith("F")]
-    assert " ".join(forwards[-4:]) == "F0.6 F0.7 F1.6 F1.7"
+    assert forwards_of(2, 2, 8, 3).endswith("F0.6 F0.7 F1.6 F1.7")
+    assert group_sizes(11, 8, 2) == [8, 3]
+
+
+def test_interleaved_orders_are_those_of_torch():
+    """Wherever torch has one: where the microbatches divide by the rounds of at least P."""
+    theirs = pytest.importorskip("torch.distributed.pipelining.schedules").ScheduleInterleaved1F1B
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "BW"}
+    for ranks, chunks, microbatches in product(range(2, 6), range(2, 4), range(1, 26)):
+        rounds = max(1, microbatches // ranks)
+        if microbatches % rounds:
+            continue
+        size = SimpleNamespace(pp_group_size=ranks, n_local_stages=chunks, _n_microbatches=microbatches)
+        size.microbatches_per_round = microbatches // rounds
+        schedule = make("interleaved_1f1b", ranks, chunks, microbatches)
+        for rank in range(ranks):
+            order = [
+                f"{kinds[each.computation_type.name]}{each.stage_index // ranks}.{each.microbatch_index}"
+                for each in theirs._calculate_single_rank_operations(size, rank)
+                if each is not None
+            ]
+            assert order == list(map(str, schedule.actions[rank]))
+
+
+def joined(schedule: Schedule, group: int) -> Schedule:
+    """An interleaved schedule whose remainder joins its first group, instead of being spread."""
+    ranks, chunks, microbatches = schedule.ranks, schedule.chunks, schedule.microbatches
+    first = group + microbatches % group
+    groups = [range(first), *(range(start, start + group) for start in range(first, microbatches, group))]
+    forwards = [Action("F", chunk, m) for members in groups for chunk in range(chunks) for m in members]
+    backwards = [Action("BW", chunk, m) for members in groups for chunk in reversed(range(chunks)) for m in members]
+    warm_ups = [min(microbatches * chunks, 2 * (ranks - r - 1) + (chunks - 1) * first) for r in range(ranks)]
+    lines = tuple(alternate(forwards, backwards, warm_up) for warm_up in warm_ups)
+    return evolve(schedule, actions=lines, bound=tuple(map(peak_live, lines)))
+
+
+@settings(max_examples=40)
+@given(shapes(6, 3, 30), st.integers(1, 6), st.integers(1, 6))
+def test_spreading_what_is_left_over_takes_less_memory_and_no_longer(shape: Shape, forward: int, backward: int):
+    """Than to put it into the first group: whatever F and BW take, if transfers are free and stages alike."""
+    P, V, M, N = shape.ranks, shape.chunks, shape.microbatches, shape.group
+    assume(V > 1 and M >= N and 0 < M % N < P)
+    schedule = make("interleaved_1f1b", P, V, M, group=N)
+    before = joined(schedule, N)
+    costs = equal_costs(float(forward), backward / 2, backward / 2)
+    assert assert_lawful(schedule, costs).makespan <= assert_lawful(before, costs).makespan * (1 + 1e-9)
+    assert schedule.bound <= before.bound
+    if M // N > 1 and M % N > 1 and max(before.bound) < M * V:
+        assert max(schedule.bound) < max(before.bound)
 
 
 # ---------------------------------------------------------------- names and arguments

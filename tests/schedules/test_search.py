@@ -15,7 +15,7 @@ from partita.compiler.schedules.auto import auto
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.estimate import Estimate, codes
 from partita.compiler.schedules.least import fillings, least_cost
-from partita.compiler.schedules.listing import list_orders
+from partita.compiler.schedules.listing import TURNS, list_orders
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import (
@@ -148,9 +148,10 @@ def test_lists_are_lawful_in_any_memory_that_holds_a_microbatch(shape, data):
     given_costs = data.draw(costs(shape.ranks * shape.chunks))
     memory = data.draw(memories(placement))
     assume(all(memory.holds(rank, memory.one(own)) for rank, own in enumerate(placement)))
-    prefer, split = data.draw(st.sampled_from((FORWARD, BACKWARD))), data.draw(st.booleans())
+    prefer, split = data.draw(st.sampled_from((FORWARD, BACKWARD, TURNS))), data.draw(st.booleans())
+    patient = data.draw(st.booleans())
     conditions = Conditions(given_costs, default_messages(shape.ranks * shape.chunks))
-    orders = list_orders(placement, shape.microbatches, prices(conditions, placement), memory, prefer, split)
+    orders = list_orders(placement, shape.microbatches, prices(conditions, placement), memory, prefer, split, patient)
     schedule = Schedule("list", shape.microbatches, placement, orders, tuple(map(peak_live, orders)))
     assert_lawful(schedule, given_costs)
     assert memory.fits(schedule)
@@ -185,6 +186,26 @@ def test_a_policy_keeps_its_bound_and_idles_only_while_it_must(shape, data):
                 # It waited for this backward, which began when its input came; W waits for nothing.
                 assert after.work.kind != "W"
                 assert ends[(*source, after.work.microbatch)] == pytest.approx(after.start)
+
+
+@pytest.mark.parametrize(
+    ("prefer", "patient", "order"),
+    [
+        (TURNS, True, "F0.0 F0.1 B0.0 B0.1 F0.2 W0.0 W0.1 B0.2 W0.2"),
+        (TURNS, False, "F0.0 F0.1 B0.0 W0.0 F0.2 B0.1 W0.1 B0.2 W0.2"),
+        (BACKWARD, False, "F0.0 F0.1 B0.0 W0.0 B0.1 F0.2 W0.1 B0.2 W0.2"),
+    ],
+)
+def test_greedy_constructions_by_hand(prefer, patient, order):
+    """Two ranks, F = B = 2, W = 3, a transfer takes 1, and memory on rank 0 is for two. Its first B ends at 10, and it
+    knows that the second one's input comes at 12: too soon for a W, if it is patient. Otherwise there is memory again
+    at 13, for the forward whose turn it is.
+    """
+    placement = loop_placement(2, 1)
+    given_prices = prices(Conditions(equal_costs(2.0, 2.0, 3.0, 1.0), default_messages(2)), placement)
+    memory = Memory((2.0, 3.0), (1.0, 1.0), (0.5, 0.5))
+    first, _ = list_orders(placement, 3, given_prices, memory, prefer, True, patient)
+    assert " ".join(map(str, first)) == order
 
 
 def test_policies():
@@ -255,6 +276,25 @@ def test_auto_uses_unequal_costs(limit, worst):
     conditions = Conditions(given_costs, default_messages(4), lambda placement: memory)
     assert assert_lawful(make("zb_h1", 4, 1, 12), given_costs).bubble == pytest.approx(0.0288, abs=5e-5)
     assert assert_lawful(auto(4, 1, 12, conditions), given_costs).bubble <= worst
+
+
+@pytest.mark.parametrize(
+    ("size", "times", "limit"),
+    [
+        ((4, 1, 13), (3.0, 2.0, 2.0), 1.5),
+        ((3, 2, 5), (1.0, 1.0, 0.3), 2.0),
+        ((4, 2, 8), (1.0, 1.0, 0.3), 2.0),
+    ],
+)
+def test_greedy_constructions_reach_bounds_that_others_miss(size, times, limit):
+    """`limit` is for so many times P microbatches, of which 0.4 stays until W; a transfer takes 0.1."""
+    ranks, chunks, _ = size
+    stages = ranks * chunks
+    memory = Memory((limit * ranks,) * ranks, (1 / chunks,) * stages, (0.4 / chunks,) * stages)
+    given_costs = equal_costs(*(each / chunks for each in times), 0.1)
+    schedule = auto(*size, Conditions(given_costs, default_messages(stages), lambda placement: memory))
+    assert schedule.search.cost == pytest.approx(schedule.search.least)
+    assert assert_lawful(schedule, given_costs).cost == schedule.search.cost
 
 
 def test_auto_says_what_memory_lacks():

@@ -481,14 +481,14 @@ def test_the_command_says_so(tmp_path: Path):
 def test_from_python(tmp_path: Path):
     written(tmp_path, {9: math.nan})
     (tmp_path / "m.par").write_text(TEXT)
-    found = train_file(tmp_path / "m.par", *ONE)
+    found = train_file(tmp_path / "m.par", *ONE, run_dir=tmp_path / "skipped")
     (bad,) = steps_with({9}, tmp_path)
     assert [each["skipped"] for each in found] == [int(step >= bad) for step in range(1, 9)]
     assert found[bad - 1]["bad"] == f"the loss of step {bad} is nan"
     with pytest.raises(BadStep):
-        train_file(tmp_path / "m.par", *ONE, "train.on_bad_step=stop")
-    back = train_file(tmp_path / "m.par", *ONE, "train.on_bad_step=rewind")
-    assert back[bad - 1]["rewound_to"] == 0
+        train_file(tmp_path / "m.par", *ONE, "train.on_bad_step=stop", run_dir=tmp_path / "stopped")
+    back = train_file(tmp_path / "m.par", *ONE, "train.on_bad_step=rewind", run_dir=tmp_path / "rewound")
+    assert back[bad - 1]["rewound_to"] == (bad - 1) // 2 * 2
 
 
 def test_steps_by_hand_are_refused_where_they_are_not_finite(folder: Path):
