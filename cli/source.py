@@ -31,7 +31,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:
     """The meaning of the file; its diagnostics go to stderr. None where there is an error (see `load`)."""
-    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting)
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting=fitting)
     report(diagnostics)
     return spec
 

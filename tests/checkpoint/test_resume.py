@@ -13,6 +13,7 @@ from rich.console import Console
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
+from partita.runtime import locks
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.store import Store, steps_in
@@ -120,7 +121,7 @@ def test_what_numbers_do_not_depend_on_is_no_difference(tmp_path: Path):
 
 
 def test_a_directory_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert LOCK_SECONDS >= 5  # as long as a run may take to end
+    assert locks.PATIENCE_SECONDS >= 5  # as long as a run may take to end
     monkeypatch.setattr("partita.runtime.locks.PATIENCE_SECONDS", 0.2)
     other = Store(tmp_path / "checkpoints")
     other.lock()
