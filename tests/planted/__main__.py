@@ -19,7 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of a mistake, or: {', '.join(SUBJECTS)}")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (1)")
-    parser.add_argument("--verbose", action="store_true", help="show what commands printed that did not do as they must")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show what commands printed that did not do as they must"
+    )
     arguments = parser.parse_args()
     known = {planted.name for mistakes in SUBJECTS.values() for planted in mistakes} | SUBJECTS.keys()
     for name in arguments.names:

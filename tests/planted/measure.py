@@ -15,7 +15,6 @@ from tests.planted.planted import Planted
 from tests.planted.trial import Copy, Outcome, Result
 
 
-
 class Verdict(StrEnum):
     """Whether a mistake was found."""
 

@@ -20,12 +20,12 @@ FILES = ROOT / "tests" / "planted" / "files"
 # What each file is run with beside what it says, and its arrays: name, dtype, shape, and what integers are below.
 CASES = {
     "attention": ((), ("layout=groups_", "schedule=one_f_one_b", "schedule.microbatches=1")),
-    "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=one",)),
+    "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
     "figures": ((), ("layout=across", "s.microbatches=2")),
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
-    "windows": ((), ("train.data=text(\"ids.*\", holdout = 30%)",)),
+    "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }
 ARRAYS = (
     ("x", "f32", (20, 3), 0),
