@@ -28,12 +28,12 @@ CASES = {
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
 }
 ARRAYS = (
-    ("x", "f32", (20, 3), 0),
-    ("y", "f32", (20,), 0),
-    ("label", "i64", (20,), 4),
-    ("flag", "bool", (20,), 2),
+    ("x", "f32", (23, 3), 0),
+    ("y", "f32", (23,), 0),
+    ("label", "i64", (23,), 4),
+    ("flag", "bool", (23,), 2),
     ("fixed", "f32", (3, 2), 0),
-    ("weight", "f32", (20,), 0),
+    ("weight", "f32", (23,), 0),
 )
 
 
@@ -42,7 +42,12 @@ def test_every_file_has_a_case():
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides"), [(name, overrides) for name, each in CASES.items() for overrides in each]
+    ("name", "overrides"),
+    [
+        pytest.param(name, overrides, id=f"{name}-{number}" if number else name)
+        for name, each in CASES.items()
+        for number, overrides in enumerate(each)
+    ],
 )
 def test_a_file_computes_what_it_means(name: str, overrides: tuple[str, ...], tmp_path: Path):
     text = (FILES / f"{name}.par").read_text()
