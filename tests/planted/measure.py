@@ -37,8 +37,7 @@ class Finding:
         """What is not as it should be, in words."""
         if self.verdict is Verdict.FOUND:
             return ""
-        notes = {Outcome.PASSED: "unaffected", Outcome.CRASHED: "crashed", Outcome.LATE: "out of time"}
-        return notes.get(self.result.outcome, "")
+        return "unaffected" if self.result.outcome is Outcome.PASSED else str(self.result.outcome)
 
 
 def measure(

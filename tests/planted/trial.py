@@ -42,6 +42,7 @@ class Outcome(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"  # by what it is there to tell
+    UNDECIDED = "not decided"  # by `verify`, which could not tell
     CRASHED = "crashed"  # before it could
     LATE = "out of time"
 
@@ -140,4 +141,6 @@ def _outcome(caught: str, status: int, output: str) -> Outcome:
         return Outcome.PASSED
     if status == 1 and (not caught.startswith(VERIFY) or CRASH not in output):
         return Outcome.FAILED
+    if status == 4 and caught.startswith(VERIFY):
+        return Outcome.UNDECIDED
     return Outcome.CRASHED
