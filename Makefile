@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: run test lint types check-examples soak fuzz grammar docs clean
+.PHONY: run test lint types check-examples soak fuzz planted grammar docs clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
@@ -28,6 +28,11 @@ soak: .venv/fuzzer
 FUZZ_SECONDS ?= 7200
 fuzz: .venv/fuzzer
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+# How much tests and `verify` notice: mistakes planted one at a time, `make planted PLANTED="gradients norm-not-a-root"`.
+PLANTED ?=
+planted: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.planted --jobs 2 $(PLANTED)
 
 # The parser's table is made from the grammar once and kept beside it; a test holds it there.
 grammar: .venv/installed

@@ -2,11 +2,15 @@
 
 import signal
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # How long an example takes is the machine's business: no test depends on it. What failed can be run again
 # from the printed blob.
 settings.register_profile("partita", deadline=None, print_blob=True)
+# Where mistakes are planted (`python -m tests.planted`) an example that fails is enough, however large it is.
+settings.register_profile(
+    "planted", deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
+)
 settings.load_profile("partita")
 
 # What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.

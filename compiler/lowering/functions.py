@@ -149,14 +149,14 @@ def _mean_function(site: Site) -> Value:
 @lowering("max")
 def _max(site: Site) -> Value:
     (x,) = site.operands
-    return site.build.apply(Reduce("max", site.options["over"], x.type.dtype), x, name=site.name)
+    return site.build.apply(Reduce("max", site.options["over"], site.type.dtype), x, name=site.name)
 
 
 @lowering("min")
 def _min(site: Site) -> Value:
     (x,) = site.operands
     negated = pointwise(site.build, "negate", x)
-    least = site.build.apply(Reduce("max", site.options["over"], x.type.dtype), negated)
+    least = site.build.apply(Reduce("max", site.options["over"], site.type.dtype), negated)
     return pointwise(site.build, "negate", least, name=site.name)
 
 

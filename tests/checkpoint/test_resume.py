@@ -24,7 +24,14 @@ from tests.commands import computed
 
 
 @pytest.mark.parametrize("layout", ["zero3", "zero1", "plain"])
-@pytest.mark.parametrize("optimizer", ["adamw(lr = 0.01)", "sgd(lr = 0.05, momentum = 0.9)", "sgd(lr = 0.05)"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adamw(lr = cosine(peak = 0.01, warmup = 2, total = 12))",
+        "sgd(lr = linear(peak = 0.05, total = 12), momentum = 0.9)",
+        "sgd(lr = 0.05)",
+    ],
+)
 def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(layout: str, optimizer: str, tmp_path: Path):
     plan = plan_of(f"layout={layout}", f"train.optimizer={optimizer}")
     undisturbed = trained(without_checkpoints(plan), tmp_path)

@@ -90,10 +90,12 @@ def checked(program: Program, folder: Path, overrides: Sequence[str] = ()):
     return load(path, list(overrides))
 
 
-def meant(spec: Spec, folder: Path) -> dict[str, Figure]:
-    """All figures of a file's training by the reference, in order, up to one that is chaos."""
-    expected = {what: Figure(value, unit) for what, value, unit in figures(Training(spec, folder).run())}
-    nudged = {what: value for what, value, _ in figures(Training(spec, folder, nudge=NUDGE).run())}
+def meant(spec: Spec, folder: Path, apart: bool = False) -> dict[str, Figure]:
+    """All figures of a file's training by the reference, in order, up to one that is chaos. `apart`: it evaluates batch
+    by batch."""
+    plain, other = (Training(spec, folder, nudge, apart).run() for nudge in (0.0, NUDGE))
+    expected = {what: Figure(value, unit) for what, value, unit in figures(plain)}
+    nudged = {what: value for what, value, _ in figures(other)}
     found = {}
     for what, figure in expected.items():
         if not bool(figure.value.isfinite().all()) and ("metric" in what or "step" in what):

@@ -49,12 +49,14 @@ class Training:
     """A file's training. `steps`, `evaluations`, `gradients` (of the last step) and `parameters` are what came of it.
 
     `root` is the folder of the file. `nudge`: parameters and floats of the data differ by about so much of themselves.
+    `apart`: the model needs a whole batch at once, and is evaluated batch by batch.
     """
 
-    def __init__(self, given: spec.Spec, root: Path, nudge: float = 0.0) -> None:
+    def __init__(self, given: spec.Spec, root: Path, nudge: float = 0.0, apart: bool = False) -> None:
         assert given.model is not None
         assert given.train is not None
         self.model, self.train, self.root, self.nudge = given.model, given.train, root, nudge
+        self.apart = apart
         schedule = given.schedule.call.arguments if given.schedule else {}
         self.batch_axis = schedule.get("over", "batch")
         self.steps: list[Done] = []
@@ -147,10 +149,16 @@ class Training:
         value.sub_(rate * gradient)
 
     def evaluate(self, number: int) -> None:
-        """The figures of the whole set: as of one batch that has all rows."""
+        """The figures of the whole set: as of one batch that has all rows, or the means of those of the batches."""
         assert self.train.eval is not None
         count = self.train.eval.arguments["batches"]
         parts = [self.held_out(index) for index in range(count)]
+        if self.apart:
+            figures = [self._evaluated(part, -index, {}) for index, part in enumerate(parts)]
+            loss = sum(loss for loss, _ in figures) / count
+            means = {name: sum(numbers[name] for _, numbers in figures) / count for name in figures[0][1]}
+            self.evaluations.append(Evaluated(number, loss, means))
+            return
         whole, sizes = {}, {}
         for name, reading in self.inputs.items():
             whole[name] = parts[0][name]
@@ -160,11 +168,14 @@ class Training:
         for reading in self.inputs.values():
             if reading.type.has(self.batch_axis):
                 sizes[self.batch_axis] = count * reading.type.axis(self.batch_axis).size
+        self.evaluations.append(Evaluated(number, *self._evaluated(whole, 0, sizes)))
+
+    def _evaluated(self, batch: Batch, step: int, sizes: Mapping[str, int]) -> tuple[float, dict[str, float]]:
+        """Loss and metrics of a batch, with the random numbers of a step, where some axes have other sizes."""
         with torch.no_grad():
-            walk = Walk(self.model, whole, self.parameters, self.train.seed, 0, training=False, sizes=sizes)
+            walk = Walk(self.model, batch, self.parameters, self.train.seed, step, training=False, sizes=sizes)
             loss, metrics = walk.run()
-        numbers = {name: float(metric) for name, metric in metrics.items()}
-        self.evaluations.append(Evaluated(number, float(loss), numbers))
+        return float(loss), {name: float(metric) for name, metric in metrics.items()}
 
     # ------------------------------------------------------------ data
 

@@ -1,0 +1,73 @@
+"""What docs/language.md says of dtypes: at bf16, what is summed, normalized or stored is f32."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.compiler.graph import Graph, Node
+from partita.compiler.ops.loss import NegativeLogLikelihood
+from partita.compiler.ops.normalize import Normalize
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.reduce import Reduce
+from partita.compiler.pipeline import Compilation, compile_spec
+from partita.dsl.load import load
+from tests.planted.trial import ROOT
+
+FILES = ROOT / "tests" / "planted" / "files"
+
+
+def compiled(name: str) -> Compilation:
+    spec, diagnostics = load(FILES / f"{name}.par", ["train.precision=bf16"])
+    assert spec is not None, diagnostics
+    return compile_spec(spec)
+
+
+def functions(graph: Graph, *names: str) -> list[Node]:
+    return [node for node in graph.nodes if isinstance(node.op, Pointwise) and node.op.function in names]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.par")))
+def test_what_lasts_is_wide(name: str):
+    """Parameters as they are stored, their gradients, states of the optimizer, the loss and metrics."""
+    state = compiled(name)
+    assert state.program is not None
+    assert state.update is not None
+    assert state.forward is not None
+    assert {record.type.dtype for record in state.program.parameters} == {"f32"}
+    assert {each.type.dtype for stage in state.program.stages for each in stage.accumulators} <= {"f32", "i64"}
+    assert {value.type.dtype for each in state.update.parameters for value in (each.gradient, *each.states)} == {"f32"}
+    assert {value.type.dtype for _, value in (("", state.forward.loss), *state.forward.metrics)} <= {"f32", "i64"}
+    assert {parameter.value.type.dtype for parameter in state.forward.parameters if parameter.value.type.axes} == {
+        "bf16"
+    }
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.par")))
+def test_sums_and_losses_are_wide(name: str):
+    graph = compiled(name).forward
+    assert graph is not None
+    for node in graph.nodes:
+        if isinstance(node.op, Reduce) and node.op.function == "sum" and node.inputs[0].type.is_float:
+            assert node.output.type.dtype == "f32", node
+        if isinstance(node.op, NegativeLogLikelihood):
+            assert {value.type.dtype for value in node.outputs} == {"f32"}
+        if isinstance(node.op, Normalize):
+            assert node.outputs[1].type.dtype == "f32"
+
+
+def test_a_softmax_is_wide_inside_and_as_it_was_outside():
+    graph = compiled("axes").forward
+    assert graph is not None
+    exponentials = functions(graph, "exp")
+    assert exponentials
+    for node in exponentials:
+        assert node.inputs[0].type.dtype == "f32", node
+
+
+def test_differences_of_a_loss_are_wide():
+    for name in ("attention", "skips"):
+        graph = compiled(name).forward
+        assert graph is not None
+        differences = [node for node in functions(graph, "subtract") if node.scope == graph.name]
+        assert differences
+        assert {value.type.dtype for node in differences for value in node.inputs} == {"f32"}

@@ -1,0 +1,30 @@
+"""All mistakes that are planted, by subject."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tests.planted.lists import (
+    checkpoints,
+    data,
+    gradients,
+    initial,
+    kernels,
+    optimizers,
+    partitioning,
+    schedules,
+    transports,
+)
+from tests.planted.planted import Planted
+
+SUBJECTS: Mapping[str, Sequence[Planted]] = {
+    "partitioning": partitioning.MISTAKES,
+    "gradients": gradients.MISTAKES,
+    "optimizers": optimizers.MISTAKES,
+    "data": data.MISTAKES,
+    "kernels": kernels.MISTAKES,
+    "schedules": schedules.MISTAKES,
+    "initial": initial.MISTAKES,
+    "transports": transports.MISTAKES,
+    "checkpoints": checkpoints.MISTAKES,
+}

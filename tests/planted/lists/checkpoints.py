@@ -1,0 +1,125 @@
+"""Checkpoints: what is saved, by whom, what is read, and where a run goes on."""
+
+from tests.planted.planted import Planted
+
+RESUME = "tests/checkpoint/test_resume.py"
+BITS = f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit"
+RESHARD = "tests/checkpoint/test_reshard.py"
+REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
+
+MISTAKES = [
+    Planted(
+        "step-of-a-checkpoint-run-again",
+        "runtime/training.py",
+        "for number in range(resumed.step + 1 if resumed is not None else 1, settings.steps + 1):",
+        "for number in range(resumed.step if resumed is not None else 1, settings.steps + 1):",
+        BITS,
+    ),
+    Planted(
+        "data-from-the-first-step-on",
+        "runtime/training.py",
+        "batch = rank.tensors(dataset.batch(number)) if dataset else {}",
+        "batch = rank.tensors(dataset.batch(number - (resumed.step if resumed else 0))) if dataset else {}",
+        BITS,
+    ),
+    Planted(
+        "rate-from-the-first-step-on",
+        "runtime/training.py",
+        'rate = learning_rate(settings.optimizer.arguments["lr"], number)',
+        'rate = learning_rate(settings.optimizer.arguments["lr"], number - (resumed.step if resumed else 0))',
+        BITS,
+    ),
+    Planted(
+        "states-not-read",
+        "runtime/checkpoint/checkpoints.py",
+        "commit.read(state_name(state, record.name), region, memory.states[state, record.name])",
+        "commit.read(state_name(state, record.name), region)",
+        BITS,
+    ),
+    Planted(
+        "states-read-where-parameters-lie",
+        "runtime/checkpoint/checkpoints.py",
+        "            region = region_of(record.type, record.state_layout, sizes, coordinates)\n"
+        "            for state in record.states:",
+        "            region = region_of(record.type, record.state_layout, sizes, dict.fromkeys(coordinates, 0))\n"
+        "            for state in record.states:",
+        BITS,
+    ),
+    Planted(
+        "one-state-for-all",
+        "runtime/checkpoint/checkpoints.py",
+        "                commit.read(state_name(state, record.name), region,",
+        "                commit.read(state_name(record.states[0], record.name), region,",
+        BITS,
+    ),
+    Planted(
+        "oldest-commit-first",
+        "runtime/checkpoint/checkpoints.py",
+        "else candidates.pop() if candidates",
+        "else candidates.pop(0) if candidates",
+        BITS,
+    ),
+    Planted(
+        "last-step-not-saved",
+        "runtime/checkpoint/checkpoints.py",
+        "return step % self.settings.interval == 0 or step == self.rank.plan.train.steps",
+        "return step % self.settings.interval == 0",
+        f"{RESUME}::test_the_last_step_is_saved_and_the_newest_are_kept",
+    ),
+    Planted(
+        "saved-while-it-is-written",
+        "runtime/checkpoint/shards.py",
+        "        if self._copy is None:\n            self._copy =",
+        "        if True:\n            self._copy =",
+        "tests/checkpoint/test_saving.py::test_a_rank_holds_one_copy_of_what_it_saves",
+    ),
+    Planted(
+        "parts-found-from-the-outside",
+        "runtime/checkpoint/parts.py",
+        "for over in reversed(tensor.layout.over(axis.name)):",
+        "for over in tensor.layout.over(axis.name):",
+        f"{RESHARD}::test_an_axis_over_two_mesh_axes",
+    ),
+    Planted(
+        "last-part-left-out",
+        "runtime/checkpoint/parts.py",
+        "grid.append(range(part.start // size, -(-part.stop // size)))",
+        "grid.append(range(part.start // size, max(part.start // size + 1, part.stop // size)))",
+        REGIONS,
+    ),
+    Planted(
+        "part-put-at-the-start",
+        "runtime/checkpoint/parts.py",
+        "outer.append(slice(start - part.start, stop - part.start))",
+        "outer.append(slice(0, stop - start))",
+        REGIONS,
+    ),
+    Planted(
+        "every-copy-saved",
+        "runtime/checkpoint/parts.py",
+        "return all(coordinates[axis] == index for axis, index in tensor.at)",
+        "return True",
+        RESHARD,
+    ),
+    Planted(
+        "the-first-copy-saves-all",
+        "runtime/checkpoint/parts.py",
+        "        loads[least] += type.bytes\n",
+        "",
+        f"{RESHARD}::test_files_are_of_about_one_size",
+    ),
+    Planted(
+        "one-more-kept",
+        "runtime/checkpoint/store.py",
+        "[:-keep]",
+        "[: -keep - 1]",
+        f"{RESUME}::test_the_last_step_is_saved_and_the_newest_are_kept",
+    ),
+    Planted(
+        "hash-of-the-first-block",
+        "runtime/checkpoint/checkpoints.py",
+        "problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))",
+        "problems = list(commit.problems(range(rank, min(1, len(saved.files)), self.rank.plan.ranks)))",
+        "tests/checkpoint/test_damage.py::test_every_rank_falls_back_when_one_finds_damage",
+    ),
+]

@@ -1,0 +1,150 @@
+"""Optimizers, clipping, learning rates, and what decays."""
+
+from tests.planted.planted import Planted
+
+FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
+RATES = "tests/runtime/test_learning_rates.py"
+OPTIMIZERS = "tests/runtime/test_optimizers.py"
+
+MISTAKES = [
+    Planted(
+        "nesterov-with-the-buffer-twice",
+        "runtime/kernels/optimizers.py",
+        "direction = gradient.add(buffer, alpha=momentum) if nesterov else buffer",
+        "direction = buffer.add(buffer, alpha=momentum) if nesterov else buffer",
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "decay-of-sgd-decoupled",
+        "runtime/kernels/optimizers.py",
+        "gradient = gradient.add(parameter, alpha=decay)",
+        "parameter.mul_(1 - rate * decay)",
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "gradient-dampened-in-the-buffer",
+        "runtime/kernels/optimizers.py",
+        "buffer.mul_(momentum).add_(gradient)",
+        "buffer.mul_(momentum).add_(gradient, alpha=1 - momentum)",
+        f"{FILE}[batch]",
+    ),
+    Planted(
+        "decay-all-ignored",
+        "compiler/partition/update.py",
+        'if decays or arguments["decay"] == "all" else 0.0',
+        "if decays else 0.0",
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "everything-decays",
+        "compiler/partition/update.py",
+        'if decays or arguments["decay"] == "all" else 0.0',
+        "if True else 0.0",
+        f"{FILE}[figures]",
+    ),
+    Planted(
+        "embeddings-do-not-decay",
+        "compiler/lowering/build.py",
+        "isinstance(node.op, (Dot, Gather)) for node, _",
+        "isinstance(node.op, Dot) for node, _",
+        f"{FILE}[windows]",
+    ),
+    Planted(
+        "what-is-read-through-a-view-does-not-decay",
+        "compiler/lowering/build.py",
+        "self.readers.setdefault(roots.get(value, value), []).append((node, position))",
+        "self.readers.setdefault(value, []).append((node, position))",
+        f"{FILE}[axes]",
+    ),
+    Planted(
+        "betas-exchanged",
+        "compiler/partition/update.py",
+        "return AdamW(float(beta1), float(beta2),",
+        "return AdamW(float(beta2), float(beta1),",
+        f"{FILE}[skips]",
+    ),
+    Planted(
+        "epsilon-under-the-root",
+        "runtime/kernels/optimizers.py",
+        "denominator = square.sqrt().div_(correction).add_(eps)",
+        "denominator = square.add(eps).sqrt().div_(correction)",
+        OPTIMIZERS,
+    ),
+    Planted(
+        "second-moment-uncorrected",
+        "runtime/kernels/optimizers.py",
+        "correction = (1 - beta2**step) ** 0.5",
+        "correction = 1 - beta2**step",
+        OPTIMIZERS,
+    ),
+    Planted(
+        "decay-behind-the-update",
+        "runtime/kernels/optimizers.py",
+        "    if decay:\n        parameter.mul_(1 - rate * decay)\n    mean",
+        "    if decay:\n        parameter.mul_(1 - decay)\n    mean",
+        OPTIMIZERS,
+    ),
+    Planted(
+        "rate-of-the-step-before",
+        "runtime/training.py",
+        'rate = learning_rate(settings.optimizer.arguments["lr"], number)',
+        'rate = learning_rate(settings.optimizer.arguments["lr"], max(1, number - 1))',
+        f"{FILE}[figures]",
+    ),
+    Planted(
+        "moments-corrected-by-the-step-before",
+        "runtime/kernels/optimizers.py",
+        "return torch.tensor(float(step), device=device)",
+        "return torch.tensor(float(max(1, step - 1)), device=device)",
+        f"{FILE}[windows]",
+    ),
+    Planted(
+        "warm-up-begins-at-zero",
+        "runtime/learning_rates.py",
+        'return float(arguments["peak"] * step / warmup)',
+        'return float(arguments["peak"] * (step - 1) / warmup)',
+        RATES,
+    ),
+    Planted(
+        "cosine-goes-a-whole-turn",
+        "runtime/learning_rates.py",
+        "(1.0 + cos(pi * _share(step, warmup, total))) / 2.0",
+        "(1.0 + cos(2 * pi * _share(step, warmup, total))) / 2.0",
+        RATES,
+    ),
+    Planted(
+        "decay-begins-in-the-warm-up",
+        "runtime/learning_rates.py",
+        "_share(step, max(warmup, total - decay), total)",
+        "_share(step, total - decay, total)",
+        RATES,
+    ),
+    Planted(
+        "gradients-scaled-up-to-the-limit",
+        "compiler/partition/update.py",
+        'return pointwise(build, "minimum", ratio, constant(build, 1.0, norm), name="clip")',
+        'return pointwise(build, "maximum", ratio, constant(build, 1.0, norm), name="clip")',
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "clipped-without-a-root",
+        "compiler/partition/update.py",
+        'norm = pointwise(build, "sqrt", total, name="norm")',
+        'norm = pointwise(build, "multiply", total, constant(build, 1.0, total), name="norm")',
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "norm-not-a-root",
+        "runtime/training.py",
+        'sqrt(squares) if squares >= 0 else float("nan")',
+        'squares if squares >= 0 else float("nan")',
+        f"{FILE}[tied]",
+    ),
+    Planted(
+        "norm-of-the-last-stage",
+        "runtime/training.py",
+        "squares = sum(value for name, value in named.items() if name.startswith(SQUARE))",
+        'squares = max(value for name, value in named.items() if name.startswith(SQUARE) or name == "loss")',
+        f"{FILE}[tied]",
+    ),
+]

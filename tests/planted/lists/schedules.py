@@ -1,0 +1,170 @@
+"""Orders of schedules, the laws that they are held to, and the transfers between."""
+
+from tests.planted.planted import Planted
+
+SCHEDULES = "tests/schedules/test_schedules.py"
+LAWFUL = f"{SCHEDULES}::test_every_schedule_is_lawful_in_every_small_shape"
+LAWS = "tests/schedules/test_laws.py"
+COMMUNICATION = "tests/schedules/test_communication.py"
+TINY = "verify specs/tiny.par"
+
+MISTAKES = [
+    Planted(
+        "warm-up-one-longer",
+        "compiler/schedules/one_f_one_b.py",
+        "alternate(forwards, backwards, ranks - rank - 1) for rank",
+        "alternate(forwards, backwards, ranks - rank) for rank",
+        LAWFUL,
+    ),
+    Planted(
+        "warm-up-the-same-on-every-rank",
+        "compiler/schedules/one_f_one_b.py",
+        "alternate(forwards, backwards, ranks - rank - 1) for rank",
+        "alternate(forwards, backwards, 0) for rank",
+        f"{SCHEDULES}::test_bubbles_are_the_closed_forms_at_equal_costs",
+    ),
+    Planted(
+        "backwards-in-the-order-of-chunks",
+        "compiler/schedules/interleaved.py",
+        "for members in groups for chunk in reversed(range(chunks)) for m in members",
+        "for members in groups for chunk in range(chunks) for m in members",
+        LAWFUL,
+    ),
+    Planted(
+        "remainder-as-a-last-group",
+        "compiler/schedules/interleaved.py",
+        "return left if left < ranks else 0",
+        "return 0",
+        LAWFUL,
+    ),
+    Planted(
+        "warm-up-without-the-chunks",
+        "compiler/schedules/interleaved.py",
+        "2 * (ranks - rank - 1) + (chunks - 1) * first)",
+        "2 * (ranks - rank - 1) + first)",
+        f"{SCHEDULES}::test_bounds_are_the_closed_forms",
+    ),
+    Planted(
+        "backwards-of-gpipe-reversed",
+        "compiler/schedules/gpipe.py",
+        "order = tuple(Action(kind, 0, m) for kind in (FORWARD, WHOLE_BACKWARD) for m in range(microbatches))",
+        "order = tuple(Action(FORWARD, 0, m) for m in range(microbatches)) + tuple(\n"
+        "        Action(WHOLE_BACKWARD, 0, m) for m in reversed(range(microbatches))\n"
+        "    )",
+        LAWFUL,
+    ),
+    Planted(
+        "lag-of-the-next-rank",
+        "compiler/schedules/zb_h1.py",
+        "[ranks - rank for rank in range(ranks)], range(ranks))",
+        "[ranks - rank for rank in range(ranks)], range(1, ranks + 1))",
+        SCHEDULES,
+    ),
+    Planted(
+        "pipeline-not-filled",
+        "compiler/schedules/zb_h2.py",
+        "warm_ups = [2 * (ranks - rank) - 1 for rank in range(ranks)]",
+        "warm_ups = [ranks - rank for rank in range(ranks)]",
+        SCHEDULES,
+    ),
+    Planted(
+        "weights-left-over",
+        "compiler/schedules/lagged.py",
+        "return (*order, *weights[max(0, len(backwards) - lag) :])",
+        "return (*order, *weights[max(0, len(backwards) - lag + 1) :])",
+        LAWFUL,
+    ),
+    Planted(
+        "v-drains-one-too-few",
+        "compiler/schedules/zb_v.py",
+        '    for _ in range(rank):\n        yield "W", 0\n',
+        '    for _ in range(rank - 1):\n        yield "W", 0\n',
+        LAWFUL,
+    ),
+    Planted(
+        "v-goes-down-twice",
+        "compiler/schedules/schedule.py",
+        "tuple(chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks))",
+        "tuple(chunk * ranks + rank for chunk in range(chunks))",
+        f"{SCHEDULES}::test_placements",
+    ),
+    Planted(
+        "pairs-on-the-last-rank",
+        "compiler/schedules/dualpipe_v.py",
+        'yield ("F" if i == 0 and after == 0 else PAIRED), 0',
+        "yield PAIRED, 0",
+        SCHEDULES,
+    ),
+    Planted(
+        "chunks-of-looped-bfs-backward",
+        "compiler/schedules/looped_bfs.py",
+        "for chunk in reversed(range(chunks)) for m in range(microbatches)]",
+        "for chunk in range(chunks) for m in range(microbatches)]",
+        LAWFUL,
+    ),
+    Planted(
+        "evaluation-by-groups-of-one-less",
+        "compiler/schedules/forward_only.py",
+        "for m in range(start, min(start + ranks, microbatches))",
+        "for m in range(start, min(start + ranks - 1, microbatches))",
+        TINY,
+    ),
+    Planted(
+        "live-activations-until-b",
+        "compiler/schedules/schedule.py",
+        "last = action.kind in (WEIGHT, WHOLE_BACKWARD)",
+        'last = action.kind in ("B", WHOLE_BACKWARD)',
+        SCHEDULES,
+    ),
+    Planted(
+        "sends-wait-for-the-buffer-after",
+        "compiler/communication.py",
+        "program.append(WaitSend(transfers[transfer.index - depth]))",
+        "program.append(WaitSend(transfers[transfer.index - depth + 1]))",
+        TINY,
+    ),
+    Planted(
+        "received-after-it-is-needed",
+        "compiler/communication.py",
+        "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n"
+        "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n",
+        "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n"
+        "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n",
+        TINY,
+    ),
+    Planted(
+        "posted-late",
+        "compiler/communication.py",
+        "earliest = min(earliest, max(0, consumed - lookahead))",
+        "earliest = min(earliest, consumed)",
+        COMMUNICATION,
+    ),
+    Planted(
+        "buffers-one-too-few",
+        "compiler/communication.py",
+        "while any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):",
+        "while any(a > b for a, b in zip(free, wanted[line.buffers :], strict=False)):",
+        COMMUNICATION,
+    ),
+    Planted(
+        "law-of-order-forgets-weights",
+        "compiler/laws.py",
+        "    for chunk in forward:\n        before[WEIGHT, chunk] = BACKWARD, chunk\n",
+        "",
+        LAWS,
+    ),
+    Planted(
+        "law-of-matching-forgets-sizes",
+        "compiler/laws.py",
+        "if sent != received or sent.message.bytes != received.message.bytes:",
+        "if sent != received:",
+        LAWS,
+    ),
+    Planted(
+        "turns-to-the-cheapest-stage",
+        "compiler/lowering/placement.py",
+        'dearest, _ = _cut(total, parts, max, float("inf"))',
+        'dearest, _ = _cut(total, parts, min, float("inf"))',
+        "tests/compiler/test_placement.py",
+    ),
+]

@@ -1,0 +1,61 @@
+"""The files that planted mistakes are tried on mean what they say, in each of their layouts.
+
+Random programs come upon any of it in time; these have, each time, the rare cases: a parameter that is read three
+times, several metrics of every kind, all optimizers, an evaluation batch by batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partita.compiler.shrinking.shrink import single
+from tests.planted.trial import ROOT
+from tests.reference.compare import checked, computed, meant, wrong
+from tests.reference.programs import Program
+
+FILES = ROOT / "tests" / "planted" / "files"
+
+# What each file is run with beside what it says, and its arrays: name, dtype, shape, and what integers are below.
+CASES = {
+    "attention": ((), ("layout=groups_", "schedule=one_f_one_b", "schedule.microbatches=1")),
+    "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
+    "batch": ((),),
+    "figures": ((), ("layout=across", "s.microbatches=2")),
+    "skips": ((), ("layout=turns", "schedule=pairs")),
+    "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
+    "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),
+}
+ARRAYS = (
+    ("x", "f32", (23, 3), 0),
+    ("y", "f32", (23,), 0),
+    ("label", "i64", (23,), 4),
+    ("flag", "bool", (23,), 2),
+    ("fixed", "f32", (3, 2), 0),
+    ("weight", "f32", (23,), 0),
+)
+
+
+def test_every_file_has_a_case():
+    assert set(CASES) == {path.stem for path in FILES.glob("*.par")}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        pytest.param(name, overrides, id=f"{name}-{number}" if number else name)
+        for name, each in CASES.items()
+        for number, overrides in enumerate(each)
+    ],
+)
+def test_a_file_computes_what_it_means(name: str, overrides: tuple[str, ...], tmp_path: Path):
+    text = (FILES / f"{name}.par").read_text()
+    program = Program(text, (), ARRAYS if name == "figures" else (), 5)
+    spec, diagnostics = checked(program, tmp_path, ("train.precision=f64", *overrides))
+    assert spec is not None, diagnostics
+    expected = meant(spec, tmp_path, apart=name == "batch")
+    assert any("at the end" in what for what in expected), "what is compared ends in chaos"
+    for what, file in (("on one device", single(spec)), ("laid out", spec)):
+        differences = wrong(computed(file, tmp_path), expected)
+        assert not differences, f"{what}:\n" + "\n".join(differences)
