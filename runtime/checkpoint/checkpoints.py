@@ -137,7 +137,7 @@ class Checkpoints:
         votes = yield from self._summed(votes)
         failed = {rank: int(number) for rank, number in enumerate(votes.tolist()) if number}
         with self.rank.flight.within(SAVING):
-            save.conclude(all_written=not failed)
+            save.conclude(not failed, self.rank.flight.mark)
             full = save.full or bool(failed and set(failed.values()) <= set(NO_ROOM))
             room = self.rank.rank == 0 and full and self._makes_room(save.manifest.step)
         if (yield from self._told(int(room))):

@@ -55,6 +55,7 @@ class Save:
     full: bool = field(default=False, init=False)
     committed: bool = field(default=False, init=False)
     _blocks: int = field(default=0, init=False)  # written so far
+    _handed_over: bool = field(default=False, init=False)  # all of them, to the system
     _written: Event = field(factory=Event, init=False)
     _all_written: float | None = field(default=None, init=False)  # since when
     _abandoned: bool = field(default=False, init=False)
@@ -67,10 +68,13 @@ class Save:
         self._thread.start()
 
     def written(self, moved: Callable[[], None]) -> OSError | None:
-        """Wait until this rank's part is on disk, or could not be written; `moved` is called while it is written."""
+        """Wait until this rank's part is on disk, or could not be written; `moved` is called while it is written.
+
+        How long a disk takes to say that all is there is not for us to judge: that counts as moving, too.
+        """
         before = 0
         while not self._written.wait(LOOK_SECONDS):
-            if self._blocks > before:
+            if self._blocks > before or self._handed_over:
                 before = self._blocks
                 moved()
         self._raise_bug()
@@ -83,13 +87,15 @@ class Save:
         self._abandoned = True
         self._thread.join()
 
-    def conclude(self, all_written: bool) -> None:
-        """Wait for the end, on rank 0 for the commit. What is to become none is removed."""
+    def conclude(self, all_written: bool, moved: Callable[[], None]) -> None:
+        """Wait for the end, on rank 0 for the commit, while `moved` is called. What is to become none is removed."""
         if all_written:
             self._all_written = time.monotonic()
         else:
             self._abandoned = True
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(LOOK_SECONDS)
+            moved()
         self._raise_bug()
         if self.rank == 0 and not self.committed:
             try:
@@ -132,6 +138,7 @@ class Save:
         for block in self.shard.blocks():
             yield block
             self._blocks += 1
+        self._handed_over = True
 
     def _commit(self) -> None:
         step = self.manifest.step

@@ -195,7 +195,7 @@ def test_a_rank_that_cannot_write_gives_its_space_back_at_once(tmp_path: Path):
     assert error.errno == errno.ENOSPC
     (partial,) = tmp_path.iterdir()
     assert list(partial.iterdir()) == []
-    save.conclude(all_written=False)
+    save.conclude(False, lambda: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -418,3 +418,45 @@ def test_more_ranks_than_tensors(tmp_path: Path):
     manifest = read_manifest(tmp_path / "checkpoints", 2)
     assert [len(entries_of(manifest, rank)) for rank in range(4)] == [1, 1, 0, 0]
     same(content(tmp_path / "checkpoints", 2), tensors(run.run))
+
+
+def test_a_disk_that_takes_its_time_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While it says that all is there, for as long as it likes, ranks take marks."""
+    import time
+
+    from partita.runtime.tracing.flight import Flight
+
+    real, slow = os.fsync, 0.4
+    gaps: list[float] = []
+
+    class Watched(Flight):
+        last = time.monotonic()
+
+        def mark(self) -> None:
+            now = time.monotonic()
+            gaps.append(now - self.last)
+            self.last = now
+            super().mark()
+
+    def fsync(handle: int) -> None:
+        time.sleep(slow)
+        real(handle)
+
+    plan = plan_of(*ONE_RANK, "train.steps=4")
+    monkeypatch.setattr("partita.runtime.checkpoint.saving.LOOK_SECONDS", slow / 20)
+    monkeypatch.setattr("os.fsync", fsync)
+    run = VirtualRun(plan)
+    rank = run.ranks[0]
+    watched = Watched(None)
+    rank.flight = watched
+    settings = settings_of(plan.spec, tmp_path, tmp_path)
+    assert settings is not None
+    checkpoints = Checkpoints(rank, settings, lambda _: None)
+    run.cluster.run([checkpoints.resume()])
+    run.cluster.run([checkpoints.save(2)])
+    gaps.clear()
+    watched.last = time.monotonic()
+    run.cluster.run([checkpoints.finish()])
+    checkpoints.close()
+    assert steps_in(settings.path) == [2]
+    assert len(gaps) > 10, "it marks many times within one fsync"

@@ -12,7 +12,7 @@ from partita.compiler.program import Program
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.supervision.diagnosis import ENDINGS
-from partita.runtime.tracing.flight import ACTIVITIES, EVALUATING, TRAINING, Position
+from partita.runtime.tracing.flight import ACTIVITIES, CONNECTING, ENDED, EVALUATING, STARTING, TRAINING, Position
 from tests.survival.processes import PATIENCE
 from tests.survival.runs import STEPS, Run, planned
 
@@ -22,6 +22,8 @@ ACTIONS = {
     "zero3": ("F", "B", "reducing", "statistics", "update", "between steps", "evaluating"),
 }
 SAVES = ("begun", "marked", "manifest", "committed")
+# Before the first step, and after the last: as the recorder has it.
+EDGES = tuple(ACTIVITIES[each] for each in (STARTING, CONNECTING, ENDED))
 _plan = cache(planned)
 
 
@@ -81,10 +83,13 @@ def await_moment(run: Run, victim: int, moment: str, step: int) -> Iterator[set[
     end = time.monotonic() + PATIENCE
     while not reached(run, victim, moment, step):
         position = run.position(victim)
-        if position is not None and position.step >= STEPS - 1:
+        if position is not None and position.step >= STEPS - 1 and moment != ACTIVITIES[ENDED]:
             run.story.append(f"{moment} was missed")
             return
         assert run.process is not None
+        if moment == ACTIVITIES[ENDED] and run.process.poll() is not None:
+            run.story.append(f"{moment} was missed")
+            return
         assert run.process.poll() is None, f"the run has ended before {moment} of step {step}"
         assert time.monotonic() < end, f"waited in vain for {moment} of step {step}"
         yield set(steps_in(run.checkpoints))

@@ -202,5 +202,11 @@ class Run:
         """Nor anything in the run's directory but what belongs there, once a run has come to its end."""
         self.check_nothing_runs()
         assert set(os.listdir(self.directory)) - {REPORT} == {"metrics.jsonl", "checkpoints", "lock", "run.json"}
-        commits = {commit_name(step) for step in range(INTERVAL, STEPS + 1, INTERVAL)[-self.keep :]}
-        assert set(os.listdir(self.checkpoints)) == commits | {"lock"}
+        assert set(os.listdir(self.checkpoints)) == {commit_name(step) for step in self.expected()} | {"lock"}
+
+    def expected(self) -> list[int]:
+        """The steps of the commits that stay: every so many, and one that was saved because the run was to end."""
+        found = steps_in(self.checkpoints)
+        asked = {step for step in found if step % INTERVAL}
+        assert len(asked) <= 1
+        return sorted({*range(INTERVAL, STEPS + 1, INTERVAL), *asked})[-self.keep :]

@@ -107,8 +107,8 @@ MISTAKES = [
     Planted(
         "held-out-items-from-the-front",
         "runtime/data/arrays.py",
-        "return self._take(self.training + positions % held)",
-        "return self._take(positions % held)",
+        "return np.asarray(self.training + positions % held)",
+        "return np.asarray(positions % held)",
         f"{DATA}::test_items_stay_together_and_evaluation_goes_through_the_rest",
     ),
     Planted(

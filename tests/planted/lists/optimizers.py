@@ -73,8 +73,8 @@ MISTAKES = [
     Planted(
         "second-moment-uncorrected",
         "runtime/kernels/optimizers.py",
-        "correction = (1 - beta2**step) ** 0.5",
-        "correction = 1 - beta2**step",
+        "correction = (1 - beta2**update) ** 0.5",
+        "correction = 1 - beta2**update",
         OPTIMIZERS,
     ),
     Planted(
@@ -94,8 +94,8 @@ MISTAKES = [
     Planted(
         "moments-corrected-by-the-step-before",
         "runtime/kernels/optimizers.py",
-        "return torch.tensor(float(step), device=device)",
-        "return torch.tensor(float(max(1, step - 1)), device=device)",
+        "return torch.tensor(float(update), device=device)",
+        "return torch.tensor(float(max(1, update - 1)), device=device)",
         f"{FILE}[windows]",
     ),
     Planted(

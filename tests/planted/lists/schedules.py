@@ -33,15 +33,15 @@ MISTAKES = [
     Planted(
         "remainder-as-a-last-group",
         "compiler/schedules/interleaved.py",
-        "return left if left < ranks else 0",
-        "return 0",
+        "if left >= ranks:",
+        "if left:",
         LAWFUL,
     ),
     Planted(
         "warm-up-without-the-chunks",
         "compiler/schedules/interleaved.py",
-        "2 * (ranks - rank - 1) + (chunks - 1) * first)",
-        "2 * (ranks - rank - 1) + first)",
+        "2 * (ranks - rank - 1) + (chunks - 1) * starts[1])",
+        "2 * (ranks - rank - 1) + starts[1])",
         f"{SCHEDULES}::test_bounds_are_the_closed_forms",
     ),
     Planted(
