@@ -26,7 +26,7 @@ class Reader:
 
     def source(self, path: str, name: str, span: Span | None = None) -> Source:
         """The text of a file under the name that the user knows. Refused: E0001 to E0004."""
-        real = os.path.realpath(path)
+        real = os.path.realpath(path) if "\0" not in path else path
         if self.kept is None:
             found = read_source(path, name, span)
         elif real in self.kept:

@@ -29,7 +29,7 @@ from partita.runtime.checkpoint.saving import NO_ROOM, Save
 from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
-from partita.runtime.data.identity import DataFile
+from partita.runtime.data_files import DataFile
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 

@@ -22,7 +22,7 @@ from partita.dsl.source import Source, Span
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.parts import saved_tensors
-from partita.runtime.data.identity import DataFile, changed
+from partita.runtime.data_files import DataFile, changed
 
 MOST_SHOWN = 6
 

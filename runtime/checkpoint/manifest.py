@@ -19,7 +19,7 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, Axis, Type
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.sealed import Reader, unseal
-from partita.runtime.data.identity import MOST_FILES, DataFile
+from partita.runtime.data_files import MOST_FILES, DataFile
 
 NAME = "manifest.json"
 FORMAT, VERSION = "partita checkpoint", 2

@@ -13,11 +13,11 @@ from partita.dsl.spec import Call
 from partita.runtime.data.arrays import open_arrays
 from partita.runtime.data.dataset import Batch, Dataset, Input
 from partita.runtime.data.files import matched
-from partita.runtime.data.identity import DataFile, identified
 from partita.runtime.data.random import open_random
 from partita.runtime.data.stdlib import open_stdlib, stdlib_files
 from partita.runtime.data.text import open_text
 from partita.runtime.data.tokens import open_tokens, token_doubts
+from partita.runtime.data_files import DataFile, identified
 
 __all__ = ["DOUBTS", "FILES", "SOURCES", "Batch", "DataFile", "Dataset", "Input", "identify", "open_dataset"]
 

@@ -29,7 +29,7 @@ from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
-from partita.runtime.data.identity import DataFile, unlike
+from partita.runtime.data_files import DataFile, unlike
 from partita.runtime.supervision.rendezvous import Identity
 from partita.runtime.transports.failures import post
 

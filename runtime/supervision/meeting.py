@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -60,10 +59,11 @@ class Meeting:
 
 def meet(identity: Identity, seconds: float) -> Meeting:
     """Wait for all ranks, for so long. Raises `ConnectionLost`, which names those that have not come."""
-    place = urlsplit(identity.rendezvous)
-    if place.scheme == "file":
-        return _met_in_directory(identity, place.path)
-    return _met_at_address(identity, str(place.hostname), int(place.port or 0), seconds)
+    kind, _, place = identity.rendezvous.partition("://")
+    if kind == "file":
+        return _met_in_directory(identity, place)
+    host, _, port = place.rpartition(":")
+    return _met_at_address(identity, host, int(port), seconds)
 
 
 def connect(

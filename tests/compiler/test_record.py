@@ -27,7 +27,7 @@ mesh k(pipe = 2) {
   device = profile("machine.json")
   link = profile("machine.json")
 }
-layout l on k { }
+layout l on k { shard batch -> pipe }
 train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
 """
 

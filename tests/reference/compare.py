@@ -98,6 +98,8 @@ def meant(spec: Spec, folder: Path, apart: bool = False) -> dict[str, Figure]:
     nudged = {what: value for what, value, _ in figures(other)}
     found = {}
     for what, figure in expected.items():
+        if what == f"left out up to step {plain.doubtful}":
+            break
         if not bool(figure.value.isfinite().all()) and ("metric" in what or "step" in what):
             continue  # of a bad step: which those are is compared
         change = difference(nudged[what], figure)

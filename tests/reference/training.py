@@ -41,6 +41,9 @@ class Evaluated:
     metrics: Mapping[str, float]
 
 
+CLOSE, NOISE = 1e-9, 1e-12  # of a judgement that rounding may turn round: to the bound, and of what is but rounding
+
+
 class Ended(Exception):
     """The run has ended at a bad step."""
 
@@ -65,6 +68,7 @@ class Training:
         self.states: dict[str, list[Tensor]] = {}
         self.good: list[tuple[float, float]] = []
         self.skipped = 0
+        self.doubtful: int | None = None  # the first step that rounding may make a bad or a good one
         types = dict(zip(self.model.body.inputs, self.model.body.types, strict=False))
         walk = Walk(self.model, {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()})
         walk.run()
@@ -125,6 +129,10 @@ class Training:
                 ordered = sorted(before)
                 middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
                 bad = bad or (middle != 0 and value - middle > (spike - 1) * abs(middle))
+                size = max(abs(value), abs(middle))
+                close = abs(value - middle - (spike - 1) * abs(middle)) <= CLOSE * size
+                if self.doubtful is None and (close or 0 < size < NOISE):
+                    self.doubtful = len(self.steps) + 1
         if bad and (policy.name != "skip" or self.skipped == policy.arguments["at_most"]):
             raise Ended
         return bad

@@ -17,7 +17,7 @@ from partita.dsl.spec import Call
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.data import FILES, SOURCES, identify
 from partita.runtime.data import identity as identities
-from partita.runtime.data.identity import BLOCK, BLOCKS, WHOLE, DataFile, changed, hashed, identified, unlike
+from partita.runtime.data_files import BLOCK, BLOCKS, WHOLE, DataFile, changed, hashed, identified, unlike
 from tests.runtime.test_agreement import by_port, outcomes
 
 

@@ -131,8 +131,9 @@ def descendants(process: int) -> set[int]:
     return found
 
 
-def open_ends(processes: set[int]) -> set[tuple[str, str]]:
-    """The kind and local address of all sockets of processes to which a stranger could send something."""
+def open_ends(processes: set[int], seen_from: int | str = "self") -> set[tuple[str, str]]:
+    """The kind and local address of all sockets of processes to which a stranger could send something, who is in the
+    network of the process from which they are seen."""
     inodes = set()
     for process in processes:
         try:
@@ -147,7 +148,7 @@ def open_ends(processes: set[int]) -> set[tuple[str, str]]:
     found = set()
     for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
         try:
-            lines = Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+            lines = Path(f"/proc/{seen_from}/net/{kind}").read_text().splitlines()[1:]
         except OSError:
             continue
         for line in lines:
@@ -171,6 +172,7 @@ def test_a_run_listens_on_loopback_only_and_unpickles_nothing(tmp_path: Path):
     overrides = ["batch=8", "seq=16", "embed=32", "key=8", "train.steps=100000", "train.checkpoint=every(1)"]
     command = [sys.executable, "-m", "partita", "run", str(ROOT / "specs" / "tiny.par"), *overrides, "--run-dir=run"]
     seen: set[tuple[str, str]] = set()
+    reached: set[tuple[str, str]] = set()
     metrics = tmp_path / "run" / "metrics.jsonl"
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -179,15 +181,17 @@ def test_a_run_listens_on_loopback_only_and_unpickles_nothing(tmp_path: Path):
             while not metrics.exists() or metrics.read_text().count("\n") < 5:
                 assert process.poll() is None, (tmp_path / "out").read_text()
                 assert time.monotonic() < deadline, (tmp_path / "out").read_text()
-                seen |= open_ends(descendants(process.pid))
+                ours = descendants(process.pid)
+                seen |= {end for each in ours for end in open_ends(ours, each)}
+                reached |= open_ends(ours)
                 time.sleep(0.05)
-            seen |= open_ends(descendants(process.pid))
         finally:
             process.send_signal(signal.SIGINT)
             status = process.wait(timeout=60)
     assert status == 130, (tmp_path / "out").read_text()
     assert seen, "Gloo listens for its peers; if not, this test sees nothing"
     assert {address for _, address in seen} <= LOOPBACK, seen
+    assert not reached, "ranks have a network of their own, where the system allows it"
     assert not (tmp_path / "unpickled").exists(), (tmp_path / "unpickled").read_text()
 
 

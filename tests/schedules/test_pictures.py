@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.cli import pictures
 from partita.cli.main import main
 from partita.cli.pictures import Picture, save
 from partita.cli.pictures.chrome import events
@@ -151,7 +150,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     }.items():
         assert main(["schedule", str(TINY), "-o", str(tmp_path / name)]) == 2
         assert problem in capsys.readouterr().err
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    monkeypatch.setattr("partita.cli.extras.find_spec", lambda name: None)
     assert main(["schedule", str(TINY), "-o", str(tmp_path / "out.svg")]) == 2
     assert "pip install 'partita[plot]'" in capsys.readouterr().err
     assert main(["schedule", str(TINY), "-o", str(tmp_path / "out.json")]) == 0
