@@ -257,8 +257,10 @@ class _Supervision:
 
     def _saving(self) -> bool:
         """Whether ranks that were asked to end are still about to save."""
-        if not self.saves or self.lookout is None or self.received[:1] != [signal.SIGTERM] or self._failed():
+        if not self.saves or self.lookout is None or self.received[:1] != [signal.SIGTERM]:
             return False
+        if {rank.process.returncode for rank in self._failed()} - {-signal.SIGTERM, ASKED}:
+            return False  # one has failed, for which the others would wait
         positions = self.lookout.positions(self.attempt.directory)
         return bool(positions) and min(each.seconds for each in positions) < QUIET_SECONDS
 

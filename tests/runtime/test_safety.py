@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.survival.processes import private_networks
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("api", "cli", "compiler", "dsl", "runtime", "testing")
 
@@ -191,7 +193,7 @@ def test_a_run_listens_on_loopback_only_and_unpickles_nothing(tmp_path: Path):
     assert status == 130, (tmp_path / "out").read_text()
     assert seen, "Gloo listens for its peers; if not, this test sees nothing"
     assert {address for _, address in seen} <= LOOPBACK, seen
-    assert not reached, "ranks have a network of their own, where the system allows it"
+    assert not (reached and private_networks()), "ranks have a network of their own, where the system allows it"
     assert not (tmp_path / "unpickled").exists(), (tmp_path / "unpickled").read_text()
 
 

@@ -8,17 +8,35 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from attrs import define, field
+
+from partita.runtime.supervision import guardian as guardians
 
 PATIENCE = 200.0  # seconds that a busy machine may take for what has no limit of its own
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 LISTEN = "0A"
+
+
+@cache
+def private_networks() -> bool:
+    """Whether this system lets the ranks of a run have a network of their own."""
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", guardians.__file__, "private"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+    said, _ = guardian.communicate()
+    return said.split()[1:] == [b"private"]
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
