@@ -272,7 +272,9 @@ class _Supervision:
         statuses = {rank.process.returncode for rank in failed}
         if not statuses or statuses - FOLLOWING or not any(rank.alive for rank in self.ranks):
             return False
-        self.patience = self.patience or time.monotonic() + PATIENCE_SECONDS
+        # Who was asked to end may still be about to commit what all have saved.
+        seconds = QUIET_SECONDS if ASKED in statuses else PATIENCE_SECONDS
+        self.patience = self.patience or time.monotonic() + seconds
         return time.monotonic() < self.patience
 
     def _look(self, lookout: Lookout) -> None:
