@@ -20,8 +20,9 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-# Long runs: exhaustive and randomised, minutes to hours.
+# Long runs: exhaustive and randomised, minutes to hours; and all other tests with examples that nobody has seen.
 soak: .venv/fuzzer
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
 
 # Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.

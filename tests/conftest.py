@@ -4,9 +4,11 @@ import signal
 
 from hypothesis import Phase, settings
 
-# How long an example takes is the machine's business: no test depends on it. What failed can be run again
-# from the printed blob.
-settings.register_profile("partita", deadline=None, print_blob=True)
+# How long an example takes is the machine's business: no test depends on it. `make test` runs the same examples each
+# time, so that what fails is what was changed; `make soak` runs others (`--hypothesis-profile=new`). What failed can be
+# run again from the printed blob.
+settings.register_profile("partita", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("new", deadline=None, derandomize=False, print_blob=True)
 # Where mistakes are planted (`python -m tests.planted`) an example that fails is enough, however large it is.
 settings.register_profile(
     "planted", deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False

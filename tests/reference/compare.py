@@ -93,16 +93,17 @@ def checked(program: Program, folder: Path, overrides: Sequence[str] = ()):
 def meant(spec: Spec, folder: Path, apart: bool = False) -> dict[str, Figure]:
     """All figures of a file's training by the reference, in order, up to one that is chaos. `apart`: it evaluates batch
     by batch."""
-    plain, other = (Training(spec, folder, nudge, apart).run() for nudge in (0.0, NUDGE))
+    plain, *others = (Training(spec, folder, nudge, apart).run() for nudge in (0.0, NUDGE, -NUDGE))
     expected = {what: Figure(value, unit) for what, value, unit in figures(plain)}
-    nudged = {what: value for what, value, _ in figures(other)}
+    # To both sides: what is zero may be at a bend, with one slope on the one side and another on the other.
+    nudged = [{what: value for what, value, _ in figures(other)} for other in others]
     found = {}
     for what, figure in expected.items():
         if what == f"left out up to step {plain.doubtful}":
             break
         if not bool(figure.value.isfinite().all()) and ("metric" in what or "step" in what):
             continue  # of a bad step: which those are is compared
-        change = difference(nudged[what], figure)
+        change = max(difference(other[what], figure) for other in nudged)
         if not change <= CHAOS or bool((figure.value.abs() > LARGE).any()):
             break  # what follows from it is chaos as well
         found[what] = evolve(figure, tolerance=max(TOLERANCE, LEEWAY * change))

@@ -266,8 +266,8 @@ class Training:
 
 
 def _nudged(value: Tensor, nudge: float) -> Tensor:
-    """Up and down, by different amounts."""
-    return value + nudge * (torch.arange(value.numel()).view(value.shape) % 7 - 3) * value.abs().clamp(min=0.1)
+    """Every element up or down, by different amounts."""
+    return value + nudge * (torch.arange(value.numel()).view(value.shape) % 6 - 2.5) * value.abs().clamp(min=0.1)
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:

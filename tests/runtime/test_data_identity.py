@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Call
+from partita.runtime import data_files
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.data import FILES, SOURCES, identify
-from partita.runtime.data import identity as identities
 from partita.runtime.data_files import BLOCK, BLOCKS, WHOLE, DataFile, changed, hashed, identified, unlike
 from tests.runtime.test_agreement import by_port, outcomes
 
@@ -84,7 +84,7 @@ def put(path: Path, place: int) -> None:
 def test_of_a_large_file_the_first_and_last_block_and_those_between_are_known(size: int, tmp_path: Path):
     path = large(tmp_path / "a.bin", size)
     before = hashed(path, size)
-    blocks = list(identities._blocks(size))
+    blocks = list(data_files._blocks(size))
     assert blocks[0][0] == 0
     assert sum(blocks[-1]) == size
     assert sum(length for _, length in blocks) in (size, BLOCK * BLOCKS)
@@ -119,7 +119,7 @@ def test_files_come_and_go(tmp_path: Path):
 
 
 def test_very_many_files_are_known_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(identities, "MOST_FILES", 3)
+    monkeypatch.setattr(data_files, "MOST_FILES", 3)
     paths = [tmp_path / name for name in "abcd"]
     for path in paths:
         path.write_bytes(path.name.encode())
