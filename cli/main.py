@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError:
-        streams.abandon()  # its reader has left
+        streams.abandon(sys.stdout)  # its reader has left
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        streams.abandon()
+        streams.abandon(sys.stdout)
         print(f"partita: cannot write: {error.strerror}", file=sys.stderr)
         return 2
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
+
+from partita.cli.streams import abandon
 
 
 class Patient:
@@ -34,10 +35,7 @@ class Patient:
         return getattr(self._stream, name)
 
     def _lose(self, error: OSError) -> None:
-        # What the stream still holds, and all to come, goes nowhere: the interpreter would stumble over it at the end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        abandon(self._stream)
         if self._other is not None:
             why = "nobody reads it any more" if error.errno == errno.EPIPE else str(error.strerror)
             with suppress(OSError):

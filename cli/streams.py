@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
+from typing import TextIO
 
 # What stands for signs of ours where the terminal's encoding lacks them; for others a question mark does.
 PLAIN = str.maketrans(
@@ -37,9 +38,11 @@ def prepare() -> None:
             stream.reconfigure(errors="plain")
 
 
-def abandon() -> None:
-    """Write nothing more to standard output: Python would complain once more when it flushes it at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def abandon(stream: TextIO) -> None:
+    """Let what a stream still holds, and all to come, go nowhere: Python would complain of it when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
@@ -28,11 +28,19 @@ def begin(
     Returns a warning (W0806) where no lock can be held. Raises Refused (E0803, E0804, E0814, E0815) and OSError.
     """
     warning = directory.lock()
+    if settings is not None:
+        check_newest(settings, manifest_of(given, program, data))
+    record(directory, secrets.token_hex(8), given, settings, reader.texts if reader is not None else {})
+    return warning
+
+
+def record(directory: RunDirectory, run: str, given: Spec, settings: Settings | None, files: Mapping[str, str]) -> None:
+    """Keep what a run of a locked directory begins with: its name, the files it has read, where its checkpoints go.
+
+    Raises Refused (E0814) where it would not go on from those of the run before, and OSError.
+    """
     before = directory.record()
     span = given.train.span if given.train is not None else None
     refuse_unused(directory.path, before.checkpoints if before is not None else None, settings, span)
-    if settings is not None:
-        check_newest(settings, manifest_of(given, program, data))
     where = str(settings.path.resolve()) if settings is not None else None
-    directory.keep(Record(secrets.token_hex(8), reader.texts if reader is not None else {}, where))
-    return warning
+    directory.keep(Record(run, files, where))

@@ -15,7 +15,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.beginning import begin
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
-from partita.runtime.data.binding import data_doubts, identify_data, open_data
+from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.pace import Slow
 from partita.runtime.run_directory import RunDirectory
@@ -52,23 +52,22 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Train
     plan = prepare(given)
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
-    dataset = open_data(plan.program, plan.train, folder)
-    for doubt in data_doubts(plan.program, plan.train, folder):
+    data = bind(plan.program, plan.train, folder)
+    for doubt in data.doubts:
         _warn_of(doubt)
-    data = identify_data(plan.program, plan.train, folder)
     with ExitStack() as stack:
         told = _Records(None)
         if run_dir is not None or settings is not None:
             try:
                 opened = stack.enter_context(RunDirectory.open(directory))
-                warning = begin(opened, given, plan.program, settings, data, None)
+                warning = begin(opened, given, plan.program, settings, data.files, None)
             except OSError as error:
                 raise refuse("E0802", f"cannot write to {directory}: {error.strerror}") from error
             if warning is not None:
                 _warn_of(warning)
             told = _Records(opened)
         stack.callback(told.recorder.close)
-        run, _ = run_in_process(plan, dataset, settings, told, _warn_of, data, strict=False)
+        run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
     return Trained(told.records, run.parameters(), settings.path if settings else None, told.after)
 
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import transport_of
-from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, writable
+from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, unwritable, writable
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
-from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
     from partita.dsl.spec import Spec
-    from partita.runtime.data import DataFile, Dataset
+    from partita.runtime.checkpoint.settings import Settings
+    from partita.runtime.data.binding import Bound
     from partita.runtime.run_directory import RunDirectory
     from partita.runtime.training import Plan
-
-TERMINATED = 143
 
 
 def run_alone(arguments: argparse.Namespace) -> int:
@@ -61,7 +59,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.compiler.pipeline import compile_run
     from partita.compiler.report.claims import doubts
-    from partita.runtime.data.binding import data_doubts, identify_data, open_data
+    from partita.runtime.data.binding import bind
     from partita.runtime.supervision.diagnosis import Diagnosis
     from partita.runtime.supervision.launcher import launch
     from partita.runtime.supervision.lookout import Lookout
@@ -73,14 +71,14 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
     program = state.program
     assert program is not None
     assert spec.train is not None
-    open_data(program, spec.train, folder_of(arguments))
-    report(data_doubts(program, spec.train, folder_of(arguments)))
-    data = identify_data(program, spec.train, folder_of(arguments))
+    data = bind(program, spec.train, folder_of(arguments))
+    report(data.doubts)
+    settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(arguments, spec, program, data, reader, directory):
+        if not _taken(directory, spec, program, settings, data, reader):
             return WRONG_USE
         trace = arguments.trace
         if trace is not None and not recordable(spec, trace):
@@ -96,7 +94,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
                 lookout=Lookout(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
                 environment={**os.environ, DIRECTORY: directory.text},
                 inherited=directory.descriptors,
-                saves=spec.train.checkpoint is not None,
+                saves=settings is not None,
             )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
@@ -118,12 +116,12 @@ def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
 
 
 def _taken(
-    arguments: argparse.Namespace,
+    directory: RunDirectory,
     spec: Spec,
     program: Program,
-    data: Sequence[DataFile],
+    settings: Settings | None,
+    data: Bound,
     reader: Reader,
-    directory: RunDirectory,
 ) -> bool:
     """Take the run's directory: whether it, and that of the checkpoints, can be written to; says why not.
 
@@ -131,11 +129,10 @@ def _taken(
     """
     from partita.runtime.beginning import begin
 
-    settings = checkpoints_of(arguments, spec)
     try:
-        warning = begin(directory, spec, program, settings, data, reader)
+        warning = begin(directory, spec, program, settings, data.files, reader)
     except OSError as error:
-        print(f"partita: cannot write to {directory.path}: {error.strerror}", file=sys.stderr)
+        unwritable(directory.path, error)
         return False
     if warning is not None:
         report([warning])
@@ -145,41 +142,34 @@ def _taken(
 def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     """Train with all ranks in this process."""
     from partita.compiler.report.claims import doubts
-    from partita.runtime.data.binding import data_doubts, identify_data, open_data
+    from partita.runtime.data.binding import bind
     from partita.runtime.training import prepare
 
     plan = prepare(spec)
     if plan.training.compiled:
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
-    dataset = open_data(plan.program, plan.train, folder_of(arguments))
-    report(data_doubts(plan.program, plan.train, folder_of(arguments)))
-    data = identify_data(plan.program, plan.train, folder_of(arguments))
+    data = bind(plan.program, plan.train, folder_of(arguments))
+    report(data.doubts)
+    settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(arguments, spec, plan.program, data, reader, directory):
+        if not _taken(directory, spec, plan.program, settings, data, reader):
             return WRONG_USE
-        return _train_virtual(arguments, plan, dataset, data, directory)
+        return _train_virtual(plan, settings, data, directory)
 
 
-def _train_virtual(
-    arguments: argparse.Namespace,
-    plan: Plan,
-    dataset: Dataset | None,
-    data: Sequence[DataFile],
-    directory: RunDirectory,
-) -> int:
+def _train_virtual(plan: Plan, settings: Settings | None, data: Bound, directory: RunDirectory) -> int:
     from partita.cli.watch import Watch
     from partita.runtime.bad_steps import BadStep
     from partita.runtime.in_process import run_in_process
     from partita.runtime.supervision.termination import Termination
 
-    settings = checkpoints_of(arguments, plan.spec)
     with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
-            run, saved = run_in_process(plan, dataset, settings, watch, say, data, asked=termination.asked)
+            run, saved = run_in_process(plan, data.dataset, settings, watch, say, data.files, asked=termination.asked)
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED

@@ -43,7 +43,7 @@ def opened(arguments: argparse.Namespace) -> RunDirectory | None:
     try:
         return RunDirectory.open(path)
     except OSError as error:
-        print(f"partita: cannot write to {path}: {error.strerror}", file=sys.stderr)
+        unwritable(path, error)
         return None
 
 
@@ -54,8 +54,13 @@ def writable(directory: Path) -> bool:
         with TemporaryFile(dir=directory):
             return True
     except OSError as error:
-        print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+        unwritable(directory, error)
         return False
+
+
+def unwritable(directory: Path, error: OSError) -> None:
+    """Say that the system does not let us write there."""
+    print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
 
 
 def recordable(spec: Spec, trace: Path) -> bool:

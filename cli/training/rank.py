@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from partita.cli.training.places import checkpoints_of, directory_of, folder_of,
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
-from partita.runtime.run_directory import Record, RunDirectory
+from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.rendezvous import DIRECTORY, FLIGHT, Identity, await_word
 from partita.runtime.supervision.statuses import (
     ASKED,
@@ -41,7 +41,7 @@ from partita.runtime.transports.failures import ConnectionLost, Stranger
 if TYPE_CHECKING:
     import torch
 
-    from partita.runtime.data import DataFile, Dataset
+    from partita.runtime.data.binding import Bound
     from partita.runtime.supervision.meeting import Meeting
     from partita.runtime.training import Plan
 
@@ -84,7 +84,7 @@ class _Rank:
         import torch
 
         from partita.compiler.report.claims import doubts
-        from partita.runtime.data.binding import data_doubts, identify_data, open_data
+        from partita.runtime.data.binding import bind
         from partita.runtime.training import prepare
 
         arguments = self.arguments
@@ -97,11 +97,10 @@ class _Rank:
             check_compiler(plan)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        of = plan.program, plan.train, folder_of(arguments)
-        dataset = open_data(*of)
+        data = bind(plan.program, plan.train, folder_of(arguments))
         if speaks:
-            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data_doubts(*of)))
-        return _Planned(plan, device, dataset, identify_data(*of))
+            report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
+        return _Planned(plan, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Meeting) -> int:
         """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
@@ -126,7 +125,7 @@ class _Rank:
         paced = plan.ranks > 1
         rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
         settings = checkpoints_of(arguments, plan.spec)
-        checkpoints = Checkpoints(rank, settings, say, planned.data) if settings is not None else None
+        checkpoints = Checkpoints(rank, settings, say, planned.data.files) if settings is not None else None
         if checkpoints is not None:
             stack.callback(checkpoints.close)
         watch = None
@@ -135,7 +134,7 @@ class _Rank:
             watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
         try:
-            for _ in train(rank, planned.dataset, watch, checkpoints, say, termination.asked):
+            for _ in train(rank, planned.data.dataset, watch, checkpoints, say, termination.asked):
                 raise AssertionError("a real transport waits inside its handles")
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
@@ -160,8 +159,7 @@ class _Planned:
 
     plan: Plan
     device: torch.device
-    dataset: Dataset | None
-    data: Sequence[DataFile]
+    data: Bound
 
 
 class _Supervised(_Rank):
@@ -184,7 +182,7 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.files)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -192,7 +190,7 @@ class _Launched(_Rank):
     """A rank that another launcher has started. Ranks watch each other, and the first one holds the run's directory."""
 
     def run(self) -> int:
-        from partita.runtime.checkpoint.settings import refuse_unused
+        from partita.runtime import beginning
         from partita.runtime.supervision.agreement import agree, for_all
         from partita.runtime.supervision.lookout import STARTING_SECONDS
         from partita.runtime.supervision.meeting import meet
@@ -211,16 +209,15 @@ class _Launched(_Rank):
         reader = Reader(record.files if record is not None and begun else None)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data)
+        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.files)
         check_ranks(plan, identity.ranks)
         if not begun:
-            settings, before = checkpoints_of(arguments, plan.spec), record.checkpoints if record is not None else None
-            own = Record(meeting.run, reader.texts, str(settings.path.resolve()) if settings is not None else None)
 
             def begin() -> None:
-                refuse_unused(directory.path, before, settings, plan.train.span)
                 with _refused_as_unwritable(directory):
-                    directory.keep(own)
+                    beginning.record(
+                        directory, meeting.run, plan.spec, checkpoints_of(arguments, plan.spec), reader.texts
+                    )
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace

@@ -30,13 +30,13 @@ from partita.runtime.checkpoint.settings import Settings, refuse_others
 from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
 from partita.runtime.data_files import DataFile
+from partita.runtime.naming import named
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
     from partita.runtime.training import Rank
 
-MOST_RANKS = 4  # named in one message
 NOTABLE_SECONDS = 1.0
 # What rank 0 proposes: a step, or one of these.
 NOTHING, REFUSED = -1, -2
@@ -353,12 +353,7 @@ def _causes(failed: Mapping[int, int]) -> str:
     ranks_of: dict[int, list[int]] = {}
     for rank, number in failed.items():
         ranks_of.setdefault(number, []).append(rank)
-    return ", ".join(f"{_ranks(ranks)}: {os.strerror(number)}" for number, ranks in ranks_of.items())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:MOST_RANKS]))}{more}"
+    return ", ".join(f"{named(ranks)}: {os.strerror(number)}" for number, ranks in ranks_of.items())
 
 
 def _seems_whole(path: Path, step: int) -> bool:

@@ -73,7 +73,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
                 how = "the `checkpoint` entry of the run before, with its `dir`,"
             fix = f"{how} in the train block goes on from there"
         else:
-            message = f"this run would not go on from {there}: its own are in {settings.path if settings else own}"
+            message = f"this run would not go on from {there}: its own are in {own}"
             fix = "move them there to go on from them"
         anew = "to begin anew, name another directory with --run-dir, or move this one away"
         raise refuse("E0814", message, span, help=f"{fix}; {anew}")

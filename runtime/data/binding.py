@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from attrs import frozen
 
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.data import DOUBTS, DataFile, Dataset, Input, identify, open_dataset
+
+
+@frozen(eq=False)
+class Bound:
+    """A run's data: what batches come from (None for a model without inputs), the identity of the files behind it, and
+    warnings of what can be opened and looks wrong.
+    """
+
+    dataset: Dataset | None
+    files: Sequence[DataFile]
+    doubts: Sequence[Diagnostic]
+
+
+def bind(program: Program, train: Train, root: Path) -> Bound:
+    """The data of a train block for a program's inputs, as `open_data` opens it. Raises Refused (E06xx)."""
+    dataset = open_data(program, train, root)
+    if dataset is None:
+        return Bound(None, (), ())
+    find = DOUBTS.get(train.data.name)
+    return Bound(dataset, identify(train.data, root), find(train.data, root) if find is not None else ())
 
 
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
@@ -28,14 +51,3 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         for each in program.inputs
     )
     return open_dataset(train.data, inputs, train.seed, root, evaluates=train.eval is not None)
-
-
-def identify_data(program: Program, train: Train, root: Path) -> tuple[DataFile, ...]:
-    """The identity of the files that a train block's data is read from. Raises Refused, as `open_data`."""
-    return identify(train.data, root) if program.inputs else ()
-
-
-def data_doubts(program: Program, train: Train, root: Path) -> list[Diagnostic]:
-    """Warnings of data that can be opened and looks wrong."""
-    find = DOUBTS.get(train.data.name) if program.inputs else None
-    return find(train.data, root) if find is not None else []

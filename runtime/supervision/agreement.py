@@ -19,7 +19,7 @@ from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import evolve, frozen
@@ -30,29 +30,18 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
 from partita.runtime.data_files import DataFile, unlike
+from partita.runtime.naming import named
 from partita.runtime.supervision.rendezvous import Identity
+from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import post
 
 if TYPE_CHECKING:
     from partita.runtime.training import Plan
 
 KEY = "partita/agreement"
-MOST_SHOWN = 8  # ranks that a line names, and lines
+MOST_SHOWN = 8  # lines
 DIGITS = 12  # of a hash in messages
 LEAVE_SECONDS = 10.0  # that rank 0, which may keep the store, waits for the others to have read it
-
-
-class Store(Protocol):
-    """What is asked of one of torch.distributed's stores."""
-
-    def set(self, key: str, value: str) -> None:
-        """Keep a value."""
-
-    def get(self, key: str) -> bytes:
-        """A value, as soon as it is there."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when the keys are there; raises RuntimeError where that takes longer."""
 
 
 def agree(store: Store, rank: int, ranks: int, plan: Plan, data: Sequence[DataFile] = ()) -> None:
@@ -125,10 +114,10 @@ def compared(said: Sequence[Statement]) -> Refused | None:
     if all(each.file == common.file for each in others):
         what, help = "made another program of the same file", "use the same version of Partita on all machines"
     notes = [
-        f"{_ranks(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
+        f"{named(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
         for each in (common, *others[: MOST_SHOWN - 1])
     ]
-    message = f"{_ranks(differing)} {verb} {what} than {_ranks(groups[common])}"
+    message = f"{named(differing)} {verb} {what} than {named(groups[common])}"
     return refuse("E0612", message, notes=notes, help=help)
 
 
@@ -153,17 +142,10 @@ def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Seq
     verb = "has" if len(differing) == 1 else "have"
     return refuse(
         "E0615",
-        f"{_ranks(differing)} {verb} other data than {_ranks(common)}",
+        f"{named(differing)} {verb} other data than {named(common)}",
         notes=unlike(files, common[0], others, first),
         help="copy the same files to all machines",
     )
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 1, 2`."""
-    shown = ", ".join(map(str, numbers[:MOST_SHOWN]))
-    more = f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 # ---------------------------------------------------------------- hashes

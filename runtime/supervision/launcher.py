@@ -34,7 +34,7 @@ from attrs import define, field
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
-from partita.runtime.supervision.lookout import LOOK_SECONDS, STARTS, Lookout
+from partita.runtime.supervision.lookout import LOOK_SECONDS, Lookout
 from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.statuses import (
     ASKED,
@@ -281,7 +281,7 @@ class _Supervision:
         """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
         directory = self.attempt.directory
         if self.causes:
-            self.connecting = not any(each.activity not in STARTS for each in lookout.positions(directory))
+            self.connecting = lookout.connecting(directory)
             known = all(rank.process.returncode in SAID_BY_RANKS for rank in self.causes)
             dead = [rank.number for rank in self.causes]
             self.doing = "" if known else lookout.died(directory, dead, self._last_words())
@@ -290,7 +290,7 @@ class _Supervision:
             self.attempt.guard()
             self.stall = lookout.stalled(directory, self.attempt.begun, self.attempt.processes)
             if self.stall is not None:
-                self.connecting = not any(each.activity not in STARTS for each in lookout.positions(directory))
+                self.connecting = lookout.connecting(directory)
                 self.say(f"{self.stall}\n  ending all ranks")
             elif self.prepare is not None and lookout.begun(directory):
                 with suppress(OSError):  # this attempt goes on; the next one is then started when it is needed

@@ -86,6 +86,10 @@ class Lookout:
         found = (flight.read(directory, rank) for rank in range(self.ranks))
         return [position for position in found if position is not None]
 
+    def connecting(self, directory: Path) -> bool:
+        """Whether no rank has come to its first step."""
+        return not any(each.activity not in STARTS for each in self.positions(directory))
+
     def _described(
         self,
         positions: Sequence[Position],

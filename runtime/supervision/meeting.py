@@ -18,27 +18,20 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
+from partita.runtime.naming import named
 from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, Identity
-from partita.runtime.supervision.views import Store as AddingStore
+from partita.runtime.supervision.store import Store
 from partita.runtime.tracing.flight import machine
-from partita.runtime.transports.failures import ConnectionLost, post
+from partita.runtime.transports.failures import ConnectionLost, cause, post
 
 POLL_SECONDS = (0.01, 0.5)  # between two looks: at first, and after a while
-MOST_NAMED = 8
 PREFIX = "partita"
 SECRET_BYTES = 16
 CONNECT_SECONDS = 1800.0
-
-
-class Store(AddingStore, Protocol):
-    """What is asked of one of torch.distributed's stores."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when the keys are there; raises RuntimeError where that takes longer."""
 
 
 @frozen(eq=False)
@@ -121,15 +114,13 @@ def _met_at_address(identity: Identity, host: str, port: int, seconds: float) ->
     try:
         store = opened(first=True)
     except RuntimeError as error:
-        raise ConnectionLost(
-            f"cannot reach the store at {host}:{port}, by which ranks meet: {_first(error)}"
-        ) from error
+        raise ConnectionLost(f"cannot reach the store at {host}:{port}, by which ranks meet: {cause(error)}") from error
     try:
         attempt, told = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
     except RuntimeError as error:
         if isinstance(error, ConnectionLost):
             raise
-        raise ConnectionLost(f"lost the store at {host}:{port}, by which ranks meet: {_first(error)}") from error
+        raise ConnectionLost(f"lost the store at {host}:{port}, by which ranks meet: {cause(error)}") from error
     own = dist.PrefixStore(f"{PREFIX}/{attempt}", store)
     own.set_timeout(timedelta(seconds=seconds))
     machines = tuple(int(each["machine"]) for each in told["places"])
@@ -162,7 +153,8 @@ def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
             if rank in greeted and store.check([_key("here", attempt, rank)]):
                 missing.discard(rank)
         if missing and pause.over():
-            raise ConnectionLost(f"{_names(sorted(missing))} not come to the meeting of all ranks")
+            have = "has" if len(missing) == 1 else "have"
+            raise ConnectionLost(f"{named(sorted(missing))} {have} not come to the meeting of all ranks")
     if not store.check([_key("run")]):
         store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
     places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]
@@ -206,16 +198,3 @@ class _Pause:
 
 def _key(*parts: object) -> str:
     return "/".join((f"{PREFIX}-meeting", *map(str, parts)))
-
-
-def _names(ranks: list[int]) -> str:
-    """`rank 3 has`, `ranks 0, 1 have`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} has"
-    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more} have"
-
-
-def _first(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0]
-    return text.partition("] ")[2] if text.startswith("[") else text

@@ -7,7 +7,7 @@ be a fault of the machine and go away; that input is wrong is said by `REFUSED` 
 from __future__ import annotations
 
 # Of the command.
-WRONG_INPUT, WRONG_USE, FAILED, INTERRUPTED = 1, 2, 3, 130
+WRONG_INPUT, WRONG_USE, FAILED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 # Of a rank.
 PEER_LOST = 76  # another one is gone: such a rank is not the cause
 NOT_FINITE = 77  # numbers that are none

@@ -14,6 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from partita.runtime.supervision.statuses import TERMINATED
 from partita.runtime.tracing.flight import Flight
 
 QUIET_SECONDS = 10.0
@@ -83,4 +84,4 @@ class Termination:
             if flight.marks != marks:
                 marks, since = flight.marks, time.monotonic()
             time.sleep(LOOK_SECONDS)
-        os._exit(128 + signal.SIGTERM)
+        os._exit(TERMINATED)

@@ -11,12 +11,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from attrs import define, field, frozen
 
 from partita.runtime.supervision.diagnosis import SILENT
+from partita.runtime.supervision.store import Store
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
@@ -24,22 +25,6 @@ ASKED, SPOKEN = "views/asked", "views/spoken"
 ASK_SECONDS = 2.0  # between two looks whether somebody has asked
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.1
-
-
-class Store(Protocol):
-    """What is asked of one of torch.distributed's stores. All raise RuntimeError."""
-
-    def set(self, key: str, value: str) -> None:
-        """Keep a value."""
-
-    def get(self, key: str) -> bytes:
-        """A value, as soon as it is there."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; what it is now."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
 
 
 @frozen

@@ -24,7 +24,7 @@ def post(description: str, operation: Any, *arguments: Any, **options: Any) -> A
     try:
         return operation(*arguments, **options)
     except RuntimeError as error:
-        raise ConnectionLost(f"{description} failed: {_cause(error)}") from error
+        raise ConnectionLost(f"{description} failed: {cause(error)}") from error
 
 
 def wait(work: Any, description: str) -> None:
@@ -32,10 +32,10 @@ def wait(work: Any, description: str) -> None:
     try:
         work.wait()
     except RuntimeError as error:
-        raise ConnectionLost(f"{description} failed: {_cause(error)}") from error
+        raise ConnectionLost(f"{description} failed: {cause(error)}") from error
 
 
-def _cause(error: RuntimeError) -> str:
+def cause(error: RuntimeError) -> str:
     """The first sentence of a backend's message, without the place in its source that stands before it."""
     first = str(error).strip().split("\n")[0]
     if first.startswith("["):
