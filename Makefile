@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Threads are shared by all processes of a run; the runtime divides the cores among its ranks by itself.
-export PYTHONDONTWRITEBYTECODE := 1
+# Tests start processes by the hundred, each of which would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test lint types check-examples soak fuzz planted grammar docs clean
 

@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from partita.cli.main import main
 
 
 def partita(
@@ -19,6 +23,14 @@ def partita(
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has torch already."""
+    out, errors = StringIO(), StringIO()
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(errors):
+        status = main(arguments)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
 
 def records(directory: Path) -> list[dict[str, Any]]:

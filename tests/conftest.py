@@ -11,7 +11,7 @@ settings.register_profile("partita", deadline=None, derandomize=True, print_blob
 settings.register_profile("new", deadline=None, derandomize=False, print_blob=True)
 # Where mistakes are planted (`python -m tests.planted`) an example that fails is enough, however large it is.
 settings.register_profile(
-    "planted", deadline=None, database=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
+    "planted", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
 )
 settings.load_profile("partita")
 

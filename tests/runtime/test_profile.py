@@ -25,6 +25,7 @@ from partita.runtime.profiling.models import programs
 SPECS = Path(__file__).parents[2] / "specs"
 
 
+@pytest.mark.soak
 def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path):
     machine = tmp_path / "machine.json"
     command = [sys.executable, "-m", "partita", "profile", "--quick", "--ranks", "1,2", "-o", str(machine)]

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 import partita
 from partita.dsl.diagnostic import Refused
+from partita.runtime import locks
 from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.run_directory import Record, RunDirectory
+from tests.commands import here, records
 from tests.commands import partita as command
-from tests.commands import records
+from tests.marks import soak
 
 TEXT = """
 axis batch = 4, embed = 8, ffn = 8
@@ -44,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return command("run", "m.par", "--run-dir", "run", "--transport", "virtual", *arguments, cwd=folder, **options)
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return here("run", "m.par", "--run-dir", "run", "--transport", "virtual", *arguments, cwd=folder)
 
 
 # ---------------------------------------------------------------- links
@@ -87,7 +89,7 @@ def test_a_strangers_run_directory_leads_nowhere(folder: Path, transport: str) -
     (folder / "run").mkdir()
     for name in FILES:
         (folder / "run" / name).symlink_to(elsewhere)
-    ended = run(folder, "--transport", transport)
+    ended = command("run", "m.par", "--run-dir", "run", "--transport", transport, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     assert elsewhere.read_text() == OURS
     assert len(records(folder / "run")) > 0
@@ -121,9 +123,10 @@ def state_of(directory: Path) -> dict[str, tuple[int, int, bytes]]:
     return {str(each): (each.stat().st_ino, each.stat().st_mtime_ns, each.read_bytes()) for each in found}
 
 
-@pytest.mark.parametrize("how", ["alone", "in one process", "torchrun", "python"])
-def test_a_second_run_touches_nothing(folder: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["alone", "in one process", "python", *soak("torchrun")])
+def test_a_second_run_touches_nothing(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts it, and whether or not the file has checkpoints."""
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.1)  # in this process
     with RunDirectory.open(folder / "run") as directory:
         assert directory.lock() is None
         directory.keep(Record("first", {}, None))
@@ -140,7 +143,7 @@ def test_a_second_run_touches_nothing(folder: Path, how: str) -> None:
             arguments = ("run", "m.par", "--run-dir", "run")
             ended = {
                 "alone": lambda: command(*arguments, cwd=folder),
-                "in one process": lambda: command(*arguments, "--transport", "virtual", cwd=folder),
+                "in one process": lambda: here(*arguments, "--transport", "virtual", cwd=folder),
                 "torchrun": lambda: command(*arguments, cwd=folder, launcher=launcher),
             }[how]()
             assert ended.returncode == 1

@@ -59,6 +59,21 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def variable(process: int, name: str) -> str | None:
+    """A variable of a process's environment; None where it has none, or has ended."""
+    with suppress(OSError):
+        for each in (PROC / str(process) / "environ").read_bytes().decode(errors="replace").split("\0"):
+            if each.startswith(f"{name}="):
+                return each.partition("=")[2]
+    return None
+
+
+def launched(mark: str) -> dict[int, int]:
+    """The processes of ranks that torchrun has started, by rank."""
+    ranks = {process for process, command in marked(mark).items() if "torch.distributed" not in command}
+    return {int(rank): process for process in ranks if (rank := variable(process, "RANK")) is not None}
+
+
 def listening(process: int | str = "self") -> dict[str, str]:
     """The sockets that listen in the network of a process, by inode: their addresses."""
     found = {}

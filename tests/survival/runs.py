@@ -25,6 +25,7 @@ from tests.survival.processes import PATIENCE, Held, marked, wait_until
 
 RANKS, STEPS, INTERVAL, ALL = 2, 16, 2, 100
 RUN_DIRECTORY = "run"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
 STALL_SECONDS = 10  # what a busy machine does not take for an action, nor a slow disk for a save
 # Everything that draws random numbers; actions long enough to be met, in steps short enough to have many.
 TEXT = """

@@ -7,35 +7,33 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from partita.runtime.supervision.processes import is_stopped
+from partita.runtime.supervision.rendezvous import RANK
 from partita.runtime.tracing.flight import ENDED, READY, STARTING
+from tests.marks import soak
 from tests.survival.moments import await_moment
-from tests.survival.processes import PROC, marked, wait_until
-from tests.survival.runs import RANKS, STALL_SECONDS, STEPS, Run
+from tests.survival.processes import PROC, launched, marked, variable, wait_until
+from tests.survival.runs import RANKS, STALL_SECONDS, STEPS, TORCHRUN, Run
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, "pipeline")
-    yield run
-    run.clear()
-    print("\n".join(run.story))
+def run(runs: Callable[..., Run]) -> Run:
+    return runs("pipeline")
 
 
 def ranks_of(run: Run) -> dict[int, list[int]]:
     """The processes of ranks by number: those of the attempt under way, and those that stand ready."""
     found: dict[int, list[int]] = {}
     for process in sorted(marked(run.mark)):
-        match = re.search(rb"(?:^|\0)PARTITA_RANK=(\d+)", _environment(process))
-        if match is not None:
-            found.setdefault(int(match[1]), []).append(process)
+        rank = variable(process, RANK)
+        if rank is not None:
+            found.setdefault(int(rank), []).append(process)
     return found
 
 
@@ -44,14 +42,7 @@ def guardian_of(run: Run) -> int:
     return found
 
 
-def _environment(process: int) -> bytes:
-    try:
-        return (PROC / str(process) / "environ").read_bytes()
-    except OSError:
-        return b""
-
-
-@pytest.mark.parametrize("when", ["as a process", "starting", "ready"])
+@pytest.mark.parametrize("when", ["as a process", *soak("starting", "ready")])
 def test_a_rank_that_is_stopped_before_it_begins_is_named(run: Run, when: str) -> None:
     """Also before it has a recorder: nothing could be read of it then."""
     run.start("--stall-timeout", str(STALL_SECONDS))
@@ -87,6 +78,7 @@ def test_a_rank_that_is_stopped_at_the_end_is_named(run: Run, delay: float) -> N
     run.check_nothing_runs()
 
 
+@pytest.mark.soak
 def test_a_rank_that_stands_ready_and_is_stopped_holds_nothing_up(run: Run) -> None:
     """It is exchanged when it is needed."""
     run.start("--restarts", "1", "--stall-timeout", str(STALL_SECONDS))
@@ -102,14 +94,20 @@ def test_a_rank_that_stands_ready_and_is_stopped_holds_nothing_up(run: Run) -> N
     run.check_nothing_remains()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
-@pytest.mark.parametrize("end", ["itself", "SIGTERM", "SIGKILL"])
-def test_a_guardian_is_not_needed_twice(run: Run, number: signal.Signals, end: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("SIGSTOP", "SIGTERM"),
+        ("SIGKILL", "SIGKILL"),
+        *soak(("SIGSTOP", "itself"), ("SIGSTOP", "SIGKILL"), ("SIGKILL", "itself"), ("SIGKILL", "SIGTERM")),
+    ],
+)
+def test_a_guardian_is_not_needed_twice(run: Run, name: str, end: str) -> None:
     """One that is stopped is woken, one that was killed is exchanged; the supervisor hears signals all the while."""
     run.start("train.steps=40" if end == "itself" else "train.steps=4000")
     for _ in await_moment(run, 0, "between steps", 2):
         pass
-    before = guardian_of(run)
+    before, number = guardian_of(run), signal.Signals[name]
     os.kill(before, number)
     if number == signal.SIGKILL:
         wait_until(lambda: any("guardian" in each for p, each in marked(run.mark).items() if p != before), "another")
@@ -139,24 +137,12 @@ def test_nothing_outlives_a_supervisor_whose_guardian_is_killed_with_it(run: Run
     wait_until(lambda: not marked(run.mark), "its processes end")
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
+@pytest.mark.soak
 def test_a_rank_that_never_comes_is_named_under_another_launcher(run: Run) -> None:
     """It is stopped before the meeting of all."""
     run.start("--stall-timeout", "1", prefix=(sys.executable, *TORCHRUN))
-    wait_until(lambda: len(launched(run)) == RANKS, "both ranks are started")
-    os.kill(launched(run)[1], signal.SIGSTOP)
+    wait_until(lambda: len(launched(run.mark)) == RANKS, "both ranks are started")
+    os.kill(launched(run.mark)[1], signal.SIGSTOP)
     wait_until(lambda: "rank 0: rank 1 has not come to the meeting of all ranks" in run.errors, "it is said", 300)
-    os.kill(launched(run)[1], signal.SIGCONT)
+    os.kill(launched(run.mark)[1], signal.SIGCONT)
     assert run.finish().status != 0
-
-
-def launched(run: Run) -> dict[int, int]:
-    """The ranks that torchrun has started."""
-    found = {}
-    for process, command in marked(run.mark).items():
-        match = re.search(rb"(?:^|\0)RANK=(\d+)", _environment(process))
-        if match is not None and " run m.par" in command and "torch.distributed" not in command:
-            found[int(match[1])] = process
-    return found

@@ -7,42 +7,34 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from partita.runtime.checkpoint.store import steps_in
+from tests.marks import soak
 from tests.survival.moments import await_moment
 from tests.survival.processes import PROC, wait_until
-from tests.survival.runs import RUN_DIRECTORY, STEPS, Run
+from tests.survival.runs import RUN_DIRECTORY, STEPS, TORCHRUN, Run
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+@pytest.fixture
+def run(runs: Callable[..., Run]) -> Run:
+    return runs("zero3")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, "zero3")
-    yield run
-    run.clear()
-    print("\n".join(run.story))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    run = Run(tmp_path_factory.mktemp("undisturbed"), "zero3")
-    run.start("--transport", "virtual")
-    assert run.finish().status == 0, run.story
-    return run.records()
+def expected(undisturbed: Callable[[str], tuple[list[dict], dict]]) -> list[dict]:
+    return undisturbed("zero3")[0]
 
 
 # ---------------------------------------------------------------- SIGTERM
 
 
-@pytest.mark.parametrize("how", ["supervisor", "one process", "torchrun"])
-def test_a_run_that_is_asked_to_end_saves_the_step(run: Run, undisturbed: list[dict], how: str) -> None:
+@pytest.mark.parametrize("how", ["supervisor", "one process", *soak("torchrun")])
+def test_a_run_that_is_asked_to_end_saves_the_step(run: Run, expected: list[dict], how: str) -> None:
     """Whichever it is, and goes on from there as if nothing had happened."""
     rare = "train.checkpoint=every(1000)"
     prefix = (sys.executable, *TORCHRUN) if how == "torchrun" else (sys.executable,)
@@ -62,10 +54,10 @@ def test_a_run_that_is_asked_to_end_saves_the_step(run: Run, undisturbed: list[d
     ended = run.finish()
     assert ended.status == 0, ended
     assert f"resumed from run/checkpoints/step-{step:08}" in ended.out
-    assert run.records() == undisturbed
+    assert run.records() == expected
 
 
-def test_one_rank_that_is_asked_to_end_takes_all_along(run: Run, undisturbed: list[dict]) -> None:
+def test_one_rank_that_is_asked_to_end_takes_all_along(run: Run, expected: list[dict]) -> None:
     """It is the one that is named; with restarts the run goes on at once."""
     run.start("train.checkpoint=every(1000)", "--restarts", "1")
     for _ in await_moment(run, 1, "between steps", 3):
@@ -77,7 +69,7 @@ def test_one_rank_that_is_asked_to_end_takes_all_along(run: Run, undisturbed: li
     assert ended.status == 0, ended
     assert "rank 1 was killed by SIGTERM" in ended.errors
     assert re.search(r"resumed from run/checkpoints/step-\d+", ended.out)
-    assert run.records() == undisturbed
+    assert run.records() == expected
 
 
 def test_without_checkpoints_a_run_ends_at_once(run: Run) -> None:
@@ -93,9 +85,16 @@ def test_without_checkpoints_a_run_ends_at_once(run: Run) -> None:
 # ---------------------------------------------------------------- display
 
 
-@pytest.mark.parametrize("how", ["a reader that leaves", "a full disk", "closed"])
-@pytest.mark.parametrize("transport", ["gloo", "virtual"])
-def test_a_run_outlives_its_display(run: Run, undisturbed: list[dict], how: str, transport: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "transport"),
+    [
+        ("a reader that leaves", "gloo"),
+        ("a full disk", "virtual"),
+        ("closed", "virtual"),
+        *soak(("a reader that leaves", "virtual"), ("a full disk", "gloo"), ("closed", "gloo")),
+    ],
+)
+def test_a_run_outlives_its_display(run: Run, expected: list[dict], how: str, transport: str) -> None:
     command = f"{sys.executable} -m partita run m.par --run-dir {RUN_DIRECTORY} --transport {transport}"
     line = {
         "a reader that leaves": f"set -o pipefail; {command} 2> errors | head -1",
@@ -106,13 +105,14 @@ def test_a_run_outlives_its_display(run: Run, undisturbed: list[dict], how: str,
     done = subprocess.run(["bash", "-c", line], cwd=run.folder, env=environment, timeout=240, check=False)
     errors = (run.folder / "errors").read_text()
     assert done.returncode == 0, errors
-    assert run.records() == undisturbed
+    assert run.records() == expected
     why = {"a reader that leaves": "nobody reads it any more", "a full disk": "No space left on device"}.get(how)
     assert errors.count("standard output is lost") == (0 if why is None else 1)
     assert why is None or why in errors
 
 
-def test_a_run_outlives_its_errors(run: Run, undisturbed: list[dict]) -> None:
+@pytest.mark.soak
+def test_a_run_outlives_its_errors(run: Run, expected: list[dict]) -> None:
     """Where nothing can be said any more, a killed rank is started again all the same."""
     line = f"{sys.executable} -m partita run m.par --run-dir {RUN_DIRECTORY} --restarts 1 > out 2> /dev/full"
     (run.folder / "errors").write_text("")
@@ -124,7 +124,7 @@ def test_a_run_outlives_its_errors(run: Run, undisturbed: list[dict]) -> None:
     assert position is not None
     os.kill(position.process, signal.SIGKILL)
     assert run.process.wait(240) == 0
-    assert run.records() == undisturbed
+    assert run.records() == expected
 
 
 # ---------------------------------------------------------------- restarts
@@ -153,9 +153,9 @@ if os.environ.get("PARTITA_RANK") == "1":
 """
 
 
-@pytest.mark.parametrize("kind", sorted(FAULTS))
+@pytest.mark.parametrize("kind", ["RuntimeError", *soak("MemoryError", "OSError", "SystemError")])
 def test_whatever_is_no_wrong_input_is_started_again(
-    run: Run, undisturbed: list[dict], kind: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, expected: list[dict], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run.folder / "site").mkdir()
     (run.folder / "site" / "sitecustomize.py").write_text(FAULTY.format(fault=FAULTS[kind]))
@@ -167,10 +167,10 @@ def test_whatever_is_no_wrong_input_is_started_again(
     assert ended.status == 0, ended
     assert ended.errors.count("starting all ranks again, 1 of at most 1 times") == 1
     assert "rank 1 ended with exit status 1" in ended.errors
-    assert run.records() == undisturbed
+    assert run.records() == expected
 
 
-def test_restarts_go_on_with_the_file_that_the_run_began_with(run: Run, undisturbed: list[dict]) -> None:
+def test_restarts_go_on_with_the_file_that_the_run_began_with(run: Run, expected: list[dict]) -> None:
     """Whatever its owner does to it in the meantime."""
     run.start("--restarts", "2")
     struck = set[int]()
@@ -186,7 +186,7 @@ def test_restarts_go_on_with_the_file_that_the_run_began_with(run: Run, undistur
     ended = run.finish()
     assert ended.status == 0, ended
     assert "W0804" not in ended.errors
-    assert run.records() == undisturbed
+    assert run.records() == expected
 
 
 def test_wrong_input_is_not_tried_again(run: Run) -> None:

@@ -7,31 +7,26 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from partita.runtime.supervision.processes import is_stopped
+from tests.marks import soak
 from tests.survival.moments import ACTIONS, await_moment, doing
 from tests.survival.processes import PROC, wait_until
-from tests.survival.runs import LAYOUTS, RANKS, STALL_SECONDS, STEPS, Run
+from tests.survival.runs import LAYOUTS, RANKS, STALL_SECONDS, STEPS, TORCHRUN, Run
 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
 WITHIN_SECONDS = 2.0  # after the stall timeout
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAID = re.compile(rf"nothing has moved for {STALL_SECONDS} s\n  rank (\d) is stopped, (.*) for \d+ s(.*)\n")
 
 
 @pytest.fixture
-def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
-    random = Random(request.getfixturevalue("seed"))
-    run = Run(tmp_path, random.choice(sorted(LAYOUTS)))
-    yield run
-    run.clear()
-    print("\n".join(run.story))
+def run(runs: Callable[..., Run], request: pytest.FixtureRequest) -> Run:
+    return runs(Random(request.getfixturevalue("seed")).choice(sorted(LAYOUTS)))
 
 
 def stall(run: Run, seed: int, prefix: tuple[str, ...] = ()) -> float:
@@ -63,7 +58,7 @@ def stall(run: Run, seed: int, prefix: tuple[str, ...] = ()) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *soak(1)])
 def test_a_stalled_rank_is_named(seed: int, run: Run):
     stall(run, seed)
     ended = run.finish()
@@ -72,6 +67,7 @@ def test_a_stalled_rank_is_named(seed: int, run: Run):
     run.check_nothing_runs()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [2])
 def test_a_stalled_rank_is_named_under_torchrun(seed: int, run: Run):
     """Which ends the others, and would wait half a minute for the one that is stopped."""

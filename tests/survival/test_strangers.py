@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
+from tests.marks import soak
 from tests.survival.processes import PROC, _opened, listening, marked, private_networks
 from tests.survival.runs import Run
 
@@ -18,11 +17,8 @@ pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="l
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, "zero3")
-    yield run
-    run.clear()
-    print("\n".join(run.story))
+def run(runs: Callable[..., Run]) -> Run:
+    return runs("zero3")
 
 
 class Stranger:
@@ -69,7 +65,7 @@ class Stranger:
         self._connections.append(connection)
 
 
-@pytest.mark.parametrize("said", [b"", bytes(8), b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)], ids=len)
+@pytest.mark.parametrize("said", [bytes(8), *soak(b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 16)], ids=len)
 def test_nobody_reaches_what_ranks_listen_on(run: Run, said: bytes) -> None:
     if not private_networks():
         pytest.skip("this system forbids networks of one's own")
@@ -80,7 +76,7 @@ def test_nobody_reaches_what_ranks_listen_on(run: Run, said: bytes) -> None:
     assert stranger.reached == 0
 
 
-@pytest.mark.parametrize("said", [bytes(8), b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)], ids=len)
+@pytest.mark.parametrize("said", [bytes(8), *soak(b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 16)], ids=len)
 def test_where_anybody_reaches_them_a_start_is_tried_again(
     run: Run, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

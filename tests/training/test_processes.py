@@ -87,6 +87,7 @@ def llama(tmp_path: Path, *overrides: str) -> None:
     close(tmp_path / "eight", tmp_path / "one")
 
 
+@pytest.mark.soak
 def test_llama_on_eight_processes_trains_as_on_one(tmp_path: Path):
     llama(tmp_path, "batch=8", "seq=32")
 
