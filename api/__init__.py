@@ -22,9 +22,9 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
-    from partita.compiler.pipeline import Compilation
     from partita.compiler.planning.search import Plan
     from partita.compiler.report.summary import Summary
+    from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
     from partita.runtime.trained import Trained
     from partita.runtime.verification.verify import Verification

@@ -72,7 +72,7 @@ def main() -> None:
     from partita.runtime.checkpoint.checkpoints import Checkpoints
     from partita.runtime.checkpoint.settings import settings_of
     from partita.runtime.data.binding import open_data
-    from partita.runtime.training import Rank, prepare
+    from partita.runtime.rank import Rank, prepare
     from partita.runtime.transports.virtual import VirtualCluster
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)

@@ -23,9 +23,9 @@ SCHEDULES = ("gpipe", "one_f_one_b", "interleaved_1f1b", "looped_bfs")
 def measured(schedule: str, steps: int) -> tuple[str, ...]:
     """A row of the table."""
     from partita.dsl.load import load
+    from partita.runtime.rank import prepare
     from partita.runtime.tracing.measurement import measure
     from partita.runtime.tracing.stopwatch import Marks, path_of
-    from partita.runtime.training import prepare
 
     overrides = [f"schedule={schedule}", f"train.steps={steps + 1}"]
     spec, diagnostics = load(FILE, overrides)

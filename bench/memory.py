@@ -29,7 +29,7 @@ from partita.runtime.transports.process import ProcessTransport
 from partita.runtime.transports.shared import Incoming, Outgoing
 
 if TYPE_CHECKING:
-    from partita.runtime.training import Plan
+    from partita.runtime.rank import Plan
 
 SCHEDULES = {
     "gpipe": "schedule=gpipe(microbatches=8)",
@@ -54,7 +54,7 @@ class Case:
     def prepared(self) -> Plan:
         """Compiled."""
         from partita.dsl.load import load_text
-        from partita.runtime.training import prepare
+        from partita.runtime.rank import prepare
 
         chosen = (*self.overrides, SCHEDULES[self.schedule], f"train.steps={STEPS}")
         spec, diagnostics = load_text(self._text(), self.file.name, chosen)
@@ -184,9 +184,10 @@ def ours(case: Case) -> None:
     """One rank of ours."""
     import torch.distributed as dist
 
-    from partita.compiler.report.footprint import peak_memory
+    from partita.compiler.analysis.memory import peak_memory
     from partita.runtime.data.binding import open_data
-    from partita.runtime.training import Rank, train
+    from partita.runtime.rank import Rank
+    from partita.runtime.training import train
 
     plan = case.prepared()
     dataset = open_data(plan.program, plan.train, case.file.parent)

@@ -21,8 +21,8 @@ from measure import profiled, trained
 from rich.console import Console
 from rich.table import Table
 
+from partita.compiler.analysis.time import Prediction, predict
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.report.prediction import Prediction, predict
 from partita.dsl.load import load
 
 HERE = Path(__file__).parent

@@ -302,7 +302,6 @@ def _import(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    assert state.program is not None
     wanted = manifest_of(state.spec, state.program)
     try:
         made = import_file(arguments.directory, step, wanted, arguments.tensors, names, arguments.strict)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.cli.table import Table
-    from partita.compiler.pipeline import Compilation
     from partita.compiler.report.claims import Outcome
     from partita.compiler.report.summary import Summary
+    from partita.compiler.state import Compilation
 
 SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program"
 # So many rows of memory are shown; of more, the least and the most.
@@ -238,7 +238,7 @@ def _memory(summary: Summary, width: int) -> Table:
     """
     from partita.cli.figures import bytes_text
     from partita.cli.table import Column, Table
-    from partita.compiler.report.footprint import PARTS
+    from partita.compiler.analysis.memory import PARTS
 
     rows = []
     texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in PARTS)))) for each in summary.memory]

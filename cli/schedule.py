@@ -57,9 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    from partita.compiler.report.prediction import predict
+    from partita.compiler.analysis.time import predict
 
-    assert state.schedule is not None
     found = predict(state, exposed=False)
     return present(arguments, state.schedule, found.timeline, step=found.step_time)
 

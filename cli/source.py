@@ -13,7 +13,7 @@ from partita.dsl.load import load
 from partita.dsl.spec import Spec
 
 if TYPE_CHECKING:
-    from partita.compiler.pipeline import Compilation
+    from partita.compiler.state import Compilation
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:

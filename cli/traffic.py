@@ -10,9 +10,9 @@ from partita.cli.figures import bytes_text, seconds_text
 from partita.cli.table import Column, Table
 
 if TYPE_CHECKING:
+    from partita.compiler.analysis.traffic import Traffic
     from partita.compiler.mesh import Mesh
     from partita.compiler.report.causes import Moved
-    from partita.compiler.report.traffic import Traffic
 
 # What the figures of collectives are, wherever they stand.
 BUSIEST = "the rank that sends most, in a step"
@@ -42,8 +42,8 @@ def mesh_text(mesh: Mesh) -> str:
 
 def collective_table(records: Iterable[Traffic], width: int) -> Table:
     """A row for each mesh axis, phase and kind: what the rank that sends most of it sends in a step."""
+    from partita.compiler.analysis.traffic import cost, grouped
     from partita.compiler.graph import Phase
-    from partita.compiler.report.traffic import cost, grouped
 
     phases = list(Phase)
     rows = []

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.pace import Slow
 from partita.runtime.progress import Display
+from partita.runtime.rank import Plan
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
-from partita.runtime.training import Plan, StepResult
+from partita.runtime.training import StepResult
 
 
 class Watch:

@@ -8,11 +8,14 @@ mesh axis that the mesh declares first is the outermost: its ranks hold the larg
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from attrs import field, frozen
 
-from partita.compiler.ops.op import MAX, SUM, State
 from partita.dsl.types import Type
+
+SUM, MAX = "+", "max"
+State: TypeAlias = str | None
 
 
 @frozen(cache_hash=True)

@@ -1,47 +1,60 @@
-"""The compiler: a tuple of passes, each a function from one frozen state to the next.
+"""The compiler: passes in their order, each a function from one state to the next (`state`).
 
-`PASSES` is the order; what each adds to the state is its subject's own module. Every form on the way prints as text
-(`partita compile --emit`).
+Every form on the way prints as text (`partita compile --emit`).
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
-from partita.compiler.costs.devices import Device, device_of
+from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import product_flops, seconds
-from partita.compiler.fitting import program_of, schedule_of
-from partita.compiler.graph import Graph, Node
+from partita.compiler.emission.assemble import assemble
+from partita.compiler.emission.writer import Probe
+from partita.compiler.fit.remat import fitted
+from partita.compiler.fit.schedule import scheduled
+from partita.compiler.graph import Node
 from partita.compiler.lowering.build import build
 from partita.compiler.lowering.fuse import fuse
 from partita.compiler.lowering.gradients import differentiate
 from partita.compiler.lowering.ids import guarded
 from partita.compiler.lowering.microbatches import split_batch
-from partita.compiler.lowering.placement import Pipeline, pipeline_of, place
+from partita.compiler.lowering.placement import pipeline_of, place
 from partita.compiler.lowering.recompute import recompute
 from partita.compiler.lowering.rematerialize import rematerialize
 from partita.compiler.lowering.rows import of_more_rows
-from partita.compiler.mesh import ONE_RANK, Mesh, mesh_of
+from partita.compiler.mesh import mesh_of
 from partita.compiler.ops.position import Dropout, Random
-from partita.compiler.partition.cut import Partitioned, cut, portable_values
+from partita.compiler.partition.cut import cut, portable_values
 from partita.compiler.partition.overlap import overlapped
-from partita.compiler.partition.update import UpdateGraph, update_graph
-from partita.compiler.program import Program
-from partita.compiler.recomputing import fitted
+from partita.compiler.partition.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.registry import size_of
-from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.moves import Moves
-from partita.compiler.sharding.shard import Sharded, gathered_bytes, shard
+from partita.compiler.sharding.shard import gathered_bytes, shard
+from partita.compiler.state import (
+    Built,
+    Compilation,
+    Cut,
+    Differentiated,
+    Microbatched,
+    Partitioned,
+    Placed,
+    Scheduled,
+    Settled,
+    Sharded,
+    State,
+    extended,
+)
 from partita.dsl import spec as language
-from partita.dsl.brief import count, outline
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.fits import schedule_span
 
 # What is wrong with a model whose batch is to be cut, or to have more rows.
@@ -50,74 +63,99 @@ OF_THE_BATCH = {"E0406", "E0407"}
 # About as many as a transformer of ten thousand layers has; a larger file is a slip.
 MOST_NODES = 100_000
 
-NO_PIPELINE = Pipeline(None, 1, 1)
 DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
 
+Before = TypeVar("Before", bound=Settled)
 
-@frozen(eq=False)
-class Compilation:
-    """The state of a compilation: what went in, and what each pass made. Later fields are None before their pass.
 
-    `placement` is that of the training program's stages, for the program of evaluation, which goes over `rounds`
-    batches as if they were one. With `compiled`, torch compiles what the program's functions compute. `again` are the
-    calls and turns that `recompute auto` has chosen.
+def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
+    """What a run needs: the training program, and that of evaluation where the file evaluates. `gpu` is where it runs,
+    for what the file leaves open.
     """
-
-    spec: language.Spec
-    training: bool = True
-    placement: Placement | None = None
-    rounds: int = 1
-    compiled: bool = False
-    again: frozenset[str] = frozenset()
-    model: language.Model | None = None
-    train: language.Train | None = None
-    schedule_call: language.Schedule = DEFAULT_SCHEDULE
-    pipeline: Pipeline = NO_PIPELINE
-    mesh: Mesh = ONE_RANK
-    device: Device = field(factory=lambda: device_of(None))
-    forward: Graph | None = None
-    placed: Graph | None = None
-    joint: Graph | None = None
-    step: Graph | None = None
-    sharded: Sharded | None = None
-    partitioned: Partitioned | None = None
-    update: UpdateGraph | None = None
-    schedule: Schedule | None = None
-    program: Program | None = None
-    flops: float = 0.0  # of a step's products on the whole mesh, none of them twice
-    warnings: tuple[Diagnostic, ...] = ()
-    times: tuple[tuple[str, float], ...] = ()
-
-    def __repr__(self) -> str:
-        graph = self.sharded.graph if self.sharded else self.step or self.forward
-        return outline(
-            "Compilation of",
-            self.spec.source.name,
-            (
-                count(self.mesh.ranks, "rank"),
-                count(len(graph.nodes), "operation") if graph else None,
-                self.schedule_call.call.name,
-                None if self.training else "evaluation",
-            ),
-        )
-
-    @property
-    def batch(self) -> str:
-        """The axis that microbatches cut."""
-        return str(self.schedule_call.call.arguments.get("over", "batch"))
-
-    @property
-    def microbatches(self) -> int:
-        """The number of microbatches of a batch."""
-        return size_of(self.schedule_call.call)[1]
+    training = compile_spec(given, gpu=gpu)
+    if training.train.eval is None:
+        return training, None
+    return training, compile_spec(given, training=False, placement=training.schedule.placement, gpu=gpu)
 
 
-Pass = Callable[[Compilation], Compilation]
+def compile_spec(
+    given: language.Spec, training: bool = True, placement: Placement | None = None, gpu: bool = False
+) -> Compilation:
+    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages; they run
+    where `placement` says, or in a loop over the ranks.
+
+    Raises Refused with what is wrong with the file.
+    """
+    with _collector_paused():
+        state = _settled(given, training, placement, gpu)
+        if not training:
+            return _evaluation(state)
+        return _timed("assemble", assembled, _scheduled(state))
 
 
-def _settle(state: Compilation) -> Compilation:
+def schedule_spec(given: language.Spec) -> Scheduled:
+    """The training program of a file but for its text: all that searches and predictions ask for. Raises Refused."""
+    with _collector_paused():
+        return _scheduled(_settled(given, training=True, placement=None, gpu=False))
+
+
+def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
+    """The program of a plan. With a `probe` that watches it, torch compiles none of it."""
+    program = assemble(state.plan, state.partitioned, state.update, state.compiled and probe is None, probe)
+    return extended(Compilation, state, program=program)
+
+
+def _scheduled(state: Settled) -> Scheduled:
+    """All passes but the last, of training."""
+    joint = _joint(state)
+    auto = any(("auto",) in rule.paths for rule in _recompute_rules(state.spec))
+    return fitted(joint, _rest) if auto else _rest(joint)
+
+
+def _evaluation(state: Settled) -> Compilation:
+    """The program of evaluation: over its whole set at once, or over a batch where a figure needs a whole batch, as a
+    softmax over it does."""
+    evaluation = state.train.eval
+    rounds = int(evaluation.arguments["batches"]) if evaluation is not None else 1
+    if rounds > 1:
+        try:
+            return _timed("assemble", assembled, _rest(_joint(evolve(state, rounds=rounds))))
+        except Refused as refused:
+            if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
+                raise
+    return _timed("assemble", assembled, _rest(_joint(state)))
+
+
+def _joint(state: Settled) -> Differentiated:
+    """The passes whose graph is that of a whole batch."""
+    built = _timed("build", _build, state)
+    placed = _timed("place", _place, built)
+    return _timed("differentiate", _differentiate, placed)
+
+
+def _rest(state: Differentiated) -> Scheduled:
+    """The passes from there to the schedule."""
+    state = _timed("recompute", _recompute, state)
+    microbatched = _timed("microbatches", _split, state)
+    sharded = _timed("shard", _shard, microbatched)
+    cut = _timed("cut", _cut, sharded)
+    partitioned = _timed("update", _update, cut)
+    return _timed("schedule", scheduled, partitioned)
+
+
+def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
+    """What a pass makes of a state, with the seconds that it takes."""
+    start = perf_counter()
+    found = run(state)
+    return evolve(found, times=(*found.times, (name, perf_counter() - start)))
+
+
+# ---------------------------------------------------------------- passes
+
+
+def _settled(given: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Settled:
     """Find what is to be compiled, and refuse what has no meaning yet."""
-    given = state.spec
+    start = perf_counter()
     model, train = trained(given)
     schedule = given.schedule or DEFAULT_SCHEDULE
     if model.nodes > MOST_NODES:
@@ -129,14 +167,18 @@ def _settle(state: Compilation) -> Compilation:
         )
     chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
-    return evolve(
-        state,
+    return Settled(
+        spec=given,
         model=model,
         train=train,
         schedule_call=schedule,
         pipeline=evolve(pipeline, chunks=chunks),
         mesh=mesh_of(given.mesh, pipeline.axis),
         device=device_of(given.mesh),
+        training=training,
+        placement=placement,
+        compiled=gpu if train.compile is None else train.compile,
+        times=(("settle", perf_counter() - start),),
     )
 
 
@@ -148,39 +190,30 @@ def trained(given: language.Spec) -> tuple[language.Model, language.Train]:
     return given.model, given.train
 
 
-def _build(state: Compilation) -> Compilation:
-    assert state.model is not None
-    assert state.train is not None
+def _build(state: Settled) -> Built:
     model = of_more_rows(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
-    return evolve(state, forward=guarded(build(model, state.train.precision, state.training)))
+    return extended(Built, state, forward=guarded(build(model, state.train.precision, state.training)))
 
 
-def _place(state: Compilation) -> Compilation:
-    assert state.forward is not None
-    assert state.model is not None
-    assert state.train is not None
-    graph = state.forward
+def _place(state: Built) -> Placed:
     # An evaluation must be cut into the stages of training, though it has more rows, and no dropout.
-    one = build(state.model, state.train.precision, state.training) if state.rounds > 1 else graph
+    one = build(state.model, state.train.precision, state.training) if state.rounds > 1 else state.forward
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     def cost(node: Node) -> float:
         node = of_one_batch.get(node.outputs[0].name, node)
         return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(node, state.device)
 
-    return evolve(state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
+    return extended(Placed, state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
 
 
-def _differentiate(state: Compilation) -> Compilation:
-    assert state.placed is not None
+def _differentiate(state: Placed) -> Differentiated:
     joint = fuse(differentiate(state.placed)) if state.training else state.placed
-    return evolve(state, joint=joint, flops=product_flops(joint))
+    return extended(Differentiated, state, joint=joint, flops=product_flops(joint))
 
 
-def _recompute(state: Compilation) -> Compilation:
-    assert state.joint is not None
+def _recompute(state: Differentiated) -> Differentiated:
     layout = state.spec.layout
-    rules = _recompute_rules(state.spec)
     if not state.training:
         return state
     gathered = any(
@@ -189,7 +222,8 @@ def _recompute(state: Compilation) -> Compilation:
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
     )
-    return evolve(state, joint=rematerialize(recompute(state.joint, rules, state.again), gathered))
+    again = recompute(state.joint, _recompute_rules(state.spec), state.again)
+    return evolve(state, joint=rematerialize(again, gathered))
 
 
 def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
@@ -197,115 +231,28 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
     return [rule for rule in rules if isinstance(rule, language.RecomputeRule)]
 
 
-def _split(state: Compilation) -> Compilation:
-    assert state.joint is not None
-    return evolve(
-        state, step=split_batch(state.joint, state.batch, state.microbatches * state.rounds, schedule_span(state.spec))
-    )
+def _split(state: Differentiated) -> Microbatched:
+    count = state.microbatches * state.rounds
+    return extended(Microbatched, state, step=split_batch(state.joint, state.batch, count, schedule_span(state.spec)))
 
 
-def _shard(state: Compilation) -> Compilation:
-    assert state.step is not None
+def _shard(state: Microbatched) -> Sharded:
     homes = homes_of(state.spec.layout, state.mesh)
     # Parameters that are stored split are gathered once a step where a quarter of the memory holds them all.
     gathered = max(gathered_bytes(state.step, homes), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     sharded = shard(state.step, homes, Moves(state.mesh), portable_values(state.step), hoist)
-    return evolve(state, sharded=sharded, warnings=(*state.warnings, *homes.warnings()))
+    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *homes.warnings()))
 
 
-def _cut(state: Compilation) -> Compilation:
-    assert state.sharded is not None
-    return evolve(state, partitioned=overlapped(cut(state.sharded.graph, state.pipeline.stages)))
+def _cut(state: Sharded) -> Cut:
+    return extended(Cut, state, partitioned=overlapped(cut(state.sharded.graph, state.pipeline.stages)))
 
 
-def _update(state: Compilation) -> Compilation:
-    assert state.partitioned is not None
-    assert state.sharded is not None
-    assert state.train is not None
+def _update(state: Cut) -> Partitioned:
     call = state.train.optimizer if state.training else None
     update = update_graph(state.partitioned, state.sharded.parameters, Moves(state.mesh), call, state.train.clip)
-    return evolve(state, update=update)
-
-
-def _schedule(state: Compilation) -> Compilation:
-    return evolve(state, schedule=schedule_of(state, state.placement))
-
-
-def _assemble(state: Compilation) -> Compilation:
-    assert state.schedule is not None
-    return evolve(state, program=program_of(state, state.schedule))
-
-
-PASSES: tuple[tuple[str, Pass], ...] = (
-    ("settle", _settle),
-    ("build", _build),
-    ("place", _place),
-    ("differentiate", _differentiate),
-    ("recompute", _recompute),
-    ("microbatches", _split),
-    ("shard", _shard),
-    ("cut", _cut),
-    ("update", _update),
-    ("schedule", _schedule),
-    ("assemble", _assemble),
-)
-
-
-def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
-    """What a run needs: the training program, and that of evaluation where the file evaluates. `gpu` is where it runs,
-    for what the file leaves open.
-    """
-    training = compile_spec(given, gpu=gpu)
-    evaluates = given.train is not None and given.train.eval is not None
-    assert training.schedule is not None
-    placement = training.schedule.placement
-    return training, compile_spec(given, training=False, placement=placement, gpu=gpu) if evaluates else None
-
-
-def compile_spec(
-    given: language.Spec, training: bool = True, placement: Placement | None = None, gpu: bool = False
-) -> Compilation:
-    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages; they run
-    where `placement` says, or in a loop over the ranks.
-
-    Raises Refused with what is wrong with the file.
-    """
-    wished = given.train.compile if given.train is not None else None
-    state = Compilation(given, training, placement, compiled=gpu if wished is None else wished)
-    if not training:
-        return _evaluation(state)
-    auto = any(("auto",) in rule.paths for rule in _recompute_rules(given))
-    with _collector_paused():
-        if not auto:
-            return _passed(state, PASSES)
-        names = [name for name, _ in PASSES]
-        first = names.index("recompute")
-        return fitted(_passed(state, PASSES[:first]), lambda state: _passed(state, PASSES[first:]))
-
-
-def _evaluation(state: Compilation) -> Compilation:
-    """The program of evaluation: over its whole set at once, or over a batch where a figure needs a whole batch, as a
-    softmax over it does."""
-    train = state.spec.train
-    rounds = int(train.eval.arguments["batches"]) if train is not None and train.eval is not None else 1
-    with _collector_paused():
-        if rounds > 1:
-            try:
-                return _passed(evolve(state, rounds=rounds), PASSES)
-            except Refused as refused:
-                if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
-                    raise
-        return _passed(state, PASSES)
-
-
-def _passed(state: Compilation, passes: Sequence[tuple[str, Pass]]) -> Compilation:
-    """What passes make of a state, with the seconds that each takes."""
-    for name, run in passes:
-        start = perf_counter()
-        state = run(state)
-        state = evolve(state, times=(*state.times, (name, perf_counter() - start)))
-    return state
+    return extended(Partitioned, state, update=update)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The program: what the runtime loads. Emitted Python for every stage and rank, and a list of instructions per rank.
 
+Without its text it is a plan: what each stage and rank needs and does. Analyses and searches ask for no more.
+
 Functions of a stage, in the emitted module (all are plain Python over torch):
 
     stage{s}_prologue(m, x, c) -> p     once a step: masters and whole inputs to what the stage computes with
@@ -107,14 +109,12 @@ class HandOver:
     target_slot: int
 
 
-@frozen
-class StageProgram:
-    """One stage. `parameters` and `whole_inputs` are the operands of its prologue, `inputs` the frame slots of the
-    microbatch's part of each input; `sends` and `receives` the slots of messages, `released` those of sent values
-    that no later function of this stage reads. `functions` names those that are
-    not empty, by kind (P, F, B, W, BW, R). `saved` is what one microbatch keeps from F for the backward pass, in bytes;
-    `kept` what is left of it from B to W, with what B adds; `peaks` the most that each kind of function holds beyond
-    what its microbatch has there before it or after it, whichever is more.
+@frozen(kw_only=True)
+class StagePlan:
+    """One stage. `parameters` and `whole_inputs` are the operands of its prologue, `inputs` the microbatch's part of
+    each input. `saved` is what one microbatch keeps from F for the backward pass, in bytes; `kept` what is left of it
+    from B to W, with what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds beyond what its
+    microbatch has there before it or after it, whichever is more.
     """
 
     index: int
@@ -123,16 +123,27 @@ class StageProgram:
     parameters: tuple[str, ...]
     whole_inputs: tuple[InputPart, ...]
     inputs: tuple[InputPart, ...]
+    accumulators: tuple[AccumulatorRecord, ...]
+    saved: int
+    kept: int
+    peaks: Mapping[str, int]
+
+    __repr__ = shortened
+
+
+@frozen(kw_only=True)
+class StageProgram(StagePlan):
+    """With the slots of its `frame`: of inputs, of messages (`sends` and `receives`), and those of sent values that no
+    later function of this stage reads (`released`). `functions` names those that are not empty, by kind (P, F, B, W,
+    BW, R).
+    """
+
     frame: int
     sends: Mapping[Message, int]
     receives: Mapping[Message, tuple[int, Type]]
     hand_overs: tuple[HandOver, ...]
     released: frozenset[int]
-    accumulators: tuple[AccumulatorRecord, ...]
     functions: Mapping[str, str]
-    saved: int
-    kept: int
-    peaks: Mapping[str, int]
 
     __repr__ = shortened
 
@@ -149,10 +160,10 @@ class TiedTransfer:
     __repr__ = shortened
 
 
-@frozen
-class RankProgram:
+@frozen(kw_only=True)
+class RankPlan:
     """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals it sends and is
-    sent afterwards, the order of its totals, and the names of its functions for the end of the step.
+    sent afterwards, and the order of its totals.
 
     `reductions` gives, by the index of an instruction, the stages that have accumulated all they will once it has
     run, and whose `reduce` can begin.
@@ -167,15 +178,23 @@ class RankProgram:
     receives: tuple[TiedTransfer, ...]
     totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
     statistics: tuple[int, ...]  # which entries of the vector `finish` returns
+
+    __repr__ = shortened
+
+
+@frozen(kw_only=True)
+class RankProgram(RankPlan):
+    """With the names of its functions for the end of the step."""
+
     finish: str
     update: str | None
 
     __repr__ = shortened
 
 
-@frozen(eq=False)
-class Program:
-    """One kind of step (training, or evaluation) for every rank."""
+@frozen(eq=False, kw_only=True)
+class StepPlan:
+    """One kind of step (training, or evaluation) for every rank, but for the functions that are run."""
 
     name: str
     inputs: tuple[InputRecord, ...]
@@ -184,17 +203,16 @@ class Program:
     rounds: int  # batches of a step: one, or all of an evaluation's set, of which `inputs` have the rows
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
-    stages: tuple[StageProgram, ...]
-    ranks: tuple[RankProgram, ...]
+    stages: tuple[StagePlan, ...]
+    ranks: tuple[RankPlan, ...]
     channels: Mapping[Channel, Traffic]  # in order
     statistics: tuple[str, ...]
     guards: tuple[Guard, ...]  # those of the statistics that must be zero
     schedule: Schedule
-    source: str = field(repr=False)
 
     def __repr__(self) -> str:
         facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")
-        return outline("Program", self.name, facts)
+        return outline(type(self).__name__, self.name, facts)
 
     @property
     def tokens(self) -> int:
@@ -210,3 +228,12 @@ class Program:
             if record.name == name:
                 return record
         raise KeyError(name)
+
+
+@frozen(eq=False, kw_only=True, repr=False)
+class Program(StepPlan):
+    """With them: `source` is a module of Python."""
+
+    stages: tuple[StageProgram, ...]
+    ranks: tuple[RankProgram, ...]
+    source: str

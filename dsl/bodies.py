@@ -7,7 +7,6 @@ that the repeat uses from outside is captured. Statements after a wrong one are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
@@ -16,14 +15,12 @@ from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
+from partita.dsl.known import Known
 from partita.dsl.report import suggestion
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 from partita.dsl.walk import rebound
-
-if TYPE_CHECKING:
-    from partita.dsl.models import Models
 
 # Keys of the lines that a run writes; a metric of that name would hide them.
 RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss")
@@ -32,10 +29,10 @@ RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_los
 class BodyChecker:
     """Checks the statements of one body, and of the repeats in it."""
 
-    def __init__(self, models: Models, scope: Scope, body: Sequence[tree.Statement], top: bool = False) -> None:
-        self.models, self.scope, self.top = models, scope, top
-        self.report = models.report
-        self.expressions = Expressions(models, scope, body)
+    def __init__(self, known: Known, scope: Scope, body: Sequence[tree.Statement], top: bool = False) -> None:
+        self.known, self.scope, self.top = known, scope, top
+        self.report = known.report
+        self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
@@ -109,7 +106,7 @@ class BodyChecker:
     def statements(self, statements: Sequence[tree.Statement]) -> None:
         """Check statements in order."""
         for statement in statements:
-            self.models.spend(statement.span)
+            self.known.spend(statement.span)
             errors = self.report.errors
             match statement:
                 case tree.Let():
@@ -130,7 +127,7 @@ class BodyChecker:
         """Bind a name, and remember it for the question whether it is ever read."""
         if unreserved(name, self.report):
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
-            self.models.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
+            self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
 
     def let(self, statement: tree.Let) -> None:
         """`let names = value`."""
@@ -185,7 +182,7 @@ class BodyChecker:
         """The call after `~`."""
         call = tree.bare(written)
         if isinstance(call, tree.Call):
-            return self.models.settings.call(call, signatures, what, self.expressions.number_of)
+            return self.known.settings.call(call, signatures, what, self.expressions.number_of)
         name = tree.single(written)
         help = f"write `{name.text}(…)`" if name is not None and name.text in signatures else None
         self.report.error("E0306", "expected a call such as `normal(0.02)`", written.span, help=help)
@@ -243,7 +240,7 @@ class BodyChecker:
                 before[name.text] = found
         types = {name: _carried_type(binding) for name, binding in before.items()}
         inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types.values()])
-        checker = BodyChecker(self.models, inner, statement.body)
+        checker = BodyChecker(self.known, inner, statement.body)
         for number, (carried_name, type) in enumerate(types.items()):
             meaning = Value(number, type) if type else UNKNOWN
             inner.bind(carried_name, meaning, before[carried_name].span)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partita.dsl import constants, elsewhere, limits, rules, spec, tree
 from partita.dsl.arguments import bind
@@ -24,6 +24,7 @@ from partita.dsl.functions import (
     Turn,
     Use,
 )
+from partita.dsl.known import Known
 from partita.dsl.operands import Operands
 from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
@@ -31,19 +32,16 @@ from partita.dsl.types import Axis, Type
 from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
 from partita.dsl.walk import bindings_in
 
-if TYPE_CHECKING:
-    from partita.dsl.models import Models
-
 Result = Tensor | Constant
 
 
 class Expressions:
     """Checks the expressions of one scope."""
 
-    def __init__(self, models: Models, scope: Scope, body: Sequence[tree.Statement]) -> None:
-        self.models, self.scope, self.body = models, scope, body
-        self.report = models.report
-        self.arguments = Operands(self, models.report)
+    def __init__(self, known: Known, scope: Scope, body: Sequence[tree.Statement]) -> None:
+        self.known, self.scope, self.body = known, scope, body
+        self.report = known.report
+        self.arguments = Operands(self, known.report)
 
     # ------------------------------------------------------------ what statements ask for
 
@@ -88,21 +86,21 @@ class Expressions:
         """The axis that a name stands for here: another one where the block is called over others."""
         other = self.scope.substitution.get(name.text)
         if other is None:
-            if name.text not in self.models.axes.entries and self.scope.find(name.text) is not None:
+            if name.text not in self.known.axes.entries and self.scope.find(name.text) is not None:
                 help = "`maximum(a, b)` and `minimum(a, b)` go element by element"
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
-            return self.models.axes.find(name)
-        self.models.axes.used.add(name.text)
-        return self.models.axes.find(tree.Name(other, name.span))
+            return self.known.axes.find(name)
+        self.known.axes.used.add(name.text)
+        return self.known.axes.find(tree.Name(other, name.span))
 
     def mark_read(self, binding: Binding) -> None:
         """Remember that a name is read."""
-        self.models.read.add((id(binding.span.source), binding.span.start))
+        self.known.read.add((id(binding.span.source), binding.span.start))
 
     # ------------------------------------------------------------ kinds of expressions
 
     def _results(self, written: tree.Expression, name: str | None) -> list[Result] | None:
-        self.models.spend(written.span)
+        self.known.spend(written.span)
         match written:
             case tree.Group():
                 return self._results(written.inner, name)
@@ -155,7 +153,7 @@ class Expressions:
                 notes = [f"`{name.text}` is bound inside the repeat at {place.place}, and ends with it"]
                 help = "bind it before the repeat too: then it is carried from turn to turn"
                 return refuse("E0208", f"`{name.text}` is not bound here", name.span, notes=notes, help=help)
-        if name.text in self.models.axes.entries:
+        if name.text in self.known.axes.entries:
             help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
         known = elsewhere.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
@@ -189,7 +187,7 @@ class Expressions:
 
     def _call(self, written: tree.Call, name: str | None) -> list[Result] | None:
         called = written.name.text
-        if called in self.models.declarations.blocks:
+        if called in self.known.declarations.blocks:
             return self._call_block(written)
         if called == "size":
             return self._size(written)
@@ -208,7 +206,7 @@ class Expressions:
         if called in LATER:
             raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
-            choices = [*FUNCTIONS, *self.models.declarations.blocks, "size"]
+            choices = [*FUNCTIONS, *self.known.declarations.blocks, "size"]
             help = elsewhere.function(called) or suggestion(called, choices)
             raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
         return self._call_function(written, FUNCTIONS[called], name)
@@ -270,8 +268,8 @@ class Expressions:
 
     def _call_block(self, written: tree.Call) -> list[Result] | None:
         called = written.name.text
-        self.models.called.add(called)
-        block = self.models.declarations.blocks[called]
+        self.known.called.add(called)
+        block = self.known.declarations.blocks[called]
         arrows = self._block_arrows(written)
         names = [given.name.text for given in block.inputs]
         given = bind(written, names, names, self.report)
@@ -279,7 +277,7 @@ class Expressions:
         if given is None or arrows is None or any(argument is None for argument in arguments):
             return None
         instance = Instance(called, composed(self.scope.substitution, arrows))
-        checked = self.models.checked.get(instance)
+        checked = self.known.checked.get(instance)
         if checked is None:
             return None
         tensors = [argument for argument in arguments if argument is not None]
@@ -303,7 +301,7 @@ class Expressions:
             if left is None or right is None:
                 self.report.error("E0223", "an arrow in a call of a block is `axis -> axis`", argument.span)
                 continue
-            mentioned = self.models.mentioned[block]
+            mentioned = self.known.mentioned[block]
             if left.text not in mentioned:
                 help = suggestion(left.text, mentioned, f"`{block}` is written over")
                 self.report.error("E0223", f"block `{block}` has no axis `{left.text}`", left.span, help=help)

@@ -16,6 +16,7 @@ from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.fits import report_misfits
+from partita.dsl.known import Known
 from partita.dsl.models import Models
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.plans import Plans
@@ -95,7 +96,8 @@ def _check(
     if report.errors:
         return None
     axes = Axes(declarations.axes, report)
-    models = Models(declarations, axes, report)
+    known = Known(declarations, axes, report)
+    models = Models(known)
     for name in declarations.blocks:
         models.block(Instance(name))
     checked = {name: models.model(model) for name, model in declarations.models.items()}
@@ -107,5 +109,5 @@ def _check(
     if found is not None and fitting:
         report_misfits(found, report)
     if not report.errors:
-        report_unused(declarations, axes, models, plans.used(), chosen.kinds, report)
+        report_unused(known, plans.used(), chosen.kinds, report)
     return found

@@ -14,10 +14,8 @@ from attrs import frozen
 from partita.dsl import limits, spec, tree
 from partita.dsl.axes import Axes
 from partita.dsl.bodies import BodyChecker
-from partita.dsl.declarations import Declarations
-from partita.dsl.report import Full, Report
+from partita.dsl.known import Known
 from partita.dsl.scope import Checked, Instance, Scope, composed
-from partita.dsl.settings import Settings
 from partita.dsl.source import Span
 from partita.dsl.walk import expressions_in, subexpressions, types_in
 
@@ -34,16 +32,10 @@ class CallSite:
 class Models:
     """Checks the blocks and models of a file."""
 
-    def __init__(self, declarations: Declarations, axes: Axes, report: Report) -> None:
-        self.declarations, self.axes, self.report = declarations, axes, report
-        self.settings = Settings(report, axes.entries, axes.used)
-        self.checked: dict[Instance, Checked | None] = {}
-        self.called: set[str] = set()
-        self.work = 0
-        self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> what was bound there
-        self.read: set[tuple[int, int]] = set()
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.declarations, self.axes, self.report = known.declarations, known.axes, known.report
         self._sites: dict[str, tuple[CallSite, ...]] = {}
-        self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes it is written over
 
     # ------------------------------------------------------------ order of checking
 
@@ -56,7 +48,7 @@ class Models:
             entered[instance.block] = None
             stack.append((instance, iter(self.calls(instance))))
 
-        if instance not in self.checked:
+        if instance not in self.known.checked:
             enter(instance)
         while stack:
             current, pending = stack[-1]
@@ -65,24 +57,24 @@ class Models:
                     names = list(entered)
                     cycle = " calls ".join([*names[names.index(callee.block) :], callee.block])
                     self.report.error("E0218", f"block `{callee.block}` calls itself", site.span, [cycle])
-                    self.checked[callee] = None
-                elif callee not in self.checked:
+                    self.known.checked[callee] = None
+                elif callee not in self.known.checked:
                     enter(callee)
                     break
             else:
                 stack.pop()
                 del entered[current.block]
                 self._note_axes(current.block)
-                if current not in self.checked:
-                    self.checked[current] = self._block(current)
+                if current not in self.known.checked:
+                    self.known.checked[current] = self._block(current)
 
     def _note_axes(self, block: str) -> None:
         """Collect the axes that a block and what it calls are written over."""
-        if block not in self.mentioned:
+        if block not in self.known.mentioned:
             own = set(_mentions(self.declarations.blocks[block], self.axes))
             for site in self.sites(block):
-                own |= self.mentioned.get(site.block, frozenset())
-            self.mentioned[block] = frozenset(own)
+                own |= self.known.mentioned.get(site.block, frozenset())
+            self.known.mentioned[block] = frozenset(own)
 
     def calls(self, instance: Instance) -> list[tuple[CallSite, Instance]]:
         """The blocks that a block calls, each over its axes."""
@@ -108,21 +100,13 @@ class Models:
                             arrows.append((left.text, right.text))
                 yield CallSite(expression.name.text, tuple(arrows), expression.name.span)
 
-    def spend(self, span: Span) -> None:
-        """Count an expression that is checked. Reports and raises Full when there are too many."""
-        self.work += 1
-        if self.work > limits.CHECKED:
-            message = "the blocks are called over too many different axes to be checked"
-            self.report.error("E0008", message, span)
-            raise Full
-
     # ------------------------------------------------------------ blocks and models
 
     def _block(self, instance: Instance) -> Checked | None:
         block = self.declarations.blocks[instance.block]
         errors = self.report.errors
         scope = Scope(None, dict(instance.substitution))
-        checker = BodyChecker(self, scope, block.body)
+        checker = BodyChecker(self.known, scope, block.body)
         names = checker.inputs(block.inputs)
         checker.statements(block.body)
         results: list[spec.Operand] = []
@@ -142,7 +126,7 @@ class Models:
             self.block(Instance(site.block, composed({}, site.arrows)))
         errors = self.report.errors
         scope = Scope(None, {})
-        checker = BodyChecker(self, scope, model.body, top=True)
+        checker = BodyChecker(self.known, scope, model.body, top=True)
         names = checker.inputs(model.inputs)
         checker.statements(model.body)
         if not checker.has_loss:

@@ -7,25 +7,38 @@ nothing else raise Refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from partita.dsl import constants, reshaping, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.elsewhere import meant
-from partita.dsl.functions import Function, Slot, Turn
+from partita.dsl.functions import Constant, Function, Slot, Tensor, Turn
 from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
-from partita.dsl.units import PLAIN, RATIO
+from partita.dsl.units import PLAIN, RATIO, Quantity
 
-if TYPE_CHECKING:
-    from partita.dsl.expressions import Expressions
+
+class Reader(Protocol):
+    """Reads what an argument may hold; None after reporting what is wrong."""
+
+    def tensor(self, written: tree.Expression) -> Tensor | None:
+        """A tensor."""
+
+    def one(self, written: tree.Expression) -> Tensor | Constant | None:
+        """A tensor or a number."""
+
+    def axis(self, name: tree.Name) -> Axis | None:
+        """An axis."""
+
+    def number_of(self, written: tree.Path | tree.Call) -> Quantity:
+        """The number that a name or a call stands for. Raises Refused."""
 
 
 class Operands:
     """Reads arguments in the scope of some expressions."""
 
-    def __init__(self, expressions: Expressions, report: Report) -> None:
+    def __init__(self, expressions: Reader, report: Report) -> None:
         self.expressions, self.report = expressions, report
 
     def bound(self, written: tree.Call, slots: Sequence[Slot]) -> dict[str, Any] | None:

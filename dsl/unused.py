@@ -5,39 +5,30 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from partita.dsl import tree
-from partita.dsl.axes import Axes
-from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.models import Models
+from partita.dsl.known import Known
 from partita.dsl.report import Report
 
 
-def report_unused(
-    declarations: Declarations,
-    axes: Axes,
-    models: Models,
-    used: Iterable[tuple[str, str]],
-    overridden: Collection[str],
-    report: Report,
-) -> None:
+def report_unused(known: Known, used: Iterable[tuple[str, str]], overridden: Collection[str], report: Report) -> None:
     """Warn of what is not used; `used` are the (kind, name) of what `train` chose and layouts stand on, `overridden`
     the kinds of which the command line chose.
     """
-    chosen = set(used)
+    declarations, chosen = known.declarations, set(used)
 
     def warn(kind: str, name: tree.Name) -> None:
         if declarations.own(name.span) and not name.text.startswith("_"):
             report.add(Diagnostic("W0201", f"{kind} `{name.text}` is not used", name.span))
 
-    sized = set(axes.used)
+    sized = set(known.axes.used)
     for name, entry in declarations.axes.items():
         if name not in sized:
             warn("axis", entry.key)
     for name, block in declarations.blocks.items():
-        if name not in models.called:
+        if name not in known.called:
             warn("block", block.name)
-    for place, (kind, bound) in models.bindings.items():
-        if place not in models.read:
+    for place, (kind, bound) in known.bindings.items():
+        if place not in known.read:
             warn({"let": "value", "param": "parameter"}.get(kind, kind), bound)
     for name, mesh in declarations.meshes.items():
         if ("mesh", name) not in chosen:

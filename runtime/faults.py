@@ -17,14 +17,14 @@ from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import whole_type
-from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program
+from partita.compiler.state import Compilation
 from partita.runtime.inputs import Batch
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.recording import traced
 
 if TYPE_CHECKING:
-    from partita.runtime.training import Rank
+    from partita.runtime.rank import Rank
 
 MOST_ROWS = 4  # that are named
 NEVER = 1e30
@@ -101,7 +101,6 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
 
 
 def _without_update(state: Compilation) -> Program:
-    assert state.program is not None
     ranks = tuple(evolve(each, update=None) for each in state.program.ranks)
     return evolve(state.program, ranks=ranks)
 
@@ -116,7 +115,6 @@ def _described(first: _First, trial: Trial, state: Compilation, program: Program
 
 def _made(state: Compilation, name: str) -> tuple[Node, Value]:
     """The node that makes the value of a name, and the value."""
-    assert state.partitioned is not None
     return next(
         (node, value)
         for stage in state.partitioned.stages

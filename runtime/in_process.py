@@ -13,9 +13,10 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import Settings
 from partita.runtime.data import DataFile, Dataset
 from partita.runtime.executor import never
+from partita.runtime.rank import Plan
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import rank_environment
-from partita.runtime.training import Observer, Plan, VirtualRun
+from partita.runtime.training import Observer, VirtualRun
 
 
 def run_in_process(

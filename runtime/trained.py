@@ -18,9 +18,10 @@ from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
 from partita.runtime.pace import Slow
+from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import Recorder
-from partita.runtime.training import StepResult, prepare
+from partita.runtime.training import StepResult
 
 
 class Trained(list[dict[str, Any]]):

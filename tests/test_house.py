@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,44 @@ def test_packaging_names_every_folder():
     named = {Path(folder) for folder in setuptools["package-dir"].values()}
     assert folders - named == set()
     assert set(setuptools["packages"]) == set(setuptools["package-dir"])
+
+
+# ---------------------------------------------------------------- circles
+
+
+def modules() -> dict[str, Path]:
+    """All modules that ship, by name."""
+    return {
+        "partita." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for folder in MAY_IMPORT
+        for path in (ROOT / folder).rglob("*.py")
+    }
+
+
+def imported(path: Path, known: Collection[str]) -> set[str]:
+    """The modules that one imports: anywhere, within functions and for types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            found.add(name)
+    return found - {""}
+
+
+def test_no_modules_import_each_other():
+    """But for an operation and the nodes that it stands in."""
+    known = modules()
+    allowed = {("partita.compiler.graph", "partita.compiler.ops.op")}
+    graph = TopologicalSorter(
+        {
+            name: {other for other in imported(path, known) if other != name and (name, other) not in allowed}
+            for name, path in known.items()
+        }
+    )
+    graph.prepare()  # raises CycleError, which names the circle

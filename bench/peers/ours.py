@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
-from partita.runtime.training import Rank
+from partita.runtime.rank import Rank
 from partita.runtime.transports.process import ProcessTransport
 from peers.workload import Workload
 

@@ -18,7 +18,7 @@ from partita.runtime.data import Dataset
 from partita.runtime.data.binding import open_data
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
-from partita.runtime.training import Plan, prepare
+from partita.runtime.rank import Plan, prepare
 
 MODELS = Path(__file__).parents[1] / "models"
 

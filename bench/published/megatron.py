@@ -47,8 +47,8 @@ def flops(row: Row) -> float:
 
 def percent(row: Row) -> float:
     """The predicted percent of peak."""
+    from partita.compiler.analysis.time import predict
     from partita.compiler.pipeline import compile_spec
-    from partita.compiler.report.prediction import predict
     from partita.dsl.load import load
 
     spec, diagnostics = load(HERE / "megatron_sc21.par", overrides(row))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from partita.dsl.spec import Spec
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data.binding import Bound
+    from partita.runtime.rank import Plan
     from partita.runtime.run_directory import RunDirectory
-    from partita.runtime.training import Plan
 
 
 def run_alone(arguments: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     """Train with all ranks in this process."""
     from partita.compiler.report.claims import doubts
     from partita.runtime.data.binding import bind
-    from partita.runtime.training import prepare
+    from partita.runtime.rank import prepare
 
     plan = prepare(spec)
     if plan.training.compiled:

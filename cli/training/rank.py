@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import torch
 
     from partita.runtime.data.binding import Bound
+    from partita.runtime.rank import Plan
     from partita.runtime.supervision.meeting import Meeting
-    from partita.runtime.training import Plan
 
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
@@ -85,7 +85,7 @@ class _Rank:
 
         from partita.compiler.report.claims import doubts
         from partita.runtime.data.binding import bind
-        from partita.runtime.training import prepare
+        from partita.runtime.rank import prepare
 
         arguments = self.arguments
         spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
@@ -108,10 +108,11 @@ class _Rank:
         from partita.runtime.bad_steps import BadStep
         from partita.runtime.checkpoint.checkpoints import Checkpoints
         from partita.runtime.heap import keep_pages
+        from partita.runtime.rank import Rank
         from partita.runtime.supervision.meeting import connect
         from partita.runtime.supervision.termination import Termination
         from partita.runtime.tracing import stopwatch
-        from partita.runtime.training import Rank, train
+        from partita.runtime.training import train
         from partita.runtime.transports.process import ProcessTransport
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
@@ -191,10 +192,10 @@ class _Launched(_Rank):
 
     def run(self) -> int:
         from partita.runtime import beginning
+        from partita.runtime.rank import check_ranks
         from partita.runtime.supervision.agreement import agree, for_all
         from partita.runtime.supervision.lookout import STARTING_SECONDS
         from partita.runtime.supervision.meeting import meet
-        from partita.runtime.training import check_ranks
 
         arguments, identity = self.arguments, self.identity
         meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))

@@ -31,7 +31,7 @@ from partita.compiler.certificate.stages import Stages
 from partita.compiler.certificate.transfers import Transfers
 from partita.compiler.certificate.updates import Updates
 from partita.compiler.certificate.whole import Whole
-from partita.compiler.pipeline import Compilation
+from partita.compiler.state import Compilation
 
 __all__ = ["Certificate", "certify"]
 
@@ -45,10 +45,6 @@ def certify(compilation: Compilation, program: bool = True, laws: bool = True) -
     check = Checker(Rules(compilation.mesh), Meanings())
     count = 0
     with check.at():
-        assert compilation.step is not None
-        assert compilation.sharded is not None
-        assert compilation.partitioned is not None
-        assert compilation.update is not None
         whole = Whole.of(compilation.step, check.meanings)
         layouts = compilation.sharded.parameters
         messages = Messages.of(compilation.partitioned, check)
@@ -60,7 +56,6 @@ def certify(compilation: Compilation, program: bool = True, laws: bool = True) -
         call = train.optimizer if train and compilation.training else None
         Updates(ending, call, train.clip if train else None).run()
         if program:
-            assert compilation.program is not None
             Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
             Transfers(compilation.partitioned, compilation.update, compilation.program, check, laws).run()
     return Certificate(

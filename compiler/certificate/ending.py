@@ -18,12 +18,12 @@ from partita.compiler.certificate.report import Checker, quoted
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
 from partita.compiler.graph import Node, Parameter, Phase, Value
-from partita.compiler.layout import layout_of
+from partita.compiler.layout import SUM, layout_of
 from partita.compiler.ops.collective import Move
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.op import SUM, Op
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
-from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.cut import PartitionedGraph
 from partita.compiler.partition.update import SQUARE, STATISTIC, ParameterUpdate, UpdateGraph
 from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.types import Type
@@ -38,7 +38,7 @@ ADD = Pointwise("add")
 class Ending:
     """The end of a step, held against the whole program's. `gradients` are what the sums of totals mean."""
 
-    partitioned: Partitioned
+    partitioned: PartitionedGraph
     update: UpdateGraph
     layouts: Mapping[str, ParameterLayouts]
     whole: Whole

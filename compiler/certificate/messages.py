@@ -11,7 +11,7 @@ from partita.compiler.certificate.rules import Violation, demand
 from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.cut import PartitionedGraph
 
 # Value, source, destination, direction: a message is told from others by these.
 Key = tuple[str, int, int, str]
@@ -30,8 +30,8 @@ class Messages:
     count: int = 0
 
     @staticmethod
-    def of(partitioned: Partitioned, check: Checker) -> Messages:
-        """Match the ends of all messages, and what was promised (`Partitioned.messages`)."""
+    def of(partitioned: PartitionedGraph, check: Checker) -> Messages:
+        """Match the ends of all messages, and what was promised (`PartitionedGraph.messages`)."""
         found = Messages()
         received = {v for stage in partitioned.stages for n in stage.nodes if _receives(n) for v in n.outputs}
         for stage in partitioned.stages:

@@ -13,7 +13,7 @@ from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
 from partita.compiler.graph import Parameter
-from partita.compiler.partition.cut import Partitioned, StageGraph
+from partita.compiler.partition.cut import PartitionedGraph, StageGraph
 from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import AccumulatorRecord, InputPart, ParameterRecord, Program, StageProgram
 from partita.compiler.sharding.shard import ParameterLayouts
@@ -23,7 +23,7 @@ from partita.compiler.sharding.shard import ParameterLayouts
 class Records:
     """The records of a program, held against its graphs."""
 
-    partitioned: Partitioned
+    partitioned: PartitionedGraph
     layouts: Mapping[str, ParameterLayouts]
     update: UpdateGraph
     whole: Whole

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Value
-from partita.compiler.layout import Layout, is_split, whole_type
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, whole_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Move, Once, Part, ReduceScatter
-from partita.compiler.ops.op import MAX, SUM, Op, State
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.position import TIME, Positioned
 from partita.dsl.types import Type

@@ -21,11 +21,11 @@ from partita.compiler.certificate.report import Checker, quoted
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Contribution, Whole
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
+from partita.compiler.layout import MAX, SUM
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import MAX, SUM
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.position import TIME, Positioned
-from partita.compiler.partition.cut import Partitioned, StageGraph
+from partita.compiler.partition.cut import PartitionedGraph, StageGraph
 from partita.compiler.sharding.shard import ParameterLayouts
 
 ORDER = {Phase.PROLOGUE: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.WEIGHT: 3}
@@ -46,7 +46,7 @@ class _Stage:
 class Stages:
     """All stages of a partitioned program, held against the whole one."""
 
-    partitioned: Partitioned
+    partitioned: PartitionedGraph
     layouts: Mapping[str, ParameterLayouts]
     whole: Whole
     messages: Messages

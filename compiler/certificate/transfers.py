@@ -18,7 +18,7 @@ from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import demand
 from partita.compiler.instructions import ONWARD, TIED, Channel, Compute, Message, PostReceive, PostSend
 from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.cut import PartitionedGraph
 from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import Program, RankProgram, TiedTransfer
 
@@ -33,7 +33,7 @@ class Transfers:
     Without `laws`, the instructions are taken to be lawful.
     """
 
-    partitioned: Partitioned
+    partitioned: PartitionedGraph
     update: UpdateGraph
     program: Program
     check: Checker

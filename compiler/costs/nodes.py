@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from partita.compiler.analysis.liveness import VIEWS, roots
 from partita.compiler.costs.devices import Device
-from partita.compiler.emission.memory import VIEWS, roots
 from partita.compiler.emission.sums import accumulated
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.attend import Attend, AttendGradient

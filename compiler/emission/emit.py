@@ -12,15 +12,12 @@ from functools import partial
 
 from attrs import define, evolve, field
 
-from partita.compiler.emission.segments import compiled_units
+from partita.compiler.emission.functions import StageFunctions, is_literal, made_by, read_by
 from partita.compiler.emission.writer import Module, Writer
-from partita.compiler.graph import Input, Node, Phase, Value, without_turns
-from partita.compiler.lowering.placement import turn_of
+from partita.compiler.graph import Node, Phase, Value, without_turns
 from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant
-from partita.compiler.partition.cut import Partitioned, StageGraph
 
 # Arguments of a stage's functions.
 PROLOGUE, FUNCTION, REDUCE = "m, x, c", "p, f, a, c", "a, c"
@@ -49,30 +46,15 @@ class StageEmitter:
     def __init__(
         self,
         module: Module,
-        partitioned: Partitioned,
-        stage: StageGraph,
+        of: StageFunctions,
         masters: Mapping[str, str],
-        kinds: Iterable[str],
     ) -> None:
         self.module = module
-        self.stage = stage
-        self.partitioned = partitioned
+        self.of = of
+        self.stage = of.stage
         self.slots = Slots()
-        self.repeats = {s.path: s.name for s in partitioned.graph.scopes if s.repeat}
         self.masters = masters
         self.functions: dict[str, str] = {}
-        self.prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
-        self.groups = {
-            kind: [node for node in stage.nodes if node.phase in phases]
-            for kind, phases in (
-                ("F", (Phase.FORWARD,)),
-                ("B", (Phase.BACKWARD,)),
-                ("W", (Phase.WEIGHT,)),
-                ("BW", (Phase.BACKWARD, Phase.WEIGHT)),
-            )
-        }
-        self.literal = {v for node in stage.nodes if _literal(node) for v in node.outputs}
-        self.kinds = set(kinds)
         self.constants = self._constants()
         self.views: dict[tuple[str, str], str] = {}  # of constants, with their place in `p`
 
@@ -80,33 +62,29 @@ class StageEmitter:
         """Values that hold for the whole step, with their place in `p`: parameters, then the prologue's results."""
         read = {v for node in self.stage.nodes if node.phase is not Phase.PROLOGUE for v in node.inputs}
         values = [parameter.value for parameter in self.stage.parameters if parameter.value in read]
-        values += [v for node in self.prologue for v in node.outputs if v in read and not _literal(node)]
-        values += [each.value for each in self.whole_inputs() if each.value in read]
+        values += [v for node in self.of.prologue for v in node.outputs if v in read and not is_literal(node)]
+        values += [each.value for each in self.of.whole_inputs if each.value in read]
         return {value: f"p[{i}]" for i, value in enumerate(values)}
-
-    def whole_inputs(self) -> list[Input]:
-        """Inputs that the prologue gets, over the whole batch."""
-        return [each for each in self.stage.inputs if each.batch is None]
 
     def emit(self) -> None:
         """Write all functions of the stage."""
-        crossing = _read(self.groups["BW"]) & _made(self.groups["F"])
+        crossing = read_by(self.of.groups["BW"]) & made_by(self.of.groups["F"])
         inputs = {each.value for each in self.stage.inputs if each.batch is not None}
         for each in self.stage.inputs:
             if each.batch is not None:
                 self.slots.slot(each.value)
-        between = _read(self.groups["W"]) & _made(self.groups["B"])
+        between = read_by(self.of.groups["W"]) & made_by(self.of.groups["B"])
         names = {"F": "forward", "B": "backward", "W": "weight", "BW": "whole_backward"}
         keeps = {"F": crossing, "B": between, "W": set[Value](), "BW": set[Value]()}
         # What a function reads last is taken out of the frame, so that it ends with its last use.
         later = {
-            "F": _read(self.groups["BW"]) | inputs,
-            "B": _read(self.groups["W"]),
+            "F": read_by(self.of.groups["BW"]) | inputs,
+            "B": read_by(self.of.groups["W"]),
             "W": set[Value](),
             "BW": set[Value](),
         }
-        for kind, nodes in self.groups.items():
-            if nodes and kind in self.kinds:
+        for kind, nodes in self.of.groups.items():
+            if kind in self.of.kinds:
                 self._emit_function(kind, names[kind], nodes, keeps[kind], later[kind])
         self._emit_prologue()  # at last: now it is known which views they read
 
@@ -115,9 +93,9 @@ class StageEmitter:
         for i, parameter in enumerate(self.stage.parameters):
             text = f"m[{i}]{self.masters.get(parameter.name, '')}"
             writer.texts[parameter.value] = Argument(text, parameter.value.type)
-        for i, each in enumerate(self.whole_inputs()):
+        for i, each in enumerate(self.of.whole_inputs):
             writer.texts[each.value] = Argument(f"x[{i}]", each.value.type)
-        writer.block(self.prologue, set(self.constants), {})
+        writer.block(self.of.prologue, set(self.constants), {})
         results = [writer.argument(value).text for value in self.constants]
         of = dict(zip(self.constants.values(), results, strict=True))
         results += [of[text] + how for text, how in self.views]
@@ -137,10 +115,10 @@ class StageEmitter:
         self.functions["R"] = self.module.add(name, REDUCE, body, "Once a step: accumulators as the update wants them.")
 
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
-        made = _made(nodes)
+        made = made_by(nodes)
         writer = Writer(FUNCTION, self._known(), self.module, f"stage{self.stage.index}_{name}")
         for node in self.stage.nodes:
-            if _literal(node):
+            if is_literal(node):
                 text = node.op.emit((), (node.output.type,))
                 writer.texts[node.output] = Argument(text, node.output.type, literal=True)
         body: list[str] = []
@@ -149,14 +127,14 @@ class StageEmitter:
         received = {node.output for node in nodes if isinstance(node.op, Receive)}
         for value in _ordered_reads(nodes):
             outside = value not in made or value in received
-            if outside and value not in self.constants and value not in self.literal:
+            if outside and value not in self.constants and value not in self.of.literal:
                 slot = self.slots.slot(value)
                 text = writer.name(value)
                 body.append(f"{text} = f[{slot}]" + ("" if value in later else f"; f[{slot}] = None"))
                 if value not in later:
                     passing.add(value)
-        stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in self.literal]
-        wanted = (keep | sent) - self.literal
+        stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in self.of.literal]
+        wanted = (keep | sent) - self.of.literal
         accumulators = {each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)}
         self._segments(writer, nodes, wanted, passing, accumulators)
         body += writer.body()
@@ -189,8 +167,8 @@ class StageEmitter:
     ) -> None:
         """Write runs of nodes of one turn as calls of shared functions, the rest in place."""
         # What stood in the frame for the last time, or came out of a run, ends with its last use.
-        for turn, run, keep in self._runs(nodes, wanted):
-            made = _made(run)
+        for turn, run, keep in self.of.runs(nodes, wanted):
+            made = made_by(run)
             reads = [v for v in _ordered_reads(run) if v in passing and v not in keep]
             if turn is None or len(run) < SEGMENT:
                 writer.block(run, keep, accumulators, more=True)
@@ -201,34 +179,6 @@ class StageEmitter:
                 writer.delete(ended)
             passing.difference_update(reads)
             passing |= made & keep - wanted
-
-    def _runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[tuple[str | None, list[Node], set[Value]]]:
-        """Runs of nodes of one turn of a repeat, or of none, with what must come out of each."""
-        runs: list[tuple[str | None, list[Node]]] = []
-        for node in nodes:
-            if isinstance(node.op, (Send, Receive)):
-                continue
-            turn = turn_of(node.scope, self.repeats)
-            if runs and runs[-1][0] == turn:
-                runs[-1][1].append(node)
-            else:
-                runs.append((turn, [node]))
-        # What is read after each run. Of that only what it touches itself is noted: a stage may have thousands of runs.
-        after: list[set[Value]] = []
-        needed = set(wanted)
-        for _, run in reversed(runs):
-            read = _read(run)
-            after.append((read | _made(run)) & needed)
-            needed |= read
-        after.reverse()
-        return [(turn, run, keep) for (turn, run), keep in zip(runs, after, strict=True)]
-
-    def units(self, kind: str, keep: set[Value]) -> list[list[list[Node]]]:
-        """The nodes of a function as it runs them, by run and by what of it is one line; `keep` outlives it."""
-        runs = self._runs(self.groups[kind], keep)
-        if not self.module.compiled:
-            return [[[node] for node in run] for _, run, _ in runs]
-        return [compiled_units(run, left, self.literal) for _, run, left in runs]
 
     def _call(
         self,
@@ -243,7 +193,7 @@ class StageEmitter:
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
         stem = re.sub(r"\W", "_", turn.split(".")[-2]) + f"_{suffix}"
         inner = Writer("c", module=self.module, stem=stem)
-        made = _made(run)
+        made = made_by(run)
         given: list[str] = []
         names: list[str] = []
         views: dict[tuple[str, str], str] = {}
@@ -290,7 +240,7 @@ class StageEmitter:
         names = [name for name in names if name not in unread]
         function = self.module.shared(stem, ", ".join(["c", *names]), body)
         for node in run:
-            if _literal(node):
+            if is_literal(node):
                 writer.texts[node.output] = inner.argument(node.output)
         call = f"{function}({', '.join(['c', *given])})"
         if inner.waits:
@@ -307,24 +257,12 @@ def _within(value: Value, scope: str) -> bool:
     return value.name.removeprefix("d(").startswith(scope + ".")
 
 
-def _literal(node: Node) -> bool:
-    return isinstance(node.op, Constant)
-
-
 def _is_literal(value: Value, nodes: Iterable[Node]) -> bool:
-    return any(_literal(node) and value in node.outputs for node in nodes)
-
-
-def _made(nodes: Iterable[Node]) -> set[Value]:
-    return {value for node in nodes for value in node.outputs}
+    return any(is_literal(node) and value in node.outputs for node in nodes)
 
 
 def _ordered(values: set[Value], nodes: Iterable[Node]) -> list[Value]:
     return [value for node in nodes for value in node.outputs if value in values]
-
-
-def _read(nodes: Iterable[Node]) -> set[Value]:
-    return {value for node in nodes for value in node.inputs}
 
 
 def _ordered_reads(nodes: Iterable[Node]) -> list[Value]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.emission.memory import VIEWS
+from partita.compiler.analysis.liveness import VIEWS
 from partita.compiler.emission.segments import Segment, literals, segmented
 from partita.compiler.emission.sums import accumulated, summed
 from partita.compiler.graph import Node, Value

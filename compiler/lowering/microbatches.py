@@ -22,8 +22,9 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
+from partita.compiler.layout import MAX, SUM, State
 from partita.compiler.lowering.gradients import without_dead
-from partita.compiler.ops.op import MAX, SUM, Op, State, Way, accumulation
+from partita.compiler.ops.op import Op, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch, Positioned

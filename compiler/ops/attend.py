@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Kernel, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Kernel, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Kernel, Op, Way, agree, op, permuted, shape_text
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Kernel, Op, Way, agree, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, TORCH_DTYPES, Argument, Kernel, Way, agree, op, permuted
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Way, agree, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, accumulation, agree, as_tensor, op, permuted, wide_bytes
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Op, Way, accumulation, agree, as_tensor, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
-    SUM,
     Argument,
     Op,
     Way,

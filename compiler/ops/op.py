@@ -9,17 +9,15 @@ everything is whole always exists and is not listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
+from partita.compiler.layout import State
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
-
-SUM, MAX = "+", "max"
-State: TypeAlias = "str | None"
 
 
 @frozen
@@ -163,6 +161,11 @@ def op(name: str) -> Callable[[_Class], _Class]:
         return cls
 
     return register
+
+
+def make(name: str, *arguments: Any) -> Op:
+    """An operation by its name: for rules of operations that are each other's gradients."""
+    return OPS[name](*arguments)
 
 
 def agree(*types: Type) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from partita.compiler.ops.op import MAX, SUM, Argument, Op, Way, agree, aligned_ways, op, permuted
+from partita.compiler.layout import MAX, SUM
+from partita.compiler.ops.op import Argument, Op, Way, agree, aligned_ways, op, permuted
 from partita.dsl.types import Type
 
 

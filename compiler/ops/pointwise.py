@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from partita.compiler.ops.op import (
-    SUM,
-    TORCH_DTYPES,
-    Argument,
-    Op,
-    State,
-    Way,
-    agree,
-    aligned_ways,
-    as_tensor,
-    broadcast,
-    op,
-)
+from partita.compiler.layout import SUM, State
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, aligned_ways, as_tensor, broadcast, make, op
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
 if TYPE_CHECKING:
@@ -212,11 +201,9 @@ class Pointwise(Op):
 
 def summed_to(build: Builder, value: Value, type: Type) -> Value:
     """Sum `value` over the axes that `type` lacks; the cotangent of a broadcast. Casts where dtypes differ."""
-    from partita.compiler.ops.reduce import Reduce
-
     extra = tuple(name for name in value.type.names if not type.has(name))
     if extra:
-        value = build.apply(Reduce("sum", extra, type.dtype), value)
+        value = build.apply(make("reduce", "sum", extra, type.dtype), value)
     if value.type.dtype != type.dtype:
         value = build.apply(Cast(type.dtype), value)
     return value

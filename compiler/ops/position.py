@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted, wide_bytes
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted, wide_bytes
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:

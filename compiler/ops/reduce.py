@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import MAX, SUM, TORCH_DTYPES, Argument, Op, Way, agree, op, permuted
+from partita.compiler.layout import MAX, SUM
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
 from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.shape import Expand, arranged
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ class Reduce(Op):
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """A sum's is spread; a maximum's is shared equally among the elements that attain it."""
-        from partita.compiler.ops.shape import Expand, arranged
-
         (x,) = node.inputs
         (d,) = cotangents
         assert d is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.compiler.ops.op import SUM, Argument, Op, Way, agree, op, permuted, shape_text
+from partita.compiler.layout import SUM
+from partita.compiler.ops.op import Argument, Op, Way, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -186,11 +187,9 @@ class Expand(Op):
 
     def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
         """The sum over the new axes."""
-        from partita.compiler.ops.reduce import Reduce
-
         (d,) = cotangents
         assert d is not None
-        return (build.apply(Reduce("sum", tuple(a.name for a in self.axes), d.type.dtype), d),)
+        return (build.apply(make("reduce", "sum", tuple(a.name for a in self.axes), d.type.dtype), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`expand` of a view with new axes."""

@@ -35,7 +35,7 @@ class StageGraph:
 
 
 @frozen(eq=False)
-class Partitioned:
+class PartitionedGraph:
     """All stages, the messages between them, and the staged graph that they were cut from."""
 
     graph: Graph
@@ -55,7 +55,7 @@ class Partitioned:
         return found
 
 
-def cut(graph: Graph, stages: int) -> Partitioned:
+def cut(graph: Graph, stages: int) -> PartitionedGraph:
     """Cut a staged graph. Raises Refused (E0405) where a value would have to flow backwards."""
     graph = _whole_messages(graph)
     portable = portable_values(graph)
@@ -91,7 +91,7 @@ def cut(graph: Graph, stages: int) -> Partitioned:
                     nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
                     messages.append(message_of(nodes[stage][-1]))
     accumulators = {(each.name, each.stage): each for each in graph.accumulators}
-    return Partitioned(
+    return PartitionedGraph(
         graph,
         tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
         tuple(messages),
@@ -193,7 +193,7 @@ def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, .
     return {value: tuple(sorted(found)) for value, found in crossing.items()}
 
 
-def join(partitioned: Partitioned) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
     """The nodes of all stages with sends and receives taken out, as (op, operand names, result names), sorted.
 
     Equal to `described` of the graph before the cut, up to copies of work on inputs alone.

@@ -17,10 +17,10 @@ from partita.compiler.graph import Node, Phase
 from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.collective import Collective
 from partita.compiler.partition.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth
-from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.cut import PartitionedGraph
 
 
-def overlapped(partitioned: Partitioned) -> Partitioned:
+def overlapped(partitioned: PartitionedGraph) -> PartitionedGraph:
     """The same stages with their nodes in an order that overlaps."""
     repeats = {scope.path: scope.name for scope in partitioned.graph.scopes if scope.repeat}
     stages = []

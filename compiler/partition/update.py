@@ -15,13 +15,13 @@ from collections.abc import Collection, Sequence
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Accumulator, Builder, Node, Parameter, Phase, Value
-from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
+from partita.compiler.layout import SUM, WHOLE, Layout, is_split, layout_of, local_type
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.op import SUM, Op
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import AdamW, Sgd, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
-from partita.compiler.partition.cut import Partitioned
+from partita.compiler.partition.cut import PartitionedGraph
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import ParameterLayouts
 from partita.dsl.brief import count, shortened
@@ -103,7 +103,7 @@ def optimizer(call: Call, decays: bool) -> Update:
 
 
 def update_graph(
-    partitioned: Partitioned,
+    partitioned: PartitionedGraph,
     layouts: dict[str, ParameterLayouts],
     moves: Moves,
     call: Call | None,
@@ -115,7 +115,7 @@ def update_graph(
 
 @define(eq=False)
 class _Ending:
-    partitioned: Partitioned
+    partitioned: PartitionedGraph
     layouts: dict[str, ParameterLayouts]
     moves: Moves
     call: Call | None

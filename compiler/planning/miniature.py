@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from attrs import evolve, fields, frozen
 
+from partita.compiler.analysis.memory import at_end, beside
+from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds
 from partita.compiler.costs.links import Link
 from partita.compiler.instructions import BACK, ONWARD
-from partita.compiler.pipeline import compile_spec
+from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planning.space import Candidate, Space
-from partita.compiler.report.footprint import at_end, beside
-from partita.compiler.report.prediction import costs_of, end_seconds, silenced, stage_seconds
 
 # Microbatches of a copy, if there are so many.
 MICROBATCHES = 4
@@ -118,18 +118,15 @@ def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
 def _measured(
     space: Space, candidate: Candidate, links: Links, microbatches: int, turns: int, counts: tuple[int, ...]
 ) -> list[Figures]:
-    state = compile_spec(space.resized(candidate, microbatches, turns, counts))
+    state = schedule_spec(space.resized(candidate, microbatches, turns, counts))
     # What a link of machines with common ports gives depends on the whole mesh.
     known = dict(links)
     there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
     state = evolve(state, mesh=evolve(state.mesh, links=there))
-    assert state.program is not None
-    assert state.partitioned is not None
-    assert state.update is not None
     costs = costs_of(state)
     quiet = stage_seconds(silenced(state))
     found = []
-    for rank, stage in zip(state.program.ranks, state.program.stages, strict=True):
+    for rank, stage in zip(state.plan.ranks, state.plan.stages, strict=True):
         i = stage.index
         sent = {ONWARD: 0.0, BACK: 0.0}
         posts = {ONWARD: 0, BACK: 0}

@@ -23,16 +23,17 @@ from time import process_time
 
 from attrs import define, evolve, field, frozen
 
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.time import Prediction, predict, silenced, stage_seconds
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planning.estimate import WHOLE, Outlook, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planning.miniature import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
-from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import Prediction, predict, silenced, stage_seconds
 from partita.compiler.schedules.schedule import Action
+from partita.compiler.state import Scheduled
 from partita.dsl import spec
 from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -448,21 +449,19 @@ def planned(space: Space, candidate: Candidate) -> Plan | None:
 
 def predicted(file: spec.Spec, candidate: Candidate) -> Plan:
     """A file that is a candidate's, compiled and predicted. Raises Refused."""
-    state = compile_spec(file)
+    state = schedule_spec(file)
     prediction = predict(state, exposed=False)
-    assert state.program is not None
-    peaks = tuple(peak_memory(state, rank) for rank in state.program.ranks)
+    peaks = tuple(peak_memory(state, rank) for rank in state.plan.ranks)
     return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)
 
 
-def _parts(state: Compilation, prediction: Prediction) -> Parts:
+def _parts(state: Scheduled, prediction: Prediction) -> Parts:
     """Where the seconds of a predicted step go."""
-    assert state.program is not None
     timeline = prediction.timeline
     most = max(timeline.busy)
     rank = timeline.busy.index(most)
     quiet = stage_seconds(silenced(state))
-    stages = state.program.ranks[rank].stages
+    stages = state.plan.ranks[rank].stages
     actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
     compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
     return Parts(compute, most - compute, timeline.makespan - most, max(prediction.ends) + prediction.fixed)

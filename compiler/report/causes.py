@@ -1,6 +1,6 @@
 """What causes a program's communication: its collectives by source line, and those of one turn of each repeat.
 
-Comes in: the records of `partita.compiler.report.traffic`. Goes out: for each line what is moved because of it, turns
+Comes in: the records of `partita.compiler.analysis.traffic`. Goes out: for each line what is moved because of it, turns
 of repeats that do the same joined; and for each outermost repeat what a turn of it moves for each microbatch and once a
 step: the figures in which papers compare layouts ("two all-gathers and two reduce-scatters forward").
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from partita.compiler.analysis.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
 from partita.compiler.graph import Phase, without_turns
 from partita.compiler.layout import Layout
 from partita.compiler.lowering.placement import turn_of
 from partita.compiler.mesh import Mesh
-from partita.compiler.pipeline import Compilation
 from partita.compiler.report.summary import tied_transfers, transfers
-from partita.compiler.report.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
+from partita.compiler.state import Compilation
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -140,8 +140,6 @@ class Communication:
 
 def communication(state: Compilation) -> Communication:
     """All communication of a compiled program, by cause."""
-    assert state.partitioned is not None
-    assert state.update is not None
     records = traffic(state)
     repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
     by_axis = grouped(records, lambda each: each.axis)

@@ -15,13 +15,13 @@ from typing import Any
 
 from attrs import frozen
 
+from partita.compiler.analysis.memory import PARTS, largest
+from partita.compiler.analysis.traffic import EACH_MICROBATCH, Traffic, grouped
 from partita.compiler.lowering.placement import turn_of
-from partita.compiler.pipeline import Compilation
 from partita.compiler.report.causes import tensor_text
-from partita.compiler.report.footprint import PARTS, largest
 from partita.compiler.report.summary import Summary, summarize
-from partita.compiler.report.traffic import EACH_MICROBATCH, Traffic, grouped
 from partita.compiler.schedules.schedule import Action
+from partita.compiler.state import Compilation
 from partita.dsl import builtins
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Claim
@@ -112,7 +112,6 @@ def layers(state: Compilation, records: Iterable[Traffic]) -> dict[str, list[Tra
     """The collectives of each layer's forward and backward pass, for one microbatch. A layer is a turn of an outermost
     repeat; a model without any is one layer.
     """
-    assert state.partitioned is not None
     graph = state.partitioned.graph
     repeats = {scope.path: scope.name for scope in graph.scopes if scope.repeat}
     within = [each for each in records if each.phase in EACH_MICROBATCH]
@@ -165,7 +164,6 @@ def _bytes(state: Compilation, summary: Summary, axis: str) -> float:
 
 
 def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
-    assert state.program is not None
     rank = max(range(len(summary.memory)), key=lambda rank: summary.memory[rank].total)
     found = summary.memory[rank]
     parts = sorted(PARTS, key=lambda part: -getattr(found, part))

@@ -13,18 +13,17 @@ from typing import Any
 
 from attrs import evolve, fields, frozen, has
 
+from partita.compiler.analysis.traffic import traffic
 from partita.compiler.graph import Input, Node, Parameter, Value, without_turns
-from partita.compiler.layout import Layout, local_type, state_text, whole_type
+from partita.compiler.layout import Layout, State, local_type, state_text, whole_type
 from partita.compiler.naming import end_of, instead_of, means
 from partita.compiler.ops.collective import Move
-from partita.compiler.ops.op import State
-from partita.compiler.pipeline import Compilation
 from partita.compiler.report.causes import Moved, moved_of
-from partita.compiler.report.traffic import traffic
 from partita.compiler.sharding.choice import Option
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.reasons import Late, Split, late, splits, storing, undivided
 from partita.compiler.sharding.shard import ParameterLayouts
+from partita.compiler.state import Compilation
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -120,9 +119,6 @@ class _Tensors:
     """What is known of the tensors of a compilation, by name."""
 
     def __init__(self, state: Compilation) -> None:
-        assert state.placed is not None
-        assert state.step is not None
-        assert state.sharded is not None
         self.state = state
         self.mesh = state.mesh
         self.records = traffic(state)
@@ -176,7 +172,6 @@ class _Tensors:
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
         """An input can be had in any layout: the data is a function of seed and step."""
-        assert self.state.partitioned is not None
         stages = [s.index for s in self.state.partitioned.stages if any(each.name == given.name for each in s.inputs)]
         parts = [each.value for each in self.graph.inputs if each.name == given.name]
         copies = []
@@ -191,8 +186,6 @@ class _Tensors:
     # ------------------------------------------------------------ parameters
 
     def _parameter(self, names: tuple[str, ...], parameter: Parameter) -> Explanation:
-        assert self.state.sharded is not None
-        assert self.state.program is not None
         stages = tuple(sorted({s for each in names for s in self.state.program.parameter(each).stages}))
         found = self._of(names, "a parameter", parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
@@ -214,7 +207,6 @@ class _Tensors:
     # ------------------------------------------------------------ values
 
     def _value(self, found: Explanation, name: str) -> Explanation:
-        assert self.state.sharded is not None
         if name not in self.local:
             return evolve(found, operation=self.whole[name][1].op.label, instead=self._instead(self.whole[name][1]))
         value, node = self.local[name]

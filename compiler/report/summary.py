@@ -7,15 +7,15 @@ from typing import Any
 
 from attrs import frozen
 
+from partita.compiler.analysis.memory import PARTS, Footprint, footprint
+from partita.compiler.analysis.time import Prediction, predict
+from partita.compiler.analysis.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.graph import Phase, without_turns
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.mesh import Mesh
-from partita.compiler.pipeline import Compilation
-from partita.compiler.report.footprint import PARTS, Footprint, footprint
-from partita.compiler.report.prediction import Prediction, predict
-from partita.compiler.report.traffic import Traffic, cost, grouped, traffic
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.reasons import undivided
+from partita.compiler.state import Compilation
 from partita.compiler.timeline import Timeline
 from partita.dsl.brief import count, outline, shortened
 
@@ -136,8 +136,6 @@ def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
 
 def summarize(state: Compilation) -> Summary:
     """The summary of a compilation that has passed all passes."""
-    assert state.program is not None
-    assert state.partitioned is not None
     program = state.program
     prediction = predict(state)
     sizes = {p.name: p.type.elements for p in program.parameters}
@@ -175,8 +173,6 @@ def summarize(state: Compilation) -> Summary:
 
 def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """What crosses between ranks of a pipeline for each microbatch."""
-    assert state.program is not None
-    assert state.partitioned is not None
     program = state.program
     return tuple(
         _transfer(message, program.microbatches)
@@ -188,7 +184,6 @@ def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
 
 def tied_transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
     """Sums of gradients of tied parameters, once a step to each other rank of a pipeline that holds one."""
-    assert state.program is not None
     return tuple(_transfer(each.transfer.message, 1) for rank in state.program.ranks for each in rank.sends)
 
 
@@ -204,7 +199,6 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
 
 
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    assert state.sharded is not None
     homes = homes_of(state.spec.layout, state.mesh)
     found: dict[str, dict[str, None]] = {}
     for name, layouts in state.sharded.parameters.items():

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from partita.compiler.graph import Node
-from partita.compiler.layout import Layout, is_split, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import MAX, SUM, Op, State, Way
+from partita.compiler.ops.op import Op, Way
 from partita.compiler.ops.position import Positioned
 from partita.compiler.sharding.moves import LOCAL_SECONDS
 from partita.dsl.brief import shortened

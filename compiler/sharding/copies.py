@@ -11,8 +11,7 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Input, Node, Phase, Value
-from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
-from partita.compiler.ops.op import MAX, SUM, State
+from partita.compiler.layout import MAX, SUM, WHOLE, Layout, State, is_split, layout_of, local_type
 from partita.compiler.sharding.choice import localized
 from partita.compiler.sharding.moves import Moves
 from partita.dsl.types import Type

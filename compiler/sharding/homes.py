@@ -15,9 +15,8 @@ from math import prod
 from attrs import define, field, frozen
 
 from partita.compiler.graph import without_turns
-from partita.compiler.layout import Layout, layout_of
+from partita.compiler.layout import Layout, State, layout_of
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import State
 from partita.dsl import spec
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.fits import staged_twice, undivided

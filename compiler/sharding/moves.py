@@ -14,10 +14,9 @@ from heapq import heappop, heappush
 from attrs import define, field, frozen
 
 from partita.compiler.costs.links import Link
-from partita.compiler.layout import Layout, is_split, layout_of
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, Once, Part, ReduceScatter
-from partita.compiler.ops.op import MAX, SUM, State
 from partita.dsl.types import Type
 
 # A local step costs next to nothing, but more than none.

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
-from partita.compiler.layout import WHOLE, Layout, is_split, layout_of, local_type
+from partita.compiler.layout import SUM, WHOLE, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import SUM, State
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.sharding.choice import Choice, Chooser, Operand, Result, localized
 from partita.compiler.sharding.copies import Copies, Known
@@ -42,7 +41,7 @@ class ParameterLayouts:
 
 
 @frozen(eq=False)
-class Sharded:
+class ShardedGraph:
     """The sharded graph, the parameters' layouts, and the choice made for each node."""
 
     graph: Graph
@@ -53,7 +52,7 @@ class Sharded:
         return outline("Sharded graph of", self.graph.name, (count(len(self.graph.nodes), "operation"),))
 
 
-def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool = True) -> Sharded:
+def shard(graph: Graph, homes: Homes, moves: Moves, portable: set[Value], hoist: bool = True) -> ShardedGraph:
     """Shard a staged graph. `portable` values are made on every stage that reads them. Raises Refused (E0411)."""
     return _Sharder(graph, homes, moves, portable, hoist).sharded()
 
@@ -100,7 +99,7 @@ class _Sharder:
             if isinstance(node.op, Accumulate) and node.op.target in parameters
         }
 
-    def sharded(self) -> Sharded:
+    def sharded(self) -> ShardedGraph:
         """Walk the nodes once; accumulators get their layouts before what reads them at the end of the step."""
         for each in self.source.inputs:
             home = self.homes.home(each.name, each.value.type, each.span)
@@ -123,7 +122,7 @@ class _Sharder:
             metrics=tuple((name, self._primary(value)) for name, value in self.source.metrics),
             accumulators=tuple(self.accumulators),
         )
-        return Sharded(graph, self.layouts, self.choices)
+        return ShardedGraph(graph, self.layouts, self.choices)
 
     def _primary(self, value: Value) -> Value:
         known = self.known[value]

@@ -35,7 +35,7 @@ from partita.runtime.regions import region_of
 from partita.runtime.tracing.flight import AGREEING, LOADING, SAVING
 
 if TYPE_CHECKING:
-    from partita.runtime.training import Rank
+    from partita.runtime.rank import Rank
 
 NOTABLE_SECONDS = 1.0
 # What rank 0 proposes: a step, or one of these.

@@ -14,16 +14,16 @@ from statistics import fmean
 from time import perf_counter_ns
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import Timing
-from partita.compiler.fitting import program_of
 from partita.compiler.graph import Node
 from partita.compiler.ops.op import Kernel
-from partita.compiler.pipeline import Compilation
+from partita.compiler.pipeline import assembled
+from partita.compiler.state import Compilation
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import Plan, Rank
+from partita.runtime.rank import Plan, Rank
 from partita.runtime.transports.virtual import VirtualCluster
 
 WARM_UP, STEPS = 2, 6
@@ -84,9 +84,8 @@ def _seconds(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> f
 
 def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str], float]:
     """The seconds of every kernel of a program of one rank, by kernel and dtype."""
-    assert state.schedule is not None
     laps = Laps(device)
-    plan = Plan(state.spec, evolve(state, program=program_of(state, state.schedule, laps)), None)
+    plan = Plan(state.spec, assembled(state, laps), None)
     cluster = VirtualCluster(1, strict=False)
     rank = Rank(plan, 0, cluster.transport(0), device)
     rank.training.context.lap = laps.lap

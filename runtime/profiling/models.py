@@ -8,8 +8,9 @@ from importlib.resources import as_file, files
 from attrs import evolve, frozen
 
 from partita.compiler.lowering.resized import Resized
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.shrinking.sizes import bodies
+from partita.compiler.state import Compilation
 from partita.dsl.load import load
 from partita.dsl.spec import Repeat, Spec
 

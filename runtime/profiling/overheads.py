@@ -15,15 +15,15 @@ from time import perf_counter, thread_time
 import torch
 from attrs import evolve
 
+from partita.compiler.analysis.time import predict, stage_seconds
 from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link
 from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
-from partita.compiler.pipeline import Compilation
-from partita.compiler.report.prediction import predict, stage_seconds
+from partita.compiler.state import Compilation
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import Plan, Rank, prepare
+from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.transports.transport import Transport
 
 FEW, MANY = 8, 40  # microbatches

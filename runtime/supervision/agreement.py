@@ -36,7 +36,7 @@ from partita.runtime.supervision.store import Store
 from partita.runtime.transports.failures import post
 
 if TYPE_CHECKING:
-    from partita.runtime.training import Plan
+    from partita.runtime.rank import Plan
 
 KEY = "partita/agreement"
 MOST_SHOWN = 8  # lines

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from partita.compiler.fitting import program_of
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.layout import whole_type
+from partita.compiler.layout import MAX, SUM, whole_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import MAX, SUM
-from partita.compiler.pipeline import Compilation
+from partita.compiler.pipeline import assembled
+from partita.compiler.state import Compilation
 from partita.dsl.types import Type
 from partita.runtime.context import Context
 from partita.runtime.regions import region_of
@@ -67,8 +66,7 @@ class Recorded:
 
 def traced(state: Compilation) -> Compilation:
     """A compilation whose program records what it makes."""
-    assert state.schedule is not None
-    return evolve(state, program=program_of(state, state.schedule, Recorded()))
+    return assembled(state, Recorded())
 
 
 def first_difference(
@@ -88,7 +86,6 @@ def first_difference(
 
 
 def _nodes(state: Compilation) -> Iterator[tuple[Node, Value]]:
-    assert state.partitioned is not None
     for stage in state.partitioned.stages:
         for node in stage.nodes:
             for value in node.outputs:

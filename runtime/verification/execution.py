@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
-from partita.compiler.pipeline import Compilation
+from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.source import Span
 from partita.dsl.spec import Spec
@@ -205,5 +205,4 @@ def _culprit(experiment: Experiment) -> Culprit | None:
 
 def _parameter(state: Compilation, what: str) -> Span | None:
     """The place of the parameter that a figure is about."""
-    assert state.forward is not None
     return next((each.span for each in state.forward.parameters if f"`{each.name}`" in what), None)

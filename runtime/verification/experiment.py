@@ -31,8 +31,9 @@ from partita.dsl.spec import Call, Spec
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.random import Noise
+from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.recording import Recorder
-from partita.runtime.training import Plan, VirtualRun, prepare
+from partita.runtime.training import VirtualRun
 
 TOLERANCE, LEAST = 1e-10, 1e-4
 # A change of parameters by their last digits, how often that is tried, and how much more than it does rounding may do.

@@ -18,10 +18,11 @@ from attrs import frozen
 from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
-from partita.compiler.pipeline import Compilation, compile_run
+from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
+from partita.compiler.state import Compilation
 from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Spec
@@ -115,7 +116,6 @@ def verify(given: Spec) -> Verification:
     """Verify a file. Raises Refused for one that does not compile."""
     start = perf_counter()
     state, evaluation = compile_run(given)
-    assert state.schedule is not None
     certificates = tuple(certify(each, laws=False) for each in (state, evaluation) if each is not None)
     summary, mesh = summarize(state), state.mesh
     memory = state.device.memory if given.mesh and given.mesh.device else None
@@ -159,7 +159,6 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
 
 def _hoists(state: Compilation) -> bool:
     """Whether no parameter is gathered in a microbatch."""
-    assert state.sharded is not None
     graph = state.sharded.graph
     stored = {parameter.value for parameter in graph.parameters}
     return not any(

@@ -41,12 +41,10 @@ def test_a_mapping_says_the_same_as_strings(file: Path) -> None:
     changes |= {"train.data": "random()", "schedule": "gpipe(microbatches = 2)", "train.precision": "bf16"}
     found = partita.load(file, changes)
     assert found.axes["batch"].size == 16
-    assert found.train is not None
     assert found.train.clip is None
     assert found.train.optimizer.arguments["lr"].arguments == {"value": 1e-5}
     assert found.train.optimizer.arguments["nesterov"] is False
     assert found.train.precision == "bf16"
-    assert found.schedule is not None
     assert found.schedule.call.arguments["microbatches"] == 2
 
 

@@ -28,7 +28,7 @@ from partita.runtime.checkpoint.shards import Shard
 from partita.runtime.checkpoint.store import Store, steps_in
 from partita.runtime.data.binding import open_data
 from partita.runtime.in_process import run_in_process
-from partita.runtime.training import prepare
+from partita.runtime.rank import prepare
 from tests.checkpoint.runs import ONE_RANK, TEXT, Outcome, same
 from tests.commands import computed
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from partita.dsl.load import load
 from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit, entries_of
-from partita.runtime.training import Plan, prepare
+from partita.runtime.rank import Plan, prepare
 from tests import programs
 from tests.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, saved_every, tensors, trained, without_checkpoints
 from tests.marks import soak

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Compilation
 from tests.files import checked
 
 GPT = (Path(__file__).parents[2] / "specs" / "gpt.par").read_text(encoding="utf-8")

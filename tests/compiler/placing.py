@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.compiler.layout import Layout, is_split, layout_of, local_type
-from partita.compiler.ops.op import MAX, SUM, Argument, Op, State, Way
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type
+from partita.compiler.ops.op import Argument, Op, Way
 from partita.compiler.ops.position import Positioned
 from partita.dsl.types import Type
 from partita.runtime import kernels

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from partita.cli.main import main
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.analysis.memory import PARTS, footprint, largest, peak_memory
+from partita.compiler.analysis.traffic import EACH_MICROBATCH
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.claims import COMPARISONS, MEASURES, Outcome, failures, layers, outcomes
-from partita.compiler.report.footprint import PARTS, footprint, largest, peak_memory
 from partita.compiler.report.summary import summarize
-from partita.compiler.report.traffic import EACH_MICROBATCH
+from partita.compiler.state import Compilation
 from partita.dsl import builtins
 from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source, Span
@@ -195,7 +196,6 @@ def test_laws_of_memory_and_of_counts(program: Program) -> None:
     """
     note(program.text)
     state = compile_spec(checked(program.text, "random.par"))
-    assert state.program is not None
     for rank in state.program.ranks:
         bound = footprint(state, rank)
         parts = {part: getattr(bound, part) for part in PARTS}

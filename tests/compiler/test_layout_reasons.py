@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partita.compiler.pipeline import Compilation
 from partita.compiler.report.explain import Explanation, explain
+from partita.compiler.state import Compilation
 from tests.compiler.layout_files import network, transformer
 
 RULES = ("shard batch -> data", "shard heads, ffn, vocab -> tensor", "shard seq -> tensor", "shard state -> data")

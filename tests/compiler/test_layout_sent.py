@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from partita.compiler.report.traffic import traffic
+from partita.compiler.analysis.traffic import traffic
 from partita.dsl.load import load
 from partita.runtime.context import Context
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 
 SPECS = Path(__file__).parents[2] / "specs"
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -16,10 +16,11 @@ from partita.cli import explain as explain_command
 from partita.cli.main import main
 from partita.cli.table import Column, Table
 from partita.compiler.graph import without_turns
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.causes import communication
 from partita.compiler.report.explain import explain
 from partita.compiler.report.summary import summarize
+from partita.compiler.state import Compilation
 from tests.compiler.layout_files import network, transformer
 from tests.files import checked
 from tests.programs import Program, sharded_programs
@@ -71,7 +72,6 @@ def test_any_program_can_be_explained(program: Program) -> None:
     spec = checked(program.text, "random.par")
     state = compile_spec(spec)
     shown(lambda console: explain_command.show(communication(state), console), 80)
-    assert state.step is not None
     given = [each.value for each in (*state.step.parameters, *state.step.inputs)]
     made = [value for node in state.step.nodes for value in node.outputs]
     for name in dict.fromkeys(without_turns(value.name) for value in (*given, *made)):

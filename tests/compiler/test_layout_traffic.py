@@ -12,10 +12,10 @@ from fractions import Fraction
 
 import pytest
 
-from partita.compiler.pipeline import Compilation
+from partita.compiler.analysis.traffic import EACH_MICROBATCH, traffic
 from partita.compiler.report.causes import Turn, communication
 from partita.compiler.report.summary import summarize, tied_transfers, transfers
-from partita.compiler.report.traffic import EACH_MICROBATCH, traffic
+from partita.compiler.state import Compilation
 from tests.compiler.layout_files import LAYERS, MICROBATCHES, transformer
 
 DATA, TENSOR, SEQUENCE = "shard batch -> data", "shard heads, ffn, vocab -> tensor", "shard seq -> tensor"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from partita.compiler.report.footprint import peak_memory
-from partita.runtime.training import VirtualRun, prepare
+from partita.compiler.analysis.memory import peak_memory
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.files import checked
 
 FILE = """

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from partita.compiler.costs.links import Link
-from partita.compiler.layout import Layout, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Layout, layout_of, local_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, ReduceScatter
-from partita.compiler.ops.op import MAX, OPS, SUM
+from partita.compiler.ops.op import OPS
 from partita.compiler.sharding.moves import Moves
 from partita.dsl.types import Axis, Type
 from tests.compiler.placing import cut, join, ranks, run

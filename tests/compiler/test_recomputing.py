@@ -8,10 +8,11 @@ import pytest
 
 import partita
 from partita.cli.main import main
+from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.certificate import certify
-from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.recomputing import candidates_of
-from partita.compiler.report.footprint import peak_memory
+from partita.compiler.fit.remat import candidates_of
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from tests.compiler.layout_files import GPT
 from tests.files import checked
@@ -49,12 +50,10 @@ def compiled(memory: str = "1GiB", rules: str = "recompute auto", schedule: str 
 
 
 def bounds(state: Compilation) -> list[int]:
-    assert state.program is not None
     return [peak_memory(state, rank) for rank in state.program.ranks]
 
 
 def source(state: Compilation) -> str:
-    assert state.program is not None
     return state.program.source
 
 

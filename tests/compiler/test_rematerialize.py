@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from partita.compiler.graph import Phase
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Compilation
 from tests.files import checked
 
 FILE = """

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from partita.compiler.layout import layout_of, local_type
-from partita.compiler.ops.op import MAX, SUM, Op, State, Way
+from partita.compiler.layout import MAX, SUM, State, layout_of, local_type
+from partita.compiler.ops.op import Op, Way
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.types import Type
 from tests.compiler.op_cases import CASES, Case

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from partita.compiler.graph import Builder, Node, Value
-from partita.compiler.layout import is_split, layout_of
-from partita.compiler.ops.op import MAX, OPS, SUM, Op, State, Way
+from partita.compiler.layout import MAX, SUM, State, is_split, layout_of
+from partita.compiler.ops.op import OPS, Op, Way
 from partita.compiler.ops.pointwise import Constant
 from partita.runtime.kernels.dtypes import DTYPES
 from tests.compiler.interpret import interpret

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.time import predict
 from partita.compiler.costs.devices import device_of
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.planning.search import Search
 from partita.compiler.planning.space import space_of
 from partita.compiler.planning.writing import written_plan
 from partita.compiler.report.claims import failures, outcomes
-from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import predict
 from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load

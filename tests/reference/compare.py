@@ -19,7 +19,8 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.reference.programs import Program
 from tests.reference.training import Training, figures
 

@@ -13,8 +13,8 @@ import pytest
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
+from partita.runtime.rank import Plan, prepare
 from partita.runtime.supervision.agreement import Statement, agree, compared, digest
-from partita.runtime.training import Plan, prepare
 from partita.runtime.transports.failures import ConnectionLost
 
 SPECS = Path(__file__).parents[2] / "specs"

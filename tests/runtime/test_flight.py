@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from partita.compiler.instructions import WaitReceive
 from partita.dsl.load import load
+from partita.runtime.rank import Plan, Rank, prepare
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.diagnosis import Diagnosis, blame, source_lines
 from partita.runtime.supervision.lookout import ENDING_SECONDS, Lookout
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import AGREEING, BETWEEN, EVALUATING, RING, SAVING, TRAINING, Flight, path_of, read
-from partita.runtime.training import Plan, Rank, prepare
 from partita.runtime.transports.virtual import Deadlock, VirtualCluster
 from partita.runtime.verification.experiment import experiment_of
 

@@ -16,8 +16,8 @@ import torch
 
 from partita.dsl.load import load_text
 from partita.runtime.pace import BATCH, UPDATE, Slow, Sums, actions_of
+from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.flight import read
-from partita.runtime.training import Plan, prepare
 from tests.commands import records
 from tests.survival.processes import PROC
 

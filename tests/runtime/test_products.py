@@ -11,7 +11,8 @@ from partita.compiler.ops import dot
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.kernels import products
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.planted.trial import ROOT
 
 FILES = ROOT / "tests" / "planted" / "files"

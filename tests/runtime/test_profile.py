@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from partita.compiler.analysis.time import predict
+from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.costs.record import read
 from partita.compiler.emission.sums import accumulated
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.report.prediction import predict
-from partita.compiler.report.traffic import update_nodes
 from partita.dsl.load import load
 from partita.runtime.profiling.kernels import measure
 from partita.runtime.profiling.models import programs
@@ -41,7 +41,6 @@ def test_the_record_of_one_rank_and_of_two_predicts_the_tiny_file(tmp_path: Path
     assert spec is not None, diagnostics
     state = compile_spec(spec)
     known = {(kernel, dtype) for kernel, dtype, *_ in json.loads(machine.read_text())["records"][1]["timings"]}
-    assert state.partitioned is not None
     for stage in state.partitioned.stages:
         for node in stage.nodes:
             kernel = kernel_of(node)
@@ -56,9 +55,6 @@ def test_every_operation_of_a_program_is_timed_where_it_stands():
     state = next(programs(gpu=False, precisions=("f32",), quick=True))
     found = measure(state, torch.device("cpu"))
     assert all(0 < seconds < 60 for seconds in found.values())
-    assert state.partitioned is not None
-    assert state.update is not None
-    assert state.program is not None
     groups = [stage.nodes for stage in state.partitioned.stages]
     groups += [[*state.update.clip, *update_nodes(state, state.program.ranks[0])], state.update.statistic_nodes([0])]
     expected = set()

@@ -9,9 +9,8 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.compiler.layout import Layout, layout_of, local_type
+from partita.compiler.layout import SUM, Layout, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import SUM
 from partita.compiler.program import InputPart, InputRecord
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type

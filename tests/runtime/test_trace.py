@@ -20,10 +20,10 @@ from partita.cli.main import main
 from partita.compiler.instructions import Compute, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.program import Program
 from partita.compiler.simulator import Costs, simulate
+from partita.runtime.rank import prepare
 from partita.runtime.tracing import stopwatch
 from partita.runtime.tracing.measurement import measure
 from partita.runtime.tracing.stopwatch import MOST_STEPS, WARM_UP_STEPS, Marks, Stopwatch, path_of
-from partita.runtime.training import prepare
 from tests.commands import partita
 from tests.files import checked
 

@@ -11,14 +11,16 @@ import torch
 from attrs import evolve
 from hypothesis import event, given, settings
 
-from partita.compiler.fitting import program_of
-from partita.compiler.pipeline import Compilation, compile_spec
-from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.prediction import predict
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.time import predict
+from partita.compiler.fit.schedule import planned_with
+from partita.compiler.pipeline import assembled, compile_spec
 from partita.compiler.schedules.schedule import Schedule, peak_live
+from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.runtime.training import Plan, VirtualRun, prepare
+from partita.runtime.rank import Plan, prepare
+from partita.runtime.training import VirtualRun
 from partita.testing import mutants, schedules, shapes
 from tests.files import checked
 
@@ -58,7 +60,7 @@ def compiled(ranks: int, chunks: int, microbatches: int) -> Compilation:
 def ran(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of a step with a schedule. Refused where it breaks a law."""
     state = compiled(schedule.ranks, schedule.chunks, schedule.microbatches)
-    plan = Plan(state.spec, evolve(state, schedule=schedule, program=program_of(state, schedule)), None)
+    plan = Plan(state.spec, assembled(planned_with(state, schedule)), None)
     run = VirtualRun(plan)
     loss, _ = run.step(1, BATCH)
     for rank in run.ranks:

@@ -16,9 +16,9 @@ from partita.runtime.checkpoint.commits import read_manifest
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import NAME
 from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.rank import Plan
 from partita.runtime.supervision.lookout import REPORT
 from partita.runtime.tracing.flight import Position, read
-from partita.runtime.training import Plan
 from tests.checkpoint.runs import plan_of
 from tests.commands import computed
 from tests.survival.processes import PATIENCE, Held, marked, wait_until

@@ -10,8 +10,9 @@ import torch
 from hypothesis import HealthCheck, assume, given, note, settings
 
 from partita.runtime import kernels
+from partita.runtime.rank import prepare
 from partita.runtime.stages import _functions
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import batches, settled
 from partita.runtime.verification.verify import verify
 from tests.files import checked

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.commands import partita, records
 
 SPECS = Path(__file__).parents[2] / "specs"

@@ -10,7 +10,8 @@ import pytest
 from partita.compiler.pipeline import compile_spec
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.files import checked
 
 SPECS = Path(__file__).parents[2] / "specs"

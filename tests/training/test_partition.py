@@ -11,7 +11,8 @@ from partita.compiler.graph import Phase
 from partita.compiler.partition.cut import described, join
 from partita.compiler.text import graph_text, parse_graph
 from partita.runtime.data.binding import open_data
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.files import checked
 from tests.programs import Program, programs
 

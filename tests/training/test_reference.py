@@ -10,7 +10,8 @@ import torch
 from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rate
-from partita.runtime.training import VirtualRun, prepare
+from partita.runtime.rank import prepare
+from partita.runtime.training import VirtualRun
 from tests.training.reference import MODELS, optimizer
 
 SPECS = Path(__file__).parents[2] / "specs"

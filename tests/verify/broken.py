@@ -11,7 +11,8 @@ from partita.compiler.certificate import certify
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.communication import Send
 from partita.compiler.partition.cut import StageGraph, message_of
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic
 from tests.files import checked
 from tests.verify.changes import Place, places

@@ -12,7 +12,7 @@ from partita.compiler.graph import Accumulator, Input, Node, Parameter, Value
 from partita.compiler.ops.communication import Send
 from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.partition.update import ParameterUpdate, UpdateGraph
-from partita.compiler.pipeline import Compilation
+from partita.compiler.state import Compilation
 
 Exchange: TypeAlias = Mapping[Value, Value]
 Replacement: TypeAlias = Mapping[Node, Sequence[Node]]

@@ -8,10 +8,9 @@ from functools import partial
 from attrs import evolve
 
 from partita.compiler.graph import Value
-from partita.compiler.layout import Layout, layout_of
+from partita.compiler.layout import MAX, SUM, Layout, layout_of
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.op import MAX, SUM
-from partita.compiler.pipeline import Compilation
+from partita.compiler.state import Compilation
 from partita.dsl.types import Type
 from tests.verify.changes import Place, places
 from tests.verify.mutants import Mutant

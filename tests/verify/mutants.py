@@ -17,17 +17,19 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from partita.compiler import pipeline
 from partita.compiler.certificate import certify
-from partita.compiler.fitting import program_of
+from partita.compiler.fit.schedule import planned_with
 from partita.compiler.graph import Node, Value
 from partita.compiler.instructions import Channel, PostReceive, PostSend, WaitReceive, WaitSend
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Move, Part, ReduceScatter
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.pipeline import Compilation
 from partita.compiler.program import Program, RankProgram
+from partita.compiler.state import Compilation
 from partita.dsl.types import Type
-from partita.runtime.training import Plan, VirtualRun
+from partita.runtime.rank import Plan
+from partita.runtime.training import VirtualRun
 from partita.runtime.verification.experiment import TOLERANCE, Experiment, Figure, Figures, batches, compare
 from tests.verify.changes import Exchange, Place, places
 
@@ -240,7 +242,7 @@ def executed(experiment: Experiment, expected: Figures, mutant: Mutant) -> str |
 
 def assembled(state: Compilation) -> Compilation:
     """A mutated compilation with the program that comes of it."""
-    return evolve(state, program=program_of(state, state.schedule))
+    return pipeline.assembled(planned_with(state, state.schedule))
 
 
 def first_step(experiment: Experiment, state: Compilation) -> Figures:

@@ -10,13 +10,13 @@ from attrs import evolve
 
 from partita.compiler.certificate import certify
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.layout import WHOLE, layout_of
+from partita.compiler.layout import MAX, SUM, WHOLE, layout_of
 from partita.compiler.ops.collective import AllGather, AllReduce, Part
-from partita.compiler.ops.op import MAX, SUM
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.position import Random
-from partita.compiler.pipeline import Compilation, compile_run
+from partita.compiler.pipeline import compile_run
+from partita.compiler.state import Compilation
 from partita.dsl.load import load
 from tests.verify.broken import FILE, Edit, compiled, output, problem, program, staged, the
 from tests.verify.changes import places

@@ -11,7 +11,7 @@ from partita.compiler.layout import WHOLE
 from partita.compiler.ops.collective import AllGather, Part
 from partita.compiler.ops.optimizer import AdamW, Store, Update
 from partita.compiler.ops.pointwise import Constant
-from partita.compiler.pipeline import Compilation
+from partita.compiler.state import Compilation
 from tests.verify.broken import FILE, Edit, compiled, output, problem, program
 from tests.verify.changes import places
 

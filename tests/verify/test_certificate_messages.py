@@ -7,9 +7,8 @@ from attrs import evolve
 
 from partita.compiler.certificate import certify
 from partita.compiler.graph import Node, Phase
-from partita.compiler.layout import WHOLE, layout_of
+from partita.compiler.layout import SUM, WHOLE, layout_of
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import SUM
 from partita.dsl.diagnostic import Diagnostic
 from tests.verify.broken import FILE, Edit, compiled, output, problem, program
 from tests.verify.changes import Place, places

@@ -9,9 +9,10 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, note, settings
 
 from partita.compiler.lowering.placement import pipeline_of
-from partita.compiler.pipeline import Compilation, compile_spec
+from partita.compiler.pipeline import compile_spec
 from partita.compiler.shrinking.shrink import MOST_RANKS, MOST_STAGES, shrink
 from partita.compiler.shrinking.sizes import LEAST, PRODUCT, Search, axes_of
+from partita.compiler.state import Compilation
 from partita.dsl import spec
 from partita.dsl.load import load, load_text
 from tests.programs import Program, sharded_programs

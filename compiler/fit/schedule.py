@@ -10,24 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.compiler.emission.assemble import assemble
-from partita.compiler.emission.writer import Probe
-from partita.compiler.program import Program
-from partita.compiler.report.footprint import peak_memory, room
-from partita.compiler.report.prediction import costs_of
+from partita.compiler.analysis.memory import peak_memory, room
+from partita.compiler.analysis.time import costs_of
+from partita.compiler.emission.plan import plan_step
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.one_by_one import one_by_one
 from partita.compiler.schedules.registry import looks_at_costs, make
 from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.state import Partitioned, Scheduled, extended
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
-
-if TYPE_CHECKING:  # of which this is a pass
-    from partita.compiler.pipeline import Compilation
 
 # Arguments of a schedule that say what a step is; what is left is the schedule's own.
 _OF_THE_STEP = ("microbatches", "chunks", "over")
@@ -35,13 +30,9 @@ _OF_THE_STEP = ("microbatches", "chunks", "over")
 _ATTEMPTS = 4
 
 
-def program_of(state: Compilation, schedule: Schedule, probe: Probe | None = None) -> Program:
-    """The partitioned program with a schedule. With a `probe` that watches it, torch compiles none of it."""
-    assert state.forward is not None
-    assert state.sharded is not None
-    assert state.partitioned is not None
-    assert state.update is not None
-    return assemble(
+def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
+    """The plan with a schedule. Raises Refused where the schedule breaks a law (E0501 to E0504)."""
+    plan = plan_step(
         state.forward,
         state.partitioned,
         state.sharded.parameters,
@@ -50,32 +41,31 @@ def program_of(state: Compilation, schedule: Schedule, probe: Probe | None = Non
         state.batch,
         state.mesh,
         state.rounds,
-        probe,
-        compiled=state.compiled and probe is None,
+        state.compiled,
     )
+    return extended(Scheduled, state, schedule=schedule, plan=plan)
 
 
-def schedule_of(state: Compilation, placement: Placement | None = None) -> Schedule:
-    """The schedule of a partitioned program; for evaluation, the forward-only order of stages so placed.
+def scheduled(state: Partitioned) -> Scheduled:
+    """A partitioned program with its schedule; for evaluation, the forward-only order of its stages.
 
-    Raises Refused (E0505, E0506) for what the schedule cannot serve.
+    Raises Refused: E0505, E0506 for what the schedule cannot serve, E0501 to E0504 for one that breaks a law.
     """
-    assert state.partitioned is not None
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
     own = {key: value for key, value in call.arguments.items() if key not in _OF_THE_STEP and value is not None}
     name = call.name
     if not state.training:
-        name, own = "forward_only", {"placement": placement}
+        name, own = "forward_only", {"placement": state.placement}
     conditions = Conditions(costs_of(state), state.partitioned.messages) if looks_at_costs(name) else None
     if name == "auto":
         assert conditions is not None
         return _searched(state, conditions, float(own.get("memory", state.device.memory)), span)
     size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
-    return make(name, *size, conditions=conditions, span=span, **own)
+    return planned_with(state, make(name, *size, conditions=conditions, span=span, **own))
 
 
-def _searched(state: Compilation, conditions: Conditions, limit: float, span: Span | None) -> Schedule:
+def _searched(state: Partitioned, conditions: Conditions, limit: float, span: Span | None) -> Scheduled:
     """The schedule of `auto` with which no rank exceeds a limit."""
     size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
     beside = cache(lambda placement: _beside(state, placement))
@@ -90,26 +80,24 @@ def _searched(state: Compilation, conditions: Conditions, limit: float, span: Sp
     left = limit
     for _ in range(_ATTEMPTS):
         schedule = make("auto", *size, conditions=evolve(conditions, memory=within(left)), span=span)
-        found = evolve(state, schedule=schedule, program=program_of(state, schedule))
-        assert found.program is not None
-        excess = max(peak_memory(found, rank) for rank in found.program.ranks) - limit
+        found = planned_with(state, schedule)
+        excess = max(peak_memory(found, rank) for rank in found.plan.ranks) - limit
         if excess <= 0:
-            return schedule
+            return found
         left -= excess
     message = f"schedule `auto` finds no order that needs at most {limit:,.0f} bytes on each rank"
     raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
 
 
-def _beside(state: Compilation, placement: Placement) -> Memory:
+def _beside(state: Partitioned, placement: Placement) -> Memory:
     """What microbatches keep on each stage, and as the limit of each rank what it would have without any memory: less
     than nothing, by all that it holds beside microbatches in flight.
     """
     schedule = one_by_one(placement, state.microbatches)
-    trial = evolve(state, schedule=schedule, program=program_of(state, schedule))
-    assert trial.program is not None
+    trial = planned_with(state, schedule)
     return Memory(
-        tuple(room(trial, rank, 0) for rank in trial.program.ranks),
-        tuple(float(stage.saved) for stage in trial.program.stages),
-        tuple(float(stage.kept) for stage in trial.program.stages),
+        tuple(room(trial, rank, 0) for rank in trial.plan.ranks),
+        tuple(float(stage.saved) for stage in trial.plan.stages),
+        tuple(float(stage.kept) for stage in trial.plan.stages),
         "bytes",
     )

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from math import nan
-from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from partita.compiler.analysis.traffic import launch_seconds, update_nodes
 from partita.compiler.costs.links import Link, link_of
 from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
 from partita.compiler.ops.communication import Send
-from partita.compiler.program import RankProgram
-from partita.compiler.report.traffic import launch_seconds, update_nodes
+from partita.compiler.program import RankPlan
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.simulator import Costs, simulate
+from partita.compiler.state import Cut, Partitioned, Scheduled, State
 from partita.compiler.timeline import Timeline
 from partita.dsl.brief import shortened
-
-if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
-    from partita.compiler.pipeline import Compilation
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
 # A message that takes no time.
@@ -73,20 +70,18 @@ class Prediction:
         return self.exposed / self.step_time
 
 
-def predict(state: Compilation, overlap: bool = True, exposed: bool = True) -> Prediction:
+def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Prediction:
     """The prediction of a compiled program; without `overlap`, of one that waits for whatever it sends. Without
     `exposed`, which takes half of the time, that is not a number.
     """
-    assert state.program is not None
-    assert state.train is not None
     costs = costs_of(state, overlap)
     found = simulate(_instructions(state), costs)
-    ends = tuple(end_seconds(state, rank, overlap) for rank in state.program.ranks)
+    ends = tuple(end_seconds(state, rank, overlap) for rank in state.plan.ranks)
     shown = nan
     if exposed:
         silent = silenced(state)
         without = simulate(_instructions(state), costs_of(silent)).makespan
-        without += max(end_seconds(silent, rank) for rank in state.program.ranks)
+        without += max(end_seconds(silent, rank) for rank in state.plan.ranks)
         shown = max(0.0, found.makespan + max(ends) - without)
     peak = state.device.flops[state.train.precision] * state.mesh.ranks
     return Prediction(
@@ -95,21 +90,20 @@ def predict(state: Compilation, overlap: bool = True, exposed: bool = True) -> P
         ends,
         state.device.step,
         shown,
-        state.program.tokens,
+        state.plan.tokens,
         state.flops,
         peak,
     )
 
 
-def compiles(state: Compilation) -> bool:
+def compiles(state: Cut) -> bool:
     """Whether torch compiles the program where it runs."""
-    wished = state.train.compile if state.train else None
+    wished = state.train.compile
     return state.compiled or (state.device.gpu if wished is None else wished)
 
 
-def stage_seconds(state: Compilation, overlap: bool = True) -> dict[tuple[int, str], float]:
+def stage_seconds(state: Cut, overlap: bool = True) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
-    assert state.partitioned is not None
     moves = Moves(state.mesh)
     found: dict[tuple[int, str], float] = {}
     for stage in state.partitioned.stages:
@@ -120,12 +114,10 @@ def stage_seconds(state: Compilation, overlap: bool = True) -> dict[tuple[int, s
     return found
 
 
-def end_seconds(state: Compilation, rank: RankProgram, overlap: bool = True) -> float:
+def end_seconds(state: Partitioned, rank: RankPlan, overlap: bool = True) -> float:
     """What a rank does once a step beside its microbatches: its stages' constants, accumulators that begin at zero, its
     sums, statistics and update.
     """
-    assert state.partitioned is not None
-    assert state.update is not None
     moves = Moves(state.mesh)
     reduce = dict(state.update.reduce)
     total = _elapsed([*state.update.clip, *update_nodes(state, rank)], state, moves, overlap)
@@ -139,9 +131,7 @@ def end_seconds(state: Compilation, rank: RankProgram, overlap: bool = True) -> 
     return total
 
 
-def _elapsed(
-    nodes: Iterable[Node], state: Compilation, moves: Moves, overlap: bool, keep: Collection[Value] = ()
-) -> float:
+def _elapsed(nodes: Iterable[Node], state: Cut, moves: Moves, overlap: bool, keep: Collection[Value] = ()) -> float:
     """The time of nodes in order; `keep` outlives them. A collective is under way from where it stands to where its
     result is read first (without `overlap`, nothing else is done meanwhile); those that share a link follow each
     other."""
@@ -165,7 +155,7 @@ def _elapsed(
     return max([now, *free.values()])
 
 
-def costs_of(state: Compilation, overlap: bool = True) -> Costs:
+def costs_of(state: Cut, overlap: bool = True) -> Costs:
     """The costs of a partitioned program; without `overlap`, actions last until what they send has arrived."""
     link = _wire(state)
     actions = stage_seconds(state, overlap)
@@ -176,17 +166,16 @@ def costs_of(state: Compilation, overlap: bool = True) -> Costs:
     )
 
 
-def _wire(state: Compilation) -> Link:
+def _wire(state: Cut) -> Link:
     """The link from one rank of the pipeline to another."""
     pipe = state.pipeline.axis
     return dict(state.mesh.links).get(pipe or "", link_of(state.spec.mesh, pipe))
 
 
-def _instructions(state: Compilation) -> tuple[tuple[Instruction, ...], ...]:
-    assert state.program is not None
-    return tuple(rank.instructions for rank in state.program.ranks)
+def _instructions(state: Scheduled) -> tuple[tuple[Instruction, ...], ...]:
+    return tuple(rank.instructions for rank in state.plan.ranks)
 
 
-def silenced(state: Compilation) -> Compilation:
-    """A compilation whose communication takes no time."""
+def silenced(state: State) -> State:
+    """A state whose communication takes no time."""
     return evolve(state, mesh=state.mesh.joined_by(_NOTHING))

@@ -13,23 +13,20 @@ bubble; where no order does, the turns are computed again and it is searched for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
+from partita.compiler.analysis.liveness import roots
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.traffic import launch_seconds
 from partita.compiler.costs.nodes import seconds
-from partita.compiler.emission.memory import roots
 from partita.compiler.graph import Node, Phase
 from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.collective import Collective
-from partita.compiler.report.footprint import peak_memory
-from partita.compiler.report.traffic import launch_seconds
 from partita.compiler.schedules.schedule import peak_live
 from partita.compiler.sharding.moves import Moves
+from partita.compiler.state import Differentiated, Scheduled
 from partita.dsl.diagnostic import Refused
-
-if TYPE_CHECKING:  # whose passes this runs
-    from partita.compiler.pipeline import Compilation
 
 # The code of a schedule that finds no order within its memory.
 NO_ORDER = "E0505"
@@ -52,8 +49,8 @@ class _Candidate:
         return self.whole, self.seconds / (self.bytes * self.live)
 
 
-def fitted(state: Compilation, run: Callable[[Compilation], Compilation]) -> Compilation:
-    """The compilation that `run` makes of a state, with as little computed again as memory asks for.
+def fitted(state: Differentiated, run: Callable[[Differentiated], Scheduled]) -> Scheduled:
+    """What `run` makes of a state, with as little computed again as memory asks for.
 
     Raises Refused as `run` does.
     """
@@ -71,7 +68,7 @@ def fitted(state: Compilation, run: Callable[[Compilation], Compilation]) -> Com
     fewest = [0] * len(candidates)
     most = [len(own) if over else 0 for own, over in zip(candidates, excess, strict=True)]
 
-    def taken(counts: Iterable[int]) -> Compilation:
+    def taken(counts: Iterable[int]) -> Scheduled:
         paths = {path for own, count in zip(candidates, counts, strict=True) for path in own[:count]}
         # What stands in a turn that is taken as a whole goes with it.
         within = {path for path in paths if path.rpartition(".")[0] in paths}
@@ -87,35 +84,30 @@ def fitted(state: Compilation, run: Callable[[Compilation], Compilation]) -> Com
     return taken(most)
 
 
-def _turns(state: Compilation) -> frozenset[str]:
-    assert state.joint is not None
+def _turns(state: Differentiated) -> frozenset[str]:
     repeats = [scope for scope in state.joint.scopes if scope.repeat]
     return frozenset(f"{scope.path}.{turn}" for scope in repeats for turn in range(scope.turns or 0))
 
 
-def _limit(state: Compilation) -> float:
+def _limit(state: Differentiated) -> float:
     own = state.schedule_call.call.arguments.get("memory")
     return float(own if own is not None else state.device.memory)
 
 
-def _over(state: Compilation, limit: float) -> list[bool]:
+def _over(state: Scheduled, limit: float) -> list[bool]:
     """Of each rank of the pipeline, whether it needs more than there is."""
-    assert state.program is not None
-    return [peak_memory(state, rank) > limit for rank in state.program.ranks]
+    return [peak_memory(state, rank) > limit for rank in state.plan.ranks]
 
 
-def candidates_of(state: Compilation) -> list[list[str]]:
+def candidates_of(state: Scheduled) -> list[list[str]]:
     """The paths of each rank's candidates, in the order in which they are taken."""
-    assert state.partitioned is not None
-    assert state.schedule is not None
-    assert state.program is not None
     repeats = {scope.path: scope.name for scope in state.partitioned.graph.scopes if scope.repeat}
     found = []
-    for rank in state.program.ranks:
+    for rank in state.plan.ranks:
         own: list[_Candidate] = []
         for index in rank.stages:
             nodes = state.partitioned.stages[index].nodes
-            chunk = state.program.stages[index].chunk
+            chunk = state.plan.stages[index].chunk
             live = peak_live(each for each in state.schedule.actions[rank.rank] if each.chunk == chunk)
             for each in _of_stage(state, nodes, repeats):
                 each.live = max(1, live)
@@ -124,7 +116,7 @@ def candidates_of(state: Compilation) -> list[list[str]]:
     return found
 
 
-def _of_stage(state: Compilation, nodes: Iterable[Node], repeats: Mapping[str, str]) -> list[_Candidate]:
+def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str]) -> list[_Candidate]:
     """The candidates among a stage's nodes that save anything, in program order."""
     nodes = tuple(nodes)
     moves, behind = Moves(state.mesh), roots(nodes)

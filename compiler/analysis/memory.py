@@ -29,12 +29,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from partita.compiler.analysis.liveness import held, line_by_line, roots, tables, working_set
+from partita.compiler.analysis.traffic import update_nodes
 from partita.compiler.communication import DIRECTION, peak_in_flight
-from partita.compiler.emission.memory import held, line_by_line, roots, tables, working_set
 from partita.compiler.graph import Node, Phase, Value, without_turns
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
@@ -42,12 +42,9 @@ from partita.compiler.ops.collective import AllReduce, Collective, ReduceScatter
 from partita.compiler.ops.communication import Send
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.partition.cut import StageGraph, message_of
-from partita.compiler.program import InputPart, RankProgram
-from partita.compiler.report.traffic import update_nodes
+from partita.compiler.program import InputPart, RankPlan
+from partita.compiler.state import Scheduled
 from partita.dsl.brief import shortened
-
-if TYPE_CHECKING:  # the compiler's own pass for schedules asks for memory
-    from partita.compiler.pipeline import Compilation
 
 # For tensors of one number or a few: statistics, a step's number, constants. There are a dozen.
 _NUMBERS = 1 << 10
@@ -75,12 +72,12 @@ class Footprint:
 PARTS = ("parameters", "gradients", "state", "activations", "buffers")
 
 
-def peak_memory(state: Compilation, rank: RankProgram) -> int:
+def peak_memory(state: Scheduled, rank: RankPlan) -> int:
     """The bound of each rank that runs the program of a pipeline rank."""
     return footprint(state, rank).total
 
 
-def footprint(state: Compilation, rank: RankProgram) -> Footprint:
+def footprint(state: Scheduled, rank: RankPlan) -> Footprint:
     """The bound of each rank that runs the program of a pipeline rank, in parts."""
     stages = _stages(state, rank)
     inputs = _inputs(state, rank)
@@ -104,7 +101,7 @@ def footprint(state: Compilation, rank: RankProgram) -> Footprint:
     )
 
 
-def _ends(state: Compilation, rank: RankProgram) -> tuple[Footprint, Footprint]:
+def _ends(state: Scheduled, rank: RankPlan) -> tuple[Footprint, Footprint]:
     """What there is at the end of a step, beside what is always there, and inputs."""
     reduce = _reductions(state, rank).values()
     update = update_nodes(state, rank)
@@ -118,30 +115,28 @@ def _ends(state: Compilation, rank: RankProgram) -> tuple[Footprint, Footprint]:
     )
 
 
-def at_end(state: Compilation, rank: RankProgram) -> int:
+def at_end(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank at the end of a step, beside what is always there, and inputs."""
     return max(each.total for each in _ends(state, rank))
 
 
-def beside(state: Compilation, rank: RankProgram) -> int:
+def beside(state: Scheduled, rank: RankPlan) -> int:
     """Bytes of a rank among the microbatches, beside what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     return there + _largest_buffer(_of_microbatches(_stages(state, rank)))
 
 
-def largest(state: Compilation, rank: RankProgram, part: str) -> dict[str, int]:
+def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
     """Bytes of a part by tensor, those of all turns of a repeat together: of parameters their masters; of activations
     what one microbatch keeps. Buffers have no names.
     """
-    assert state.partitioned is not None
-    assert state.program is not None
     found: Counter[str] = Counter()
     if part in ("parameters", "state"):
         for name, size in stored(state, rank)[part == "state"].items():
             found[without_turns(name)] += size
     for index in rank.stages:
         if part == "gradients":
-            for each in state.program.stages[index].accumulators:
+            for each in state.plan.stages[index].accumulators:
                 found[without_turns(each.parameter or each.name)] += each.type.bytes
         elif part == "activations":
             nodes = state.partitioned.stages[index].nodes
@@ -153,32 +148,28 @@ def largest(state: Compilation, rank: RankProgram, part: str) -> dict[str, int]:
     return dict(found)
 
 
-def room(state: Compilation, rank: RankProgram, limit: float) -> float:
+def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
     """Bytes that a limit leaves on a rank for what microbatches in flight keep: at any moment between the first and the
     last of them, whatever function runs.
     """
-    assert state.program is not None
-    peaks = [peak for index in rank.stages for peak in state.program.stages[index].peaks.values()]
+    peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
     # A stage's gradients may be reduced while another stage's microbatches are not through.
     reduce = list(_reductions(state, rank).values()) if len(rank.stages) > 1 else []
     reducing = sum(map(_left_over, reduce)) + _largest_buffer(chain(*reduce))
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
 
 
-def _stages(state: Compilation, rank: RankProgram) -> list[StageGraph]:
-    assert state.partitioned is not None
+def _stages(state: Scheduled, rank: RankPlan) -> list[StageGraph]:
     return [state.partitioned.stages[index] for index in rank.stages]
 
 
-def _reductions(state: Compilation, rank: RankProgram) -> dict[int, Sequence[Node]]:
+def _reductions(state: Scheduled, rank: RankPlan) -> dict[int, Sequence[Node]]:
     """What reduces the gradients of each of a rank's stages that has any to reduce."""
-    assert state.update is not None
     return {index: nodes for index, nodes in state.update.reduce if index in rank.stages}
 
 
-def _always(state: Compilation, rank: RankProgram) -> Footprint:
-    assert state.program is not None
-    program, stages = state.program, _stages(state, rank)
+def _always(state: Scheduled, rank: RankPlan) -> Footprint:
+    program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
     sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
     return Footprint(
@@ -191,11 +182,10 @@ def _always(state: Compilation, rank: RankProgram) -> Footprint:
     )
 
 
-def stored(state: Compilation, rank: RankProgram) -> tuple[dict[str, int], dict[str, int]]:
+def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes that a rank keeps of each parameter's master, and of its optimizer's tensors, by its name."""
-    assert state.program is not None
     sizes, own = state.mesh.sizes, set(rank.parameters)
-    records = [record for record in state.program.parameters if record.name in own]
+    records = [record for record in state.plan.parameters if record.name in own]
     return (
         {each.name: local_type(each.type, each.layout, sizes).bytes for each in records},
         {each.name: local_type(each.type, each.state_layout, sizes).bytes * len(each.states) for each in records},
@@ -212,10 +202,9 @@ def _constants(stage: StageGraph, remade: bool = False) -> int:
     return total + (working_set(line_by_line(prologue), kept) if remade else held(kept, prologue))
 
 
-def _inputs(state: Compilation, rank: RankProgram) -> int:
+def _inputs(state: Scheduled, rank: RankPlan) -> int:
     """The parts of a whole batch that a rank reads; on a processor, beside the whole, which every rank holds there."""
-    assert state.program is not None
-    program = state.program
+    program = state.plan
     types = {each.name: each.type for each in program.inputs}
     parts: dict[InputPart, int] = {}
     for index in rank.stages:
@@ -229,11 +218,10 @@ def _inputs(state: Compilation, rank: RankProgram) -> int:
     return whole + sum(parts.values())
 
 
-def _among(state: Compilation, rank: RankProgram) -> Iterator[tuple[int, int, int]]:
+def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
     """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages with
     the greatest collective of those that there may be by then.
     """
-    assert state.program is not None
     reduce = _reductions(state, rank)
     sizes = _messages(state)
     arriving: Counter[tuple[int, str]] = Counter()
@@ -246,7 +234,7 @@ def _among(state: Compilation, rank: RankProgram) -> Iterator[tuple[int, int, in
     yield kept, reducing, messages
     for i, instruction in enumerate(rank.instructions):
         if isinstance(instruction, Compute):
-            stage, kind = state.program.stages[instruction.stage], instruction.action.kind
+            stage, kind = state.plan.stages[instruction.stage], instruction.action.kind
             working = stage.peaks.get(kind, 0)
             yield kept + working, reducing, messages
             kept += {"F": stage.saved, "B": stage.kept - stage.saved, "W": -stage.kept, "BW": -stage.saved}[kind]
@@ -267,9 +255,8 @@ def _among(state: Compilation, rank: RankProgram) -> Iterator[tuple[int, int, in
             yield kept, reducing, messages
 
 
-def _messages(state: Compilation) -> dict[Message, int]:
+def _messages(state: Scheduled) -> dict[Message, int]:
     """What lives with a message at either end: a tensor of its own, or one of which it shows a part."""
-    assert state.partitioned is not None
     found = {}
     for stage in state.partitioned.stages:
         behind = roots(stage.nodes)

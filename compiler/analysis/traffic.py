@@ -13,7 +13,7 @@ So a `dot` whose operand is gathered has the reduction of that operand's gradien
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
@@ -22,14 +22,12 @@ from partita.compiler.layout import Layout
 from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceScatter
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
-from partita.compiler.program import RankProgram
+from partita.compiler.program import RankPlan
 from partita.compiler.sharding.moves import Moves, collective_seconds
+from partita.compiler.state import Partitioned, Scheduled
 from partita.dsl.brief import shortened
 from partita.dsl.source import Span
 from partita.dsl.types import Type
-
-if TYPE_CHECKING:  # the compiler's own pass for schedules asks for costs
-    from partita.compiler.pipeline import Compilation
 
 Key = TypeVar("Key", bound=Hashable)
 Record = TypeVar("Record")
@@ -119,16 +117,13 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
     return found
 
 
-def traffic(state: Compilation) -> tuple[Traffic, ...]:
+def traffic(state: Scheduled) -> tuple[Traffic, ...]:
     """All collectives of a step, stage by stage, then those of its end."""
-    assert state.partitioned is not None
-    assert state.program is not None
-    assert state.update is not None
     spans = {each.name: each.span for each in state.partitioned.graph.parameters}
     moves = Moves(state.mesh)
     found: list[Traffic] = []
     for stage in state.partitioned.stages:
-        rank = state.program.stages[stage.index].rank
+        rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
         found += _Reader(moves, state.microbatches, rank, spans, parameters).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
@@ -136,16 +131,15 @@ def traffic(state: Compilation) -> tuple[Traffic, ...]:
         found += _Reader(moves, 1, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
         found += _Reader(moves, 1, rank, spans, {}).records(metrics)
-    for each in state.program.ranks:
+    for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
         found += _Reader(moves, 1, each.rank, spans, parameters).records(nodes)
     return tuple(found)
 
 
-def update_nodes(state: Compilation, rank: RankProgram) -> list[Node]:
+def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     """The nodes of a rank's update, in buckets as they are emitted."""
-    assert state.update is not None
     own = set(rank.parameters)
     nodes = [node for each in state.update.parameters if each.name in own for node in (*each.finish, *each.update)]
     return bucketed(by_depth(nodes), BUCKET_BYTES)

@@ -1,0 +1,100 @@
+"""The functions of a stage: which nodes each has, in which runs, and what is kept between them.
+
+Turns of a repeat that are alike are to share one function: nodes of one turn that follow each other are a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from partita.compiler.emission.segments import compiled_units
+from partita.compiler.graph import Input, Node, Phase, Value
+from partita.compiler.lowering.placement import turn_of
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.pointwise import Constant
+from partita.compiler.partition.cut import PartitionedGraph, StageGraph
+
+Run = tuple[str | None, list[Node], set[Value]]  # its turn, its nodes, what must come out of it
+
+
+class StageFunctions:
+    """The nodes of a stage by function. `kinds` are those of the schedule's actions; with `compiled`, torch compiles
+    what it can.
+    """
+
+    def __init__(
+        self, partitioned: PartitionedGraph, stage: StageGraph, kinds: Collection[str], compiled: bool
+    ) -> None:
+        self.stage = stage
+        self.compiled = compiled
+        self.repeats = {s.path: s.name for s in partitioned.graph.scopes if s.repeat}
+        self.prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+        self.groups = {
+            kind: [node for node in stage.nodes if node.phase in phases]
+            for kind, phases in (
+                ("F", (Phase.FORWARD,)),
+                ("B", (Phase.BACKWARD,)),
+                ("W", (Phase.WEIGHT,)),
+                ("BW", (Phase.BACKWARD, Phase.WEIGHT)),
+            )
+        }
+        self.kinds = [kind for kind, nodes in self.groups.items() if nodes and kind in kinds]
+        self.literal = {v for node in stage.nodes if is_literal(node) for v in node.outputs}
+
+    @property
+    def whole_inputs(self) -> list[Input]:
+        """Inputs that the prologue gets, over the whole batch."""
+        return [each for each in self.stage.inputs if each.batch is None]
+
+    @property
+    def saved(self) -> set[Value]:
+        """What a microbatch keeps from F for the backward pass."""
+        return (made_by(self.groups["F"]) & read_by(self.groups["BW"])) - self.literal
+
+    @property
+    def kept(self) -> set[Value]:
+        """What a microbatch keeps from B to W."""
+        return ((made_by(self.groups["F"]) | made_by(self.groups["B"])) & read_by(self.groups["W"])) - self.literal
+
+    def runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[Run]:
+        """Runs of nodes of one turn of a repeat, or of none, with what must come out of each."""
+        runs: list[tuple[str | None, list[Node]]] = []
+        for node in nodes:
+            if isinstance(node.op, (Send, Receive)):
+                continue
+            turn = turn_of(node.scope, self.repeats)
+            if runs and runs[-1][0] == turn:
+                runs[-1][1].append(node)
+            else:
+                runs.append((turn, [node]))
+        # What is read after each run. Of that only what it touches itself is noted: a stage may have thousands of runs.
+        after: list[set[Value]] = []
+        needed = set(wanted)
+        for _, run in reversed(runs):
+            own = read_by(run)
+            after.append((own | made_by(run)) & needed)
+            needed |= own
+        after.reverse()
+        return [(turn, run, keep) for (turn, run), keep in zip(runs, after, strict=True)]
+
+    def units(self, kind: str, keep: set[Value]) -> list[list[list[Node]]]:
+        """The nodes of a function as it runs them, by run and by what of it is one line; `keep` outlives it."""
+        found = self.runs(self.groups[kind], keep)
+        if not self.compiled:
+            return [[[node] for node in run] for _, run, _ in found]
+        return [compiled_units(run, left, self.literal) for _, run, left in found]
+
+
+def is_literal(node: Node) -> bool:
+    """Whether a node is a number, which is written where it is read."""
+    return isinstance(node.op, Constant)
+
+
+def made_by(nodes: Iterable[Node]) -> set[Value]:
+    """What nodes make."""
+    return {value for node in nodes for value in node.outputs}
+
+
+def read_by(nodes: Iterable[Node]) -> set[Value]:
+    """What nodes read."""
+    return {value for node in nodes for value in node.inputs}
