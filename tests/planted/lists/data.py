@@ -8,14 +8,14 @@ DATA = "tests/runtime/test_data.py"
 MISTAKES = [
     Planted(
         "evaluation-divided-by-one-more",
-        "runtime/training.py",
+        "runtime/rank.py",
         "share = rounds / count",
         "share = rounds / (count + 1)",
         f"{FILE}[attention]",
     ),
     Planted(
         "metrics-of-the-last-batch",
-        "runtime/training.py",
+        "runtime/rank.py",
         "metrics[name] = metrics.get(name, 0.0) + value * share",
         "metrics[name] = value",
         f"{FILE}[batch]",
@@ -37,20 +37,20 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "return evolve(state, forward=guarded(build(model, state.train.precision, state.training)))",
-        "return evolve(state, forward=guarded(build(model, state.train.precision)))",
+        "return extended(Built, state, forward=guarded(build(model, state.train.precision, state.training)))",
+        "return extended(Built, state, forward=guarded(build(model, state.train.precision)))",
         f"{FILE}[skips]",
     ),
     Planted(
         "evaluation-with-the-numbers-of-a-step",
-        "runtime/training.py",
-        "yield from self.evaluation.run(-first, partial(_shifted, batches, first))",
-        "yield from self.evaluation.run(1 + first, partial(_shifted, batches, first))",
+        "runtime/rank.py",
+        "yield from self.evaluation.run(-first, partial(shifted, batches, first))",
+        "yield from self.evaluation.run(1 + first, partial(shifted, batches, first))",
         f"{FILE}[batch]",
     ),
     Planted(
         "batches-of-an-evaluation-not-shifted",
-        "runtime/training.py",
+        "runtime/rank.py",
         "return batches(first + index)",
         "return batches(index)",
         f"{FILE}[batch]",

@@ -8,7 +8,7 @@ INITIAL = "tests/runtime/test_initial.py"
 MISTAKES = [
     Planted(
         "seed-not-given",
-        "runtime/training.py",
+        "runtime/rank.py",
         "self.plan.train.seed, name, record.fans, region)",
         "0, name, record.fans, region)",
         f"{FILE}[tied]",

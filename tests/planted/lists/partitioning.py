@@ -319,7 +319,7 @@ MISTAKES = [
     ),
     Planted(
         "reduced-before-the-last-microbatch",
-        "compiler/emission/assemble.py",
+        "compiler/emission/plan.py",
         "            last[instruction.stage] = i\n",
         "            last.setdefault(instruction.stage, i)\n",
         f"{TIED} schedule=one_f_one_b",
