@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.load import load as load_file
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ __all__ = ["Diagnostic", "Refused", "check", "compile", "load", "plan", "summary
 
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
     """All errors and warnings of a file, with `key=value` overrides applied."""
-    from partita.dsl.load import load as load_file
-
     return load_file(path, written(overrides))[1]
 
 
@@ -94,8 +93,6 @@ def train(path: str | Path, *overrides: Override, run_dir: str | Path | None = N
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:
-    from partita.dsl.load import load as load_file
-
     spec, diagnostics = load_file(path, written(overrides), fitting=fitting)
     if spec is None:
         raise Refused(diagnostics)

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli.numbers import count, number
+from partita.compiler.communication import communicate, default_messages
+from partita.compiler.laws import check_program, check_schedule
+from partita.compiler.schedules.conditions import Conditions, Memory
+from partita.compiler.schedules.registry import make, size_of
+from partita.compiler.schedules.text import read
+from partita.compiler.simulator import equal_costs, simulate
 from partita.dsl.builtins import SCHEDULES
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.load import load_text
+from partita.dsl.overrides import PLACE
 
 if TYPE_CHECKING:
     from partita.compiler.schedules.conditions import Memory
@@ -71,14 +80,6 @@ def asked(arguments: argparse.Namespace) -> str | None:
 
 def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     """The schedule and its timeline. Raises Refused where the schedule cannot be made, or breaks a law or the limit."""
-    from partita.compiler.communication import communicate, default_messages
-    from partita.compiler.laws import check_program, check_schedule
-    from partita.compiler.schedules.conditions import Conditions, Memory
-    from partita.compiler.schedules.registry import make, size_of
-    from partita.compiler.schedules.text import read
-    from partita.compiler.simulator import equal_costs, simulate
-    from partita.dsl.diagnostic import refuse
-
     call = _call(arguments)
     chunks, microbatches = size_of(call)
     if arguments.chunks is not None and "chunks" not in call.arguments:
@@ -111,10 +112,6 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
 
 def _call(arguments: argparse.Namespace) -> Call:
     """The schedule's call, with what the options say."""
-    from partita.dsl.diagnostic import Refused
-    from partita.dsl.load import load_text
-    from partita.dsl.overrides import PLACE
-
     name = arguments.file.partition("(")[0].strip()
     taken = SCHEDULES[name].names if name in SCHEDULES else ()
     overrides = [f"one.{each}" for each in arguments.overrides]
@@ -131,8 +128,6 @@ def _call(arguments: argparse.Namespace) -> Call:
 
 def _hold(schedule: Schedule, memory: Memory) -> None:
     """Hold a schedule to the limit of memory."""
-    from partita.dsl.diagnostic import refuse
-
     for rank, (actions, stages) in enumerate(zip(schedule.actions, schedule.placement, strict=True)):
         peak = memory.peak(actions, stages)
         if not memory.holds(rank, peak):

@@ -10,8 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.source import add_source_arguments, compile_or_report, report
-from partita.dsl.diagnostic import shown
+from partita.cli import importing
+from partita.cli.compiled import compile_or_report
+from partita.cli.figures import bytes_text, count_text
+from partita.cli.source import add_source_arguments, report
+from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
+from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.manifest import MOST_STEPS
+from partita.runtime.checkpoint.settings import DIRECTORY
+from partita.runtime.checkpoint.store import commit_name, steps_in
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
@@ -56,8 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _step(text: str) -> int:
-    from partita.runtime.checkpoint.manifest import MOST_STEPS
-
     if not text.isdecimal() or int(text) > MOST_STEPS:
         raise argparse.ArgumentTypeError(f"{text!r} is no step")
     return int(text)
@@ -65,8 +72,6 @@ def _step(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it. 0; 1 with diagnostics, or where a checkpoint is damaged; 2 where nothing can be written."""
-    from partita.dsl.diagnostic import Refused
-
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "ls": _list,
         "show": _show,
@@ -86,10 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _found(given: Path) -> tuple[Path, int | None]:
     """The directory of checkpoints that is meant, and the step, where one of them was named. Raises Refused (E0807)."""
-    from partita.dsl.diagnostic import refuse
-    from partita.runtime.checkpoint.settings import DIRECTORY
-    from partita.runtime.checkpoint.store import steps_in
-
     for path in (given, given / DIRECTORY):
         if steps_in(path):
             return path, None
@@ -101,16 +102,11 @@ def _found(given: Path) -> tuple[Path, int | None]:
 
 
 def _name(step: int) -> str:
-    from partita.runtime.checkpoint.store import commit_name
-
     return commit_name(step)
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
     """The one checkpoint that is meant. Raises Refused (E0807)."""
-    from partita.dsl.diagnostic import refuse
-    from partita.runtime.checkpoint.store import steps_in
-
     path, step = _found(arguments.directory)
     steps = steps_in(path)
     wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
@@ -121,10 +117,6 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
 
 def _manifest(path: Path, step: int) -> Manifest:
     """Raises Refused (E0808)."""
-    from partita.dsl.diagnostic import refuse
-    from partita.runtime.checkpoint.commits import read_manifest
-    from partita.runtime.checkpoint.files import Damaged
-
     try:
         return read_manifest(path, step)
     except Damaged as damage:
@@ -135,10 +127,6 @@ def _manifest(path: Path, step: int) -> Manifest:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from partita.runtime.checkpoint.commits import quick_problem, read_manifest
-    from partita.runtime.checkpoint.files import Damaged
-    from partita.runtime.checkpoint.store import steps_in
-
     path, _ = _found(arguments.directory)
     rows: list[dict[str, Any]] = []
     for step in steps_in(path):
@@ -161,8 +149,6 @@ def _list(arguments: argparse.Namespace) -> int:
         return 0
     from rich.table import Table
 
-    from partita.cli.figures import bytes_text
-
     table = Table("step", "saved", "size", "mesh", "layout", "", box=None, pad_edge=False)
     for row in rows:
         cells = ["", "", "", ""]
@@ -175,8 +161,6 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from rich.table import Table
-
-    from partita.cli.figures import bytes_text, count_text
 
     path, step = _chosen(arguments)
     manifest = _manifest(path, step)
@@ -222,9 +206,6 @@ def _when(seconds: int) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from partita.cli.figures import bytes_text
-    from partita.runtime.checkpoint.store import steps_in
-
     path, named = _found(arguments.directory)
     steps = [_chosen(arguments)[1]] if arguments.step is not None or named is not None else steps_in(path)
     rows = []
@@ -245,8 +226,6 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
     """Everything that is wrong with a commit."""
-    from partita.runtime.checkpoint.commits import read_manifest, refuse_links
-    from partita.runtime.checkpoint.files import Damaged
     from partita.runtime.checkpoint.loading import Commit
 
     try:
@@ -262,8 +241,6 @@ def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from partita.cli.figures import bytes_text
-    from partita.dsl.diagnostic import refuse
     from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
     from partita.runtime.checkpoint.names import read_names
@@ -292,9 +269,7 @@ def _cannot_write(path: Path, error: OSError) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from partita.cli import importing
     from partita.runtime.checkpoint.exchange import import_file
-    from partita.runtime.checkpoint.identity import manifest_of
     from partita.runtime.checkpoint.names import read_names
 
     step = 0 if arguments.step is None else arguments.step

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
+from partita.cli.compiled import compile_or_report
+from partita.cli.figures import bytes_text, count_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_source_arguments, compile_or_report, report
+from partita.cli.source import add_source_arguments, report
+from partita.compiler.analysis.memory import PARTS
+from partita.compiler.graph import without_turns
+from partita.compiler.report.claims import failures, outcomes
+from partita.compiler.report.summary import summarize
+from partita.compiler.schedules.text import write
+from partita.compiler.text import graph_text, node_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,8 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
         last = state.pipeline.stages - 1
         print(f"partita: there is no stage {arguments.stage}: stages are 0 to {last}", file=sys.stderr)
         return 2
-    from partita.compiler.report.claims import failures, outcomes
-    from partita.compiler.report.summary import summarize
 
     # A form is printed without it, but for claims.
     summary = summarize(state) if state.spec.expect or not arguments.emit else None
@@ -73,10 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
     """The text of one form, of one stage where that is asked for."""
-    from attrs import evolve
-
-    from partita.compiler.text import graph_text, node_text
-
     if form in ("graph", "joint"):
         graph = state.placed if form == "graph" else state.joint
         if stage is not None:
@@ -98,8 +103,6 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
                 lines += [node_text(node) for node in (*each.finish, *each.update)]
         return "\n".join(lines) + "\n"
     if form == "schedule":
-        from partita.compiler.schedules.text import write
-
         return write(state.schedule)
     if stage is None:
         return str(state.program.source)
@@ -108,7 +111,6 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
 
 def _stage_source(source: str, wanted: set[str]) -> str:
     """The functions of one stage and the shared ones that they call."""
-    import ast
 
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     needed, more = set[str](), wanted
@@ -125,7 +127,6 @@ def _stage_source(source: str, wanted: set[str]) -> str:
 
 def show(state: Compilation, summary: Summary, console: Console, expected: Sequence[Outcome] = ()) -> None:
     """Print stages, collectives, transfers, memory, times and claims, as wide as the console."""
-    from partita.cli.figures import bytes_text, count_text, seconds_text
     from partita.cli.table import print_table, print_text
     from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 
@@ -173,7 +174,6 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
 
 def _stages(summary: Summary, width: int) -> Table:
     """A row for each stage; three or more that follow each other and are alike have one."""
-    from partita.cli.figures import bytes_text, count_text, seconds_text
     from partita.cli.table import Column, Table
 
     rows = []
@@ -216,8 +216,6 @@ def _turns(turns: list[str]) -> str:
 
 def _recomputed(paths: Sequence[str]) -> str:
     """`gpt.layer.mlp of turns 0 to 3; gpt.layer of turn 11`."""
-    from partita.compiler.graph import without_turns
-
     found: dict[str, list[int]] = {}
     for path in paths:
         turn = next(int(part) for part in path.split(".") if part.isdigit())
@@ -236,9 +234,7 @@ def _memory(summary: Summary, width: int) -> Table:
     """A row for each rank of the pipeline; those that follow each other and are alike have one. Where that is many, the
     least and the most.
     """
-    from partita.cli.figures import bytes_text
     from partita.cli.table import Column, Table
-    from partita.compiler.analysis.memory import PARTS
 
     rows = []
     texts = [tuple(map(bytes_text, (each.total, *(getattr(each, part) for part in PARTS)))) for each in summary.memory]

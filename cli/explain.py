@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from partita.cli.compiled import compile_or_report
+from partita.cli.figures import bytes_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_source_arguments, compile_or_report, printable, report
+from partita.cli.source import add_source_arguments, printable, report
+from partita.compiler.report.causes import communication
+from partita.compiler.report.explain import explain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,11 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     report(state.warnings)
     if not names:
-        from partita.compiler.report.causes import communication
-
         found = communication(state)
         return _deliver(arguments, found.as_json(), lambda console: show(found, console))
-    from partita.compiler.report.explain import explain
 
     try:
         tensors = explain(state, names[0])
@@ -73,7 +74,6 @@ def _deliver(arguments: argparse.Namespace, plain: object, show: Callable[[Conso
 
 def show(found: Communication, console: Console) -> None:
     """Print what is sent by line, by turn, between stages, then the sums, as wide as the console."""
-    from partita.cli.figures import bytes_text, seconds_text
     from partita.cli.table import Table, print_table, print_text
     from partita.cli.traffic import BUSIEST, MOVED, RINGS, mesh_text, moved_row, short_names, transfer_table
 
@@ -127,7 +127,6 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _shares(turn: Turn, width: int) -> Table:
-    from partita.cli.figures import bytes_text
     from partita.cli.table import Column, Table
 
     rows = []
@@ -160,7 +159,6 @@ def show_tensors(found: Sequence[Explanation], console: Console) -> None:
 
 def show_tensor(found: Explanation, console: Console) -> None:
     """Print home and reasons, storage, how it is made, copies, and what is sent."""
-    from partita.cli.figures import bytes_text
     from partita.cli.table import Column, Table, print_table, print_text
     from partita.cli.traffic import BUSIEST, MOVED, moved_row, short_names
 
@@ -211,8 +209,6 @@ def show_tensor(found: Explanation, console: Console) -> None:
 
 def _time(way: Alternative) -> str:
     """`1.2 ms`; `none` of what does not communicate; of a last resort why."""
-    from partita.cli.figures import seconds_text
-
     if way.moves_weights:
         return "weights"
     return seconds_text(way.seconds) if way.seconds > NOTHING else "none"

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.dsl.diagnostic import shown
+from partita.runtime.checkpoint.repeated import families
+from partita.runtime.checkpoint.settings import DIRECTORY
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +49,6 @@ def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
     from rich.table import Table
 
     from partita.runtime.checkpoint.exchange import is_state
-    from partita.runtime.checkpoint.repeated import families
 
     found = families(
         ((each.tensor.name, each.form.name), (str(each.tensor.type), f"{each.dtype}{list(each.shape)}", _axes(each)))
@@ -71,8 +72,6 @@ def _axes(binding: Binding) -> str:
 
 def unused_lines(names: Sequence[str]) -> Iterator[str]:
     """The names of the file that nothing was taken from."""
-    from partita.runtime.checkpoint.repeated import families
-
     if not names:
         return
     found = families(((name,), None) for name in names)
@@ -84,8 +83,6 @@ def unused_lines(names: Sequence[str]) -> Iterator[str]:
 
 def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
     """What to do so that a run begins with what was imported into `arguments.directory`."""
-    from partita.runtime.checkpoint.settings import DIRECTORY
-
     assert given.train is not None
     directory, call = arguments.directory, given.train.checkpoint
     folder, here = Path(arguments.file).resolve().parent, directory.resolve()

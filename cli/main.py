@@ -14,8 +14,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from partita import __version__
 from partita.cli import streams
 from partita.cli.extras import explained, missing
+from partita.cli.source import printable
+from partita.dsl.report import nearest
+from partita.runtime.supervision.isolation import settle
 
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
@@ -76,8 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _settle() -> None:
     """As a supervisor's rank: enter the run's network, and end with the supervisor. Before any library has threads."""
     if "PARTITA_SUPERVISOR" in os.environ:
-        from partita.runtime.supervision.isolation import settle
-
         settle(os.environ)
 
 
@@ -139,8 +141,6 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
 def _unknown(name: str) -> str:
     """That there is no such command, and which may be meant."""
     # Imported here: whoever names a command needs neither.
-    from partita.cli.source import printable
-    from partita.dsl.report import nearest
 
     shown = printable(name)
     near = OTHERS.get(name) or nearest(name, COMMANDS)
@@ -154,7 +154,5 @@ class _Version(argparse.Action):
     """`--version`, looked up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from partita import __version__
-
         print(f"partita {__version__}")
         parser.exit(0)

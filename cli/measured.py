@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.cli.figures import seconds_text
+from partita.cli.pictures import Picture, save, unable
+
 if TYPE_CHECKING:
     from partita.compiler.program import Program
 
@@ -24,8 +27,6 @@ def forget(directory: Path, program: Program) -> None:
 
 def draw(directory: Path, program: Program) -> None:
     """Write the trace and the picture of a measured run, and print how long a step took, and would by the simulator."""
-    from partita.cli.figures import seconds_text
-    from partita.cli.pictures import Picture, save, unable
     from partita.runtime.tracing.measurement import measure
     from partita.runtime.tracing.stopwatch import Marks, path_of
 

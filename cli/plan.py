@@ -7,9 +7,15 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.figures import bytes_text, count_text, seconds_text
 from partita.cli.numbers import count, up_to
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
+from partita.compiler.planning.reasons import reason
+from partita.compiler.planning.search import Search, described
+from partita.compiler.planning.space import FABRICS, space_of
+from partita.compiler.planning.writing import written_plan
+from partita.dsl.diagnostic import Refused
 from partita.dsl.limits import RANKS
 
 if TYPE_CHECKING:
@@ -40,10 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     given = load_or_report(arguments, fitting=False)
     if given is None:
         return 1
-    from partita.compiler.planning.search import Search
-    from partita.compiler.planning.space import FABRICS, space_of
-    from partita.compiler.planning.writing import written_plan
-    from partita.dsl.diagnostic import Refused
 
     if arguments.device is not None and arguments.device not in FABRICS:
         print(f"partita: --device is one of {', '.join(FABRICS)}", file=sys.stderr)
@@ -85,8 +87,6 @@ def as_json(found: Found) -> dict[str, Any]:
 
 
 def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
-    from partita.compiler.planning.reasons import reason
-
     candidate, prediction = plan.candidate, plan.prediction
     return {
         "mesh": dict(next(iter(plan.file.meshes.values())).axes),
@@ -109,9 +109,7 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
 
 def show(found: Found, console: Console) -> None:
     """A row for each plan, the fastest first; then what is faster and does not fit, and how much was looked at."""
-    from partita.cli.figures import bytes_text, count_text, seconds_text
     from partita.cli.table import Column, Table, print_table, print_text
-    from partita.compiler.planning.search import described
 
     space, best = found.space, found.plans[0]
     devices = f"{space.devices:,} × {found.device.name} of {bytes_text(found.device.memory)}"
@@ -173,9 +171,6 @@ def show(found: Found, console: Console) -> None:
 
 def _as_it_is(found: Found) -> str:
     """What the file as it is takes; nothing where it has another number of devices."""
-    from partita.cli.figures import bytes_text, seconds_text
-    from partita.compiler.planning.reasons import reason
-
     own, best = found.own, found.plans[0]
     if own is None:
         return f"the file as it is does not compile: {found.wrong.message}" if found.wrong else ""
@@ -189,8 +184,6 @@ def _as_it_is(found: Found) -> str:
 
 def _why(plan: Plan, best: Plan) -> str:
     """Which plan is the file as it is; how much longer one takes than the best, and why."""
-    from partita.compiler.planning.reasons import reason
-
     words = ["the file as it is"] * plan.given
     if plan is not best:
         words.append(f"+{plan.prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}")

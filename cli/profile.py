@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from partita.cli.numbers import up_to
 from partita.cli.output import deliver
+from partita.cli.training.devices import device_of_rank, gpus_here
+from partita.compiler.costs.record import read
 from partita.dsl.limits import LOCAL_RANKS
+from partita.runtime.heap import keep_pages
+from partita.runtime.supervision.cores import usable
+from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.meeting import connect
+from partita.runtime.supervision.rendezvous import rank_from_environment
 
 SUMMARY = "measure this machine's device and links; the cost model reads the record"
 RANK_FILE = "--record"
@@ -51,10 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.record is not None:
         return _measure(arguments)
-    from partita.cli.training.devices import gpus_here
-    from partita.compiler.costs.record import read
-    from partita.runtime.supervision.cores import usable
-    from partita.runtime.supervision.launcher import launch
 
     gpus = gpus_here()
     transport = arguments.transport or ("nccl" if gpus else "gloo")
@@ -87,15 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace) -> int:
     """As one of the ranks."""
-    import signal
 
     import torch
 
-    from partita.cli.training.devices import device_of_rank
-    from partita.runtime.heap import keep_pages
     from partita.runtime.profiling.machine import profile
-    from partita.runtime.supervision.meeting import connect
-    from partita.runtime.supervision.rendezvous import rank_from_environment
     from partita.runtime.transports.process import ProcessTransport
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from partita.cli.patient import patient
 from partita.cli.source import add_source_arguments
+from partita.cli.training.alone import run_alone
+from partita.cli.training.rank import run_rank
+from partita.runtime.supervision.rendezvous import rank_from_environment
 
 SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
 STALL_SECONDS = 600.0
@@ -62,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     A rank of the supervisor ends with a status of `partita.runtime.supervision.statuses`.
     """
-    from partita.runtime.supervision.rendezvous import rank_from_environment
-
     try:
         identity = rank_from_environment()
     except ValueError as error:
@@ -79,9 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     with patient():
         if identity is not None:
-            from partita.cli.training.rank import run_rank
-
             return run_rank(arguments, identity)
-        from partita.cli.training.alone import run_alone
 
         return run_alone(arguments)

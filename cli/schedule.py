@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli import abstract
+from partita.cli.compiled import compile_or_report
 from partita.cli.figures import plain_text, seconds_text
 from partita.cli.output import deliver, text_of
-from partita.cli.source import add_source_arguments, compile_or_report, report
+from partita.cli.pictures import Picture, save, unable
+from partita.cli.source import add_source_arguments, report
+from partita.compiler.analysis.time import predict
+from partita.compiler.schedules.text import write
 from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
@@ -57,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    from partita.compiler.analysis.time import predict
 
     found = predict(state, exposed=False)
     return present(arguments, state.schedule, found.timeline, step=found.step_time)
@@ -65,8 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _drawable(arguments: argparse.Namespace) -> bool:
     """Whether a picture can be written to the file that is asked for, by its name; says so where not."""
-    from partita.cli.pictures import unable
-
     drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix != TEXT
     problem = unable(Path(arguments.output)) if drawn else None
     if problem is not None:
@@ -91,12 +92,8 @@ def present(
         whole = {} if step is None else {"step_time": step}
         return deliver(json.dumps(as_json(schedule, timeline) | whole, indent=2) + "\n", arguments.output)
     if arguments.output is not None and Path(arguments.output).suffix == TEXT:
-        from partita.compiler.schedules.text import write
-
         return deliver(write(schedule), arguments.output)
     if arguments.output is not None:
-        from partita.cli.pictures import Picture, save
-
         title = headline(schedule, timeline, number, step)
         return (
             0 if save([Picture(title, timeline, schedule, timed=number is seconds_text)], Path(arguments.output)) else 2

@@ -6,14 +6,10 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
-
-if TYPE_CHECKING:
-    from partita.compiler.state import Compilation
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,21 +30,6 @@ def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec 
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting=fitting)
     report(diagnostics)
     return spec
-
-
-def compile_or_report(arguments: argparse.Namespace) -> Compilation | None:
-    """The file compiled for training; None, with diagnostics on stderr, where it or its layout is wrong."""
-    spec = load_or_report(arguments)
-    if spec is None:
-        return None
-    # Imported here: checking a file needs no compiler.
-    from partita.compiler.pipeline import compile_spec
-
-    try:
-        return compile_spec(spec)
-    except Refused as refused:
-        report(refused.diagnostics)
-        return None
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:

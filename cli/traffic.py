@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli.figures import bytes_text, seconds_text
 from partita.cli.table import Column, Table
+from partita.compiler.analysis.traffic import cost, grouped
+from partita.compiler.graph import Phase
+from partita.compiler.layout import state_text
+from partita.compiler.report.causes import tensor_text
 
 if TYPE_CHECKING:
     from partita.compiler.analysis.traffic import Traffic
@@ -42,9 +46,6 @@ def mesh_text(mesh: Mesh) -> str:
 
 def collective_table(records: Iterable[Traffic], width: int) -> Table:
     """A row for each mesh axis, phase and kind: what the rank that sends most of it sends in a step."""
-    from partita.compiler.analysis.traffic import cost, grouped
-    from partita.compiler.graph import Phase
-
     phases = list(Phase)
     rows = []
     found = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
@@ -58,8 +59,6 @@ def collective_table(records: Iterable[Traffic], width: int) -> Table:
 
 def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
     """A row for each value; that of alike turns, from stage to stage, is one."""
-    from partita.compiler.report.causes import tensor_text
-
     found: dict[tuple[str, str, int, int], list[str]] = {}
     for each in transfers:
         key = (tensor_text(each["value"]), each["direction"], each["bytes"], each["count"])
@@ -75,8 +74,6 @@ def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
 
 def moved_row(each: Moved, name: str) -> tuple[str, ...]:
     """What the rank that sends most of a tensor sends of it in a step: so many `times`, so many bytes `each`."""
-    from partita.compiler.layout import state_text
-
     busiest = each.cost.busiest
     return (
         each.phase.name.lower(),

@@ -6,8 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from partita.cli.figures import bytes_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, printable, report
+from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     spec = load_or_report(arguments)
     if spec is None:
         return 1
-    from partita.dsl.diagnostic import Refused
     from partita.runtime.verification.verify import verify
 
     try:
@@ -84,8 +85,6 @@ def show(file: str, found: Verification, console: Console) -> None:
 
 def _memory(found: Verification, most: int) -> str:
     """What a rank needs, beside what it has."""
-    from partita.cli.figures import bytes_text
-
     ranks = "1 rank" if found.ranks == 1 else f"each of {found.ranks:,} ranks"
     if found.memory is None:
         return f"at most {bytes_text(most)} on {ranks}"

@@ -19,6 +19,7 @@ from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import whole_type
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
+from partita.runtime.executor import Executor
 from partita.runtime.inputs import Batch
 from partita.runtime.regions import region_of
 from partita.runtime.tracing.recording import traced
@@ -65,7 +66,6 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
     Clocks of several machines may differ by more than a message takes: then the rank named may be one that the value
     came to.
     """
-    from partita.runtime.executor import Executor
 
     state = traced(trial.state)
     program = _without_update(state)

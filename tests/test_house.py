@@ -6,7 +6,8 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -111,3 +112,62 @@ def test_no_modules_import_each_other():
         }
     )
     graph.prepare()  # raises CycleError, which names the circle
+
+
+# ---------------------------------------------------------------- imports within functions
+
+# What takes long to import, or that not every installation has. Nothing else is imported within functions.
+HEAVY = {"torch", "numpy", "safetensors", "rich", "matplotlib", "lark"}
+# And these, which no ordinary run needs: suggestions for misspelt names, the versions in a checkpoint's manifest.
+RARE = {"difflib", "importlib.metadata"}
+LIGHT = "partita.api"  # `import partita` imports nothing before it is used
+
+
+def at_the_top(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports of a module that are done when it is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif isinstance(node, (ast.If, ast.Try)) and "TYPE_CHECKING" not in ast.unparse(node).split("\n")[0]:
+            yield from at_the_top(node)
+
+
+def names_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def own(name: str, known: Collection[str]) -> str:
+    """The module of ours that a name belongs to; nothing where it is none."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def test_imports_within_functions_keep_something_heavy_out():
+    known = modules()
+    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
+    direct = {name: [each for node in at_the_top(tree) for each in names_of(node)] for name, tree in trees.items()}
+
+    @cache
+    def heavy(name: str) -> frozenset[str]:
+        """What importing a module of ours, or another one, brings."""
+        module = own(name, known)
+        if not module:
+            return frozenset({name, name.partition(".")[0]} & HEAVY)
+        return frozenset().union(*map(heavy, direct[module]))
+
+    needless = []
+    for name, tree in trees.items():
+        for function in ast.walk(tree):
+            if name == LIGHT or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    brought = {each for each in names_of(node) if heavy(each) - heavy(name)}
+                    rare = any(each == part or each.startswith(f"{part}.") for each in names_of(node) for part in RARE)
+                    inner = any(each.startswith("torch.") for each in names_of(node))  # more of it
+                    if not (brought or rare or inner):
+                        needless.append(f"{known[name].relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    assert needless == []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partita.cli.extras import missing
+from partita.cli.pictures import chrome
 from partita.cli.pictures.picture import Picture
 
 __all__ = ["SUFFIXES", "Picture", "save", "unable"]
@@ -35,8 +36,6 @@ def save(pictures: Sequence[Picture], path: Path) -> bool:
 
 def _format(suffix: str) -> Callable[[Sequence[Picture]], bytes]:
     if suffix == ".json":
-        from partita.cli.pictures import chrome
-
         return chrome.draw
     # matplotlib takes a second to import.
     from partita.cli.pictures import figure

@@ -11,10 +11,19 @@ from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import transport_of
 from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, unwritable, writable
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.compiler.pipeline import compile_run
+from partita.compiler.report.claims import doubts
+from partita.dsl import limits
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
+from partita.runtime.bad_steps import BadStep
+from partita.runtime.supervision.diagnosis import Diagnosis
+from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.lookout import Lookout
+from partita.runtime.supervision.rendezvous import DIRECTORY
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.termination import Termination
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
@@ -42,9 +51,6 @@ def run_alone(arguments: argparse.Namespace) -> int:
 
 def _refuse_crowd(spec: Spec) -> None:
     """Refuse (E0613) more ranks than a file that somebody else may have written should start on one machine."""
-    from partita.dsl import limits
-    from partita.dsl.diagnostic import refuse
-
     mesh = spec.mesh
     if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
         raise refuse(
@@ -57,13 +63,7 @@ def _refuse_crowd(spec: Spec) -> None:
 
 def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
-    from partita.compiler.pipeline import compile_run
-    from partita.compiler.report.claims import doubts
     from partita.runtime.data.binding import bind
-    from partita.runtime.supervision.diagnosis import Diagnosis
-    from partita.runtime.supervision.launcher import launch
-    from partita.runtime.supervision.lookout import Lookout
-    from partita.runtime.supervision.rendezvous import DIRECTORY
 
     transport = transport_of(arguments, spec)
     state, evaluation = compile_run(spec, gpu=transport == "nccl")
@@ -141,7 +141,6 @@ def _taken(
 
 def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     """Train with all ranks in this process."""
-    from partita.compiler.report.claims import doubts
     from partita.runtime.data.binding import bind
     from partita.runtime.rank import prepare
 
@@ -163,9 +162,7 @@ def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
 
 def _train_virtual(plan: Plan, settings: Settings | None, data: Bound, directory: RunDirectory) -> int:
     from partita.cli.watch import Watch
-    from partita.runtime.bad_steps import BadStep
     from partita.runtime.in_process import run_in_process
-    from partita.runtime.supervision.termination import Termination
 
     with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
@@ -190,8 +187,6 @@ def check_compiler(plan: Plan) -> None:
     """Refuse (E0614) to begin what torch could not compile."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
-
-    from partita.dsl.diagnostic import refuse
 
     try:
         get_cpp_compiler()

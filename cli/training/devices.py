@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.dsl.diagnostic import refuse
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,8 +30,6 @@ def _settled(transport: str | None, gpus: int, ranks: int) -> str:
     ever. Refused: E0611 where NCCL is asked for and there is not.
     """
     if transport == "nccl" and gpus < ranks:
-        from partita.dsl.diagnostic import refuse
-
         raise refuse(
             "E0611",
             f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",

@@ -13,6 +13,7 @@ from attrs import evolve
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.settings import run_directory, settings_of
+from partita.runtime.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.settings import Settings
@@ -37,8 +38,6 @@ def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None
 
 def opened(arguments: argparse.Namespace) -> RunDirectory | None:
     """The run's directory, made where it is missing; says why where that cannot be."""
-    from partita.runtime.run_directory import RunDirectory
-
     path = directory_of(arguments)
     try:
         return RunDirectory.open(path)

@@ -18,10 +18,17 @@ from partita.cli.source import report
 from partita.cli.training.alone import check_compiler, say
 from partita.cli.training.devices import device_of_rank
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, recordable
+from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
+from partita.runtime.bad_steps import BadStep
+from partita.runtime.heap import keep_pages
 from partita.runtime.run_directory import RunDirectory
+from partita.runtime.supervision.agreement import agree, for_all
+from partita.runtime.supervision.diagnosis import Diagnosis
+from partita.runtime.supervision.lookout import FOLDER, STARTING_SECONDS, Lookout, Watcher, prepare
+from partita.runtime.supervision.meeting import CONNECT_SECONDS, connect, meet
 from partita.runtime.supervision.rendezvous import DIRECTORY, FLIGHT, Identity, await_word
 from partita.runtime.supervision.statuses import (
     ASKED,
@@ -34,6 +41,8 @@ from partita.runtime.supervision.statuses import (
     WRONG_INPUT,
     WRONG_USE,
 )
+from partita.runtime.supervision.termination import Termination
+from partita.runtime.supervision.views import Views
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.transports.failures import ConnectionLost, Stranger
@@ -83,7 +92,6 @@ class _Rank:
         """What is to be done, from the file to the data; says what there is to say of it if it `speaks`. Refused."""
         import torch
 
-        from partita.compiler.report.claims import doubts
         from partita.runtime.data.binding import bind
         from partita.runtime.rank import prepare
 
@@ -105,12 +113,8 @@ class _Rank:
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Meeting) -> int:
         """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
         from partita.cli.watch import Watch
-        from partita.runtime.bad_steps import BadStep
         from partita.runtime.checkpoint.checkpoints import Checkpoints
-        from partita.runtime.heap import keep_pages
         from partita.runtime.rank import Rank
-        from partita.runtime.supervision.meeting import connect
-        from partita.runtime.supervision.termination import Termination
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
         from partita.runtime.transports.process import ProcessTransport
@@ -175,8 +179,6 @@ class _Supervised(_Rank):
         record = directory.record()
         planned = self.planned(Reader(record.files if record is not None else None), speaks=False)
         # With what takes long to import, before the word.
-        from partita.runtime.supervision.agreement import agree
-        from partita.runtime.supervision.meeting import CONNECT_SECONDS, meet
 
         recorder.begin(flight.READY)
         if not await_word():
@@ -193,9 +195,6 @@ class _Launched(_Rank):
     def run(self) -> int:
         from partita.runtime import beginning
         from partita.runtime.rank import check_ranks
-        from partita.runtime.supervision.agreement import agree, for_all
-        from partita.runtime.supervision.lookout import STARTING_SECONDS
-        from partita.runtime.supervision.meeting import meet
 
         arguments, identity = self.arguments, self.identity
         meeting = meet(identity, max(arguments.stall_timeout, STARTING_SECONDS))
@@ -233,10 +232,6 @@ class _Launched(_Rank):
 
     def _watched(self, directory: RunDirectory, meeting: Meeting, plan: Plan) -> Flight:
         """This rank's recorder, which the others of its machine see; and its watch over them, from now on."""
-        from partita.runtime.supervision.diagnosis import Diagnosis
-        from partita.runtime.supervision.lookout import FOLDER, Lookout, Watcher, prepare
-        from partita.runtime.supervision.views import Views
-
         with _refused_as_unwritable(directory):
             recorder = prepare(directory, self.identity.rank)
         diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)

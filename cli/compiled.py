@@ -1,0 +1,22 @@
+"""The file of a command, compiled. Checking one needs no compiler, so this is no part of `source`."""
+
+from __future__ import annotations
+
+import argparse
+
+from partita.cli.source import load_or_report, report
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.state import Compilation
+from partita.dsl.diagnostic import Refused
+
+
+def compile_or_report(arguments: argparse.Namespace) -> Compilation | None:
+    """The file compiled for training; None, with diagnostics on stderr, where it or its layout is wrong."""
+    spec = load_or_report(arguments)
+    if spec is None:
+        return None
+    try:
+        return compile_spec(spec)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return None
