@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"partita: there is no stage {arguments.stage}: stages are 0 to {last}", file=sys.stderr)
         return 2
 
-    # A form is printed without it, but for claims.
-    summary = summarize(state) if state.spec.expect or not arguments.emit else None
-    expected = outcomes(state, summary) if summary is not None else ()
-    failed = failures(expected)
+    if arguments.emit and not state.spec.expect:
+        return deliver(_form(state, arguments.emit, arguments.stage), arguments.output)
+    summary = summarize(state)
+    expected = outcomes(state, summary)
     if arguments.emit:
         text = _form(state, arguments.emit, arguments.stage)
     elif arguments.json:
@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         text = text_of(lambda console: show(state, summary, console, expected), arguments.output)
     status = deliver(text, arguments.output)
+    failed = failures(expected)
     report(failed)
     return status or (1 if failed else 0)
 
@@ -111,7 +112,6 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
 
 def _stage_source(source: str, wanted: set[str]) -> str:
     """The functions of one stage and the shared ones that they call."""
-
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     needed, more = set[str](), wanted
     while more:
@@ -119,7 +119,7 @@ def _stage_source(source: str, wanted: set[str]) -> str:
         used = {each.id for name in more for each in ast.walk(functions[name]) if isinstance(each, ast.Name)}
         more = (used & functions.keys()) - needed
     lines = source.splitlines(keepends=True)
-    starts = [min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1 for node in functions.values()]
+    starts = [min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1 for node in functions.values()]
     parts = zip(functions, starts, [*starts[1:], len(lines)], strict=True)
     texts = ["".join(lines[start:end]) for name, start, end in parts if name in needed]
     return "".join(lines[: starts[0]]) + "".join(texts)

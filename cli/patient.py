@@ -6,7 +6,7 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from partita.cli.streams import abandon
 
@@ -46,8 +46,9 @@ class Patient:
 def patient() -> Iterator[None]:
     """Let both streams of this process fail in peace."""
     out, errors = sys.stdout, sys.stderr
-    lenient = Patient(errors, "standard error", None)
-    sys.stdout, sys.stderr = Patient(out, "standard output", lenient), lenient  # type: ignore[assignment, arg-type]
+    lenient = cast(TextIO, Patient(errors, "standard error", None))
+    sys.stdout = cast(TextIO, Patient(out, "standard output", lenient))
+    sys.stderr = lenient
     try:
         yield
     finally:

@@ -137,7 +137,7 @@ def _legend(pictures: Sequence[Picture]) -> list[Patch]:
     marks = [(COLOURS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
     if any(max(picture.timeline.peak_live, default=0) for picture in pictures):
         marks.append((LIVE, "live activations, their peak at the right"))
-    return [Patch(color=tuple(part / 255 for part in shade), label=text) for shade, text in marks]
+    return [Patch(color=(r / 255, g / 255, b / 255), label=text) for (r, g, b), text in marks]
 
 
 def _unit(seconds: float) -> tuple[str, float]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -54,7 +55,7 @@ class Laps:
     def lap(self, number: int) -> None:
         """An operation of this number is done."""
         if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
+            event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._times.append(event)
         else:

@@ -24,7 +24,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
-from partita.runtime.transports.transport import Transport
+from partita.runtime.transports.process import ProcessTransport
 
 FEW, MANY = 8, 40  # microbatches
 WARM_UP, STEPS = 5, 40
@@ -53,7 +53,7 @@ def pipeline(ranks: int, microbatches: int) -> Plan:
     return prepare(found)
 
 
-def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
+def link(transport: Callable[[], ProcessTransport], ranks: int, device: torch.device) -> Link:
     """The link between the first two ranks, by messages that go to and fro; every rank takes part in opening it."""
     there, back = Channel(0, 1, ONWARD), Channel(1, 0, BACK)
     own = transport()
@@ -88,7 +88,7 @@ def link(transport: Callable[[], Transport], ranks: int, device: torch.device) -
     return Link("profiled", (LARGE - SMALL) / max(large - small, 1e-9), max(0.0, small - busy), busy)
 
 
-def collectives(between: Link, transport: Callable[[], Transport], ranks: int, device: torch.device) -> Link:
+def collectives(between: Link, transport: Callable[[], ProcessTransport], ranks: int, device: torch.device) -> Link:
     """The link with what collectives of all ranks reach; their messages and bytes are counted as it counts them."""
     own = transport()
     own.open(Mesh((("data", ranks),), None), {})
@@ -104,7 +104,7 @@ def collectives(between: Link, transport: Callable[[], Transport], ranks: int, d
             times = []
             for _ in range(WARM_UP + EXCHANGES):
                 start = perf_counter()
-                run(tensor).result()
+                run(tensor).result()  # type: ignore[no-untyped-call]
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 times.append(perf_counter() - start)
@@ -119,7 +119,9 @@ def collectives(between: Link, transport: Callable[[], Transport], ranks: int, d
     return evolve(between, collective_latency=fmean(latencies), collective_bandwidth=harmonic_mean(bandwidths))
 
 
-def host(device: Device, between: Link, transport: Callable[[], Transport], on: torch.device, ranks: int) -> Device:
+def host(
+    device: Device, between: Link, transport: Callable[[], ProcessTransport], on: torch.device, ranks: int
+) -> Device:
     """The device with its times of actions and steps."""
     costs = []
     plans = [pipeline(ranks, microbatches) for microbatches in (FEW, MANY)]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from attrs import evolve, frozen
@@ -203,11 +203,11 @@ _TEXTS: Mapping[type, Callable[[Any], str]] = {
 def _meant(record: Any) -> list[object]:
     """What counts of a record: the values of its fields, and its text."""
     kind = type(record)
-    found = [getattr(record, name) for name in _fields(kind)]
+    found = [getattr(record, name) for name in _fields(cast(Hashable, kind))]
     return [*found, _TEXTS[kind](record)] if kind in _TEXTS else found
 
 
 @cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    aside = PLACES | _ASIDE.get(kind, frozenset())
-    return tuple(each.name for each in attrs.fields(kind) if each.name not in aside)
+def _fields(kind: Hashable) -> tuple[str, ...]:
+    aside = PLACES | _ASIDE.get(cast(type, kind), frozenset())
+    return tuple(each.name for each in attrs.fields(cast(type, kind)) if each.name not in aside)

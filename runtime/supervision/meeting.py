@@ -23,6 +23,7 @@ from typing import Any
 from attrs import frozen
 
 from partita.runtime.naming import named
+from partita.runtime.supervision import store as stores
 from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, Identity
 from partita.runtime.supervision.store import Store
 from partita.runtime.tracing.flight import machine
@@ -86,10 +87,9 @@ def connect(
 
 def _met_in_directory(identity: Identity, path: str) -> Meeting:
     """Ranks of one supervisor, whose directory is theirs alone: no other attempt has ever been there."""
-    import torch.distributed as dist
 
-    def opened() -> Any:
-        return dist.FileStore(path, -1)  # it goes with its directory
+    def opened() -> Store:
+        return stores.in_file(path)
 
     store = opened()
     store.set_timeout(timedelta(days=1))  # that nothing moves is the supervisor's to say
@@ -99,17 +99,12 @@ def _met_in_directory(identity: Identity, path: str) -> Meeting:
 
 
 def _met_at_address(identity: Identity, host: str, port: int, seconds: float) -> Meeting:
-    import torch.distributed as dist
-
     end = time.monotonic() + seconds
-
     hosts = identity.rank == 0 and not identity.hosted
 
-    def opened(first: bool = False) -> Any:
-        left = timedelta(seconds=max(1.0, end - time.monotonic()) if first else 10.0)
-        keeps = first and hosts
-        # Ranks of other runs may share it; who keeps it waits for nobody here.
-        return dist.TCPStore(host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True)
+    def opened(first: bool = False) -> Store:
+        left = max(1.0, end - time.monotonic()) if first else 10.0
+        return stores.at_address(host, port, first and hosts, left)
 
     try:
         store = opened(first=True)
@@ -121,14 +116,13 @@ def _met_at_address(identity: Identity, host: str, port: int, seconds: float) ->
         if isinstance(error, ConnectionLost):
             raise
         raise ConnectionLost(f"lost the store at {host}:{port}, by which ranks meet: {cause(error)}") from error
-    own = dist.PrefixStore(f"{PREFIX}/{attempt}", store)
+    own = stores.within(f"{PREFIX}/{attempt}", store)
     own.set_timeout(timedelta(seconds=seconds))
     machines = tuple(int(each["machine"]) for each in told["places"])
 
     def again() -> Store:
         # Kept alive by the prefix, and used by one thread alone.
-        found: Store = dist.PrefixStore(f"{PREFIX}/{attempt}", opened())
-        return found
+        return stores.within(f"{PREFIX}/{attempt}", opened())
 
     return Meeting(told["run"], own, again, machines, bytes.fromhex(attempt))
 

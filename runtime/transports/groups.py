@@ -63,7 +63,7 @@ class AxisGroup:
 
     axis: str
     size: int
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     nccl: bool
 
     def all_gather(self, tensors: Tensors, dims: Sequence[int]) -> Collecting:

@@ -145,7 +145,7 @@ class ProcessTransport:
                 group = None if shared else self._group(ends, str(between), self._channel_options())
                 if self.rank not in ends:
                     continue
-                if shared:
+                if group is None:
                     self._channels[channel] = _shared(between, self.rank, traffic, neighbours)
                 else:
                     self._channels[channel] = _GroupEnd(between, self.rank, group)
@@ -231,7 +231,10 @@ class ProcessTransport:
         """A group of these ranks, or of all; every rank asks for every group."""
         there = None if ranks is None else list(ranks)
         named = f"partita: {what}"
-        return dist.new_group(there, PATIENCE, backend=self.backend, pg_options=options, group_desc=named)
+        group: dist.ProcessGroup | None = dist.new_group(
+            there, PATIENCE, backend=self.backend, pg_options=options, group_desc=named
+        )
+        return group
 
     def _channel_options(self) -> Any:
         if self.backend != "nccl":
