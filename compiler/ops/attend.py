@@ -165,11 +165,8 @@ class Attend(_Attention):
         """Repeated keys and values; with a mask or bias, scores and their exponentials."""
         return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands)
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """`attend_gradient`, all at once; the denominator has no cotangent."""
-        d, denominator = cotangents
-        assert d is not None
-        assert denominator is None
         gradient = AttendGradient(self.over, self.along, self.causal, self.scale, self.mask, self.bias)
         results = build.apply_all(gradient, *node.inputs, *node.outputs, d)
         return (*results[:3], *([None] if self.mask else []), *results[3:])

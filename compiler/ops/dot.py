@@ -68,11 +68,9 @@ class Dot(Op):
         plan = _Plan(self, [Argument("x", type) for type in operands])
         return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
         a, b = node.inputs
-        (d,) = cotangents
-        assert d is not None
         return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

@@ -60,11 +60,9 @@ class Gather(Positioned):
         moved = float(operands[0].bytes + 2 * results[0].bytes)
         return Kernel(self.label, (moved,), moved)
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Rows summed into the table."""
         ids, table = node.inputs
-        (d,) = cotangents
-        assert d is not None
         if not table.type.is_float:
             return None, None
         return None, build.apply(ScatterAdd(self.over, table.type.axes, self.guarded), ids, d)

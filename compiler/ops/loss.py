@@ -63,11 +63,8 @@ class NegativeLogLikelihood(Op):
         """The logarithms of all likelihoods, and wide logits."""
         return wide_bytes(operands[0]) * (1 if operands[0].dtype == accumulation(operands[0].dtype) else 2)
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """From the logits and the denominator; probabilities are not kept."""
-        d, denominator = cotangents
-        assert d is not None
-        assert denominator is None
         logits, targets = node.inputs
         gradient = NegativeLogLikelihoodGradient(self.over, self.guarded)
         return build.apply(gradient, d, logits, targets, node.outputs[1]), None

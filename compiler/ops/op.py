@@ -85,10 +85,10 @@ class Op:
         """Bytes of temporary tensors while it runs, beside operands and results."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
 
-        `cotangents` has one entry per result, None where none flows; at least one is not None.
+        `d` is the cotangent of the first result: what else an operation returns is for its own gradient alone.
         """
         return (None,) * len(node.inputs)
 

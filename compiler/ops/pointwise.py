@@ -93,11 +93,9 @@ class Cast(Op):
         linear = (Way((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
         return (*aligned_ways(operands, results), *linear)
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cast back between floats; nothing flows through integers."""
         source = node.inputs[0].type
-        (d,) = cotangents
-        assert d is not None
         if not source.is_float or self.dtype not in FLOATS:
             return (None,)
         return (build.apply(Cast(source.dtype), d),)
@@ -166,11 +164,9 @@ class Pointwise(Op):
         """The function's own count."""
         return FUNCTIONS[self.function].temporaries * results[0].bytes
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """By the table, summed over the axes along which an operand was broadcast."""
         derivative = FUNCTIONS[self.function].derivative
-        (d,) = cotangents
-        assert d is not None
         if derivative is None:
             return (None,) * len(node.inputs)
         results = derivative(build, node, d)

@@ -108,10 +108,9 @@ class Rope(Positioned):
         """Products of halves, and the halves that are put together."""
         return 2 * wide_bytes(operands[0])
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The inverse rotation."""
-        assert cotangents[0] is not None
-        return (build.apply(self._turned_back(), cotangents[0]),)
+        return (build.apply(self._turned_back(), d),)
 
     def _turned_back(self) -> Op:
         return Rope(self.over, self.pairs, self.base, not self.inverse, self.shards)
@@ -214,10 +213,9 @@ class Dropout(Op):
         """Any axis; linear in x."""
         return (*aligned_ways(operands, results), Way((SUM, None), (SUM,)))
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The same mask on the cotangent."""
-        assert cotangents[0] is not None
-        return build.apply(Dropout(self.rate), cotangents[0], node.inputs[1]), None
+        return build.apply(Dropout(self.rate), d, node.inputs[1]), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A masked product."""

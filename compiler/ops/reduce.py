@@ -46,11 +46,9 @@ class Reduce(Op):
         """One for each element read."""
         return operands[0].elements
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """A sum's is spread; a maximum's is shared equally among the elements that attain it."""
         (x,) = node.inputs
-        (d,) = cotangents
-        assert d is not None
         if d.type.dtype != x.type.dtype:
             d = build.apply(Cast(x.type.dtype), d)
         if self.function == "max":

@@ -46,10 +46,9 @@ class Arrange(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The order of before."""
-        assert cotangents[0] is not None
-        return (arranged(build, cotangents[0], node.inputs[0].type.names),)
+        return (arranged(build, d, node.inputs[0].type.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A permutation."""
@@ -76,10 +75,9 @@ class Rename(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The names of before."""
-        assert cotangents[0] is not None
-        return (build.apply(Rename(tuple((new, old) for old, new in self.pairs)), cotangents[0]),)
+        return (build.apply(Rename(tuple((new, old) for old, new in self.pairs)), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The tensor itself."""
@@ -110,11 +108,10 @@ class Split(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The axes merged again."""
-        assert cotangents[0] is not None
         old = node.inputs[0].type.axis(self.axis)
-        return (build.apply(Merge(tuple(a.name for a in self.into), old), cotangents[0]),)
+        return (build.apply(Merge(tuple(a.name for a in self.into), old), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`reshape`."""
@@ -153,12 +150,11 @@ class Merge(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The axis split again."""
-        assert cotangents[0] is not None
         x = node.inputs[0].type
         axes = tuple(x.axis(name) for name in self.axes)
-        return (arranged(build, build.apply(Split(self.into.name, axes), cotangents[0]), x.names),)
+        return (arranged(build, build.apply(Split(self.into.name, axes), d), x.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A permutation that brings the axes together, and `reshape`."""
@@ -185,10 +181,8 @@ class Expand(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The sum over the new axes."""
-        (d,) = cotangents
-        assert d is not None
         return (build.apply(make("reduce", "sum", tuple(a.name for a in self.axes), d.type.dtype), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -224,11 +218,10 @@ class Slice(Op):
         """None."""
         return 0
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Zeros around it."""
-        assert cotangents[0] is not None
         old = node.inputs[0].type.axis(self.axis)
-        return (build.apply(Pad(self.into.name, old, self.start), cotangents[0]),)
+        return (build.apply(Pad(self.into.name, old, self.start), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`narrow`: a view."""
@@ -254,11 +247,10 @@ class Pad(Op):
         """Any other axis; linear."""
         return (*_others(operands[0], self.axis), LINEAR)
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """The part that was not padded."""
-        assert cotangents[0] is not None
         old = node.inputs[0].type.axis(self.axis)
-        return (build.apply(Slice(self.into.name, old, self.start), cotangents[0]),)
+        return (build.apply(Slice(self.into.name, old, self.start), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`torch.nn.functional.pad`, which counts from the last axis."""
@@ -290,10 +282,8 @@ class Concat(Op):
         count = len(operands)
         return (*(Way((name,) * count, (name,)) for name in names), Way((SUM,) * count, (SUM,)))
 
-    def gradient(self, build: Builder, node: Node, *cotangents: Value | None) -> tuple[Value | None, ...]:
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each operand's part."""
-        (d,) = cotangents
-        assert d is not None
         parts, start = [], 0
         for value, name in zip(node.inputs, self.axes, strict=True):
             axis = value.type.axis(name)

@@ -100,8 +100,8 @@ MISTAKES = [
     Planted(
         "slice-from-the-start",
         "compiler/ops/shape.py",
-        "return (build.apply(Pad(self.into.name, old, self.start), cotangents[0]),)",
-        "return (build.apply(Pad(self.into.name, old, 0), cotangents[0]),)",
+        "return (build.apply(Pad(self.into.name, old, self.start), d),)",
+        "return (build.apply(Pad(self.into.name, old, 0), d),)",
         f"{DERIVATIVE}[slice]",
     ),
     Planted(
@@ -128,8 +128,8 @@ MISTAKES = [
     Planted(
         "dropout-not-scaled-on-the-way-back",
         "compiler/ops/position.py",
-        "return build.apply(Dropout(self.rate), cotangents[0], node.inputs[1]), None",
-        "return build.apply(Dropout(0.0), cotangents[0], node.inputs[1]), None",
+        "return build.apply(Dropout(self.rate), d, node.inputs[1]), None",
+        "return build.apply(Dropout(0.0), d, node.inputs[1]), None",
         f"{DERIVATIVE}[dropout]",
     ),
     Planted(
