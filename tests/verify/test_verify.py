@@ -10,7 +10,7 @@ from attrs import evolve
 
 import partita
 from partita.cli.main import main
-from partita.compiler import fitting
+from partita.compiler import pipeline
 from partita.compiler.emission import assemble as assembling
 from partita.compiler.lowering.resized import as_declared
 from partita.compiler.pipeline import compile_spec
@@ -93,7 +93,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
         assert old in program.source or not program.schedule.training
         return evolve(program, source=program.source.replace(old, new))
 
-    monkeypatch.setattr(fitting, "assemble", assemble)
+    monkeypatch.setattr(pipeline, "assemble", assemble)
 
 
 def the(found: Execution) -> Diagnostic:
