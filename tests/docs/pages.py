@@ -38,7 +38,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 NEAR, NEAR_IN_TRAINING = 0.02, 0.25
 
 # Which ranks are slow is the machine's business.
-_SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(\1\n)?", re.MULTILINE)
+_SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(?:(?(1)\1)\n)?", re.MULTILINE)
 _FENCE = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = r"[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _TOKEN = re.compile(
