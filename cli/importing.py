@@ -83,8 +83,8 @@ def unused_lines(names: Sequence[str]) -> Iterator[str]:
 
 def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
     """What to do so that a run begins with what was imported into `arguments.directory`."""
-    assert given.train is not None
-    directory, call = arguments.directory, given.train.checkpoint
+    _, train = given.trained
+    directory, call = arguments.directory, train.checkpoint
     folder, here = Path(arguments.file).resolve().parent, directory.resolve()
     written = call.arguments["dir"] if call is not None else None
     interval = call.arguments["interval"] if call is not None else INTERVAL

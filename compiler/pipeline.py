@@ -156,7 +156,7 @@ def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
 def _settled(given: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Settled:
     """Find what is to be compiled, and refuse what has no meaning yet."""
     start = perf_counter()
-    model, train = trained(given)
+    model, train = given.trained
     schedule = given.schedule or DEFAULT_SCHEDULE
     if model.nodes > MOST_NODES:
         raise refuse(
@@ -180,14 +180,6 @@ def _settled(given: language.Spec, training: bool, placement: Placement | None, 
         compiled=gpu if train.compile is None else train.compile,
         times=(("settle", perf_counter() - start),),
     )
-
-
-def trained(given: language.Spec) -> tuple[language.Model, language.Train]:
-    """What is trained, and how. Refused: E0410 where the file does not say both."""
-    if given.model is None or given.train is None:
-        missing = "train block" if given.train is None else "model"
-        raise refuse("E0410", f"`{given.source.name}` has no {missing} to compile")
-    return given.model, given.train
 
 
 def _build(state: Settled) -> Built:

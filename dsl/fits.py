@@ -106,8 +106,8 @@ def _cut(given: spec.Spec) -> tuple[str, int]:
 
 def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
     axis, count = _cut(given)
-    assert given.model is not None
-    for name, type, place in _inputs(given.model):
+    model, _ = given.trained
+    for name, type, place in _inputs(model):
         if type.has(axis) and type.axis(axis).size % count:
             yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place)
             return

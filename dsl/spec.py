@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from partita.dsl.brief import count, outline, shortened
+from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
@@ -361,6 +362,14 @@ class Spec:
                 count(self.mesh.ranks, "rank") if self.mesh else None,
             ),
         )
+
+    @property
+    def trained(self) -> tuple[Model, Train]:
+        """What is trained, and how. Raises Refused (E0410) where the file does not say both."""
+        if self.model is None or self.train is None:
+            missing = "train block" if self.train is None else "model"
+            raise refuse("E0410", f"`{self.source.name}` has no {missing} to compile")
+        return self.model, self.train
 
     @property
     def mesh(self) -> Mesh | None:

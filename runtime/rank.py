@@ -47,8 +47,7 @@ class Plan:
     @property
     def train(self) -> Train:
         """The train block."""
-        assert self.spec.train is not None
-        return self.spec.train
+        return self.training.train
 
     @property
     def program(self) -> Program:

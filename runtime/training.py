@@ -139,9 +139,9 @@ def train(
             pace.mark()
             pace.end()
         saving = checkpoints is not None and checkpoints.due(number)
-        if pace is not None and (saving or number == settings.steps or (settings.eval and _due(settings, number))):
+        if pace is not None and (saving or number == settings.steps or _due(settings, number)):
             yield from _compare_paces(rank, pace, number, observer, report)
-        if settings.eval is not None and _due(settings, number):
+        if _due(settings, number):
             yield from evaluate(rank, dataset, number, observer, report)
         rank.ended = rank.training.ends and number < settings.steps
         # Last, so that all that is written of a saved step is written before it is saved.
@@ -219,7 +219,8 @@ def _batch_of(rows: Sequence[str]) -> str:
 
 def _due(settings: Train, step: int) -> bool:
     """Whether an evaluation follows a step: every so many, and after the last."""
-    assert settings.eval is not None
+    if settings.eval is None:
+        return False
     return step % int(settings.eval.arguments["interval"]) == 0 or step == settings.steps
 
 

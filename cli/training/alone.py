@@ -69,9 +69,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
     state, evaluation = compile_run(spec, gpu=transport == "nccl")
     report((*state.warnings, *doubts(state)))
     program = state.program
-    assert program is not None
-    assert spec.train is not None
-    data = bind(program, spec.train, folder_of(arguments))
+    data = bind(program, state.train, folder_of(arguments))
     report(data.doubts)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)

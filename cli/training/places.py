@@ -64,8 +64,8 @@ def unwritable(directory: Path, error: OSError) -> None:
 
 def recordable(spec: Spec, trace: Path) -> bool:
     """Whether there are steps to record, and a place for their times; says why not."""
-    assert spec.train is not None
-    if spec.train.steps < 2:
+    _, train = spec.trained
+    if train.steps < 2:
         print("partita: --trace leaves out the first step, and there is no other: raise train.steps", file=sys.stderr)
         return False
     return writable(trace)

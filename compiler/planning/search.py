@@ -128,9 +128,7 @@ class Search:
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
         self.room = USABLE * self.device.memory
-        model, train = self.space.given.model, self.space.given.train
-        assert model is not None
-        assert train is not None
+        model, train = self.space.given.trained
         self._parameters = elements(model.body)
         momentum = train.optimizer.name == "sgd" and train.optimizer.arguments.get("momentum")
         self._states = 2 if train.optimizer.name == "adamw" else 1 if momentum else 0
@@ -368,8 +366,7 @@ class Search:
         part, and of a rank's part.
         """
         space = self.space
-        model = space.given.model
-        assert model is not None
+        model, _ = space.given.trained
         microbatches = space.microbatches(candidate)
         left = 1 - min(MICROBATCHES, microbatches) / microbatches if space.free else 0.0
         missing = left * sum(type.bytes for type in model.body.types[: len(model.body.inputs)])

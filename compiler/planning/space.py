@@ -22,7 +22,6 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.resized import Resized
-from partita.compiler.pipeline import trained
 from partita.compiler.schedules.registry import size_of
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
@@ -282,8 +281,7 @@ class Space:
         """A candidate's file with other turns of the staged repeats, `counts` of them in each stage, and with so much
         of the batch as these microbatches need (where it can have another size). Its schedule is 1F1B.
         """
-        model = self.given.model
-        assert model is not None
+        model, _ = self.given.trained
         sizes = {name: axis.size for name, axis in self.given.axes.items()}
         if self.free:
             sizes[self.batch] = candidate.data * self.beside * candidate.size * microbatches
@@ -309,8 +307,8 @@ class Space:
     @property
     def free(self) -> bool:
         """Whether no other axis depends on the size of the batch."""
-        assert self.given.model is not None
-        relations = axes_of(self.given.model).relations
+        model, _ = self.given.trained
+        relations = axes_of(model).relations
         return all(self.batch not in (each.whole, *each.parts) for each in relations)
 
 
@@ -328,7 +326,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
 
     Raises Refused: E0410 without a model or a train block, E0901 where the devices cannot be used.
     """
-    model, _ = trained(given)
+    model, _ = given.trained
     layout = given.layout
     mesh = given.mesh or next(iter(given.meshes.values()), None)
     wanted = devices or (mesh.ranks if mesh else None)

@@ -130,7 +130,6 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     mesh = file.mesh
     assert mesh is not None
     assert file.layout is not None
-    assert file.model is not None
     there = (declarations.meshes, declarations.layouts, declarations.schedules)
     imported = [{n for n, d in table.items() if d.span.source is not source} for table in there]
     wished = (mesh.name, "planned", "planned")
@@ -143,7 +142,7 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
         yield f"schedule {names[2]} = {expression_text(schedule) if schedule else _call(file.schedule.call)}"
         chosen["schedule"] = names[2]
     entries = [each for train in declarations.train for each in train.table.entries]
-    lines = [f"model = {file.model.name}"]
+    lines = [f"model = {file.trained[0].name}"]
     lines += [f"{key} = {name}" for key, name in chosen.items()]
     rest = [each for each in entries if each.key.text not in CHOICES]
     lines += [f"{each.key.text} = {expression_text(each.value)}" for each in rest]

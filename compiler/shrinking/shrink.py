@@ -63,12 +63,11 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
 
     Raises Refused (W0702) where no sizes are found that go together.
     """
-    assert given.model is not None
-    assert given.train is not None
+    model, train = given.trained
     call = given.schedule.call if given.schedule else None
     pipe = _pipe(given, call)
     microbatches = _microbatches(call, pipe)
-    axes = axes_of(given.model)
+    axes = axes_of(model)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
     for longest in (LONGEST, OTHERS):
         mesh = _mesh(given, pipe, longest, hoist)
@@ -79,22 +78,22 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
     else:
         raise refuse(
             "W0702",
-            f"no small sizes were found for the axes of model `{given.model.name}`",
-            given.model.span,
+            f"no small sizes were found for the axes of model `{model.name}`",
+            model.span,
             notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
             help="`partita run --transport virtual` runs the file as it is",
         )
     counts = _turns(given, pipe)
-    body = Resized(sizes, counts, initial).body(given.model.body)
+    body = Resized(sizes, counts, initial).body(model.body)
     return evolve(
         given,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
         meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in given.meshes.items()},
-        model=evolve(given.model, body=body),
+        model=evolve(model, body=body),
         layout=_layout(given, pipe, counts),
         schedule=_schedule(given, pipe, microbatches),
         train=evolve(
-            given.train,
+            train,
             data=spec.Call("random", {}),
             precision="f64",
             steps=2,
@@ -207,15 +206,15 @@ def _demands(
 
 def _turns(given: spec.Spec, pipe: _Pipe) -> dict[int, int]:
     """The turns of each repeat, by `id` of the step: two, and more where stages need them."""
-    assert given.model is not None
-    every = [step for body in bodies(given.model.body) for step in body.steps if isinstance(step, spec.Repeat)]
+    model, _ = given.trained
+    every = [step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat)]
     (*_, rule) = (None, *_rules(given, spec.StageRule))
     names = rule.repeats if isinstance(rule, spec.StageRule) else ()
     ranged = any(r.first < r.last for r in _rules(given, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
     least = pipe.new if ranged else 2
     counts = {id(step): min(step.count, least) for step in every}
     declared = {id(step): step.count for step in every}
-    body = given.model.body
+    body = model.body
     wanted = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
     while _staged(body, names, counts) < wanted:
         short = [step for step in every if counts[id(step)] < step.count]
@@ -241,14 +240,14 @@ def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) ->
 def _layout(given: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
     if given.layout is None:
         return None
-    assert given.model is not None
+    model, _ = given.trained
     rules: list[spec.Rule] = []
     for rule in given.layout.rules:
         if isinstance(rule, spec.PlaceRule):
             first, last = (stage * pipe.new // pipe.old for stage in (rule.first, rule.last))
             rule = evolve(rule, first=first, last=last)
         elif isinstance(rule, spec.StageRule) and rule.counts is not None:
-            total = _staged(given.model.body, rule.repeats, counts)
+            total = _staged(model.body, rule.repeats, counts)
             rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
         rules.append(rule)
     return evolve(given.layout, rules=tuple(rules))

@@ -29,17 +29,16 @@ MOST_SHOWN = 6
 
 def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
     """What every commit of a compiled file says that is trained on some data; the step and the files are to come."""
-    assert given.model is not None
-    assert given.train is not None
+    model, train = given.trained
     from importlib.metadata import version
 
     return Manifest(
         0,
-        given.train.seed,
-        given.model.name,
-        digest_of(given.model),
-        given.train.optimizer.name,
-        settings_of(given.train, program),
+        train.seed,
+        model.name,
+        digest_of(model),
+        train.optimizer.name,
+        settings_of(train, program),
         {source.name: source.text for source in _sources(given)},
         program.mesh,
         given.layout.name if given.layout else "",
@@ -125,9 +124,9 @@ def _plain(value: object) -> object:
 
 def _sources(given: spec.Spec) -> list[Source]:
     """The texts that the model stands in, the main file's first."""
-    assert given.model is not None
+    model, _ = given.trained
     found = {id(given.source): given.source}
-    bodies, seen = [given.model.body], set[int]()
+    bodies, seen = [model.body], set[int]()
     while bodies:
         body = bodies.pop()
         if id(body) in seen:

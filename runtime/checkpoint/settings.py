@@ -42,8 +42,8 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
     `dir` is relative to the folder of the file, and may not lead out of it, nor by a link. Without one it is
     `checkpoints` in the run's directory, which the user names and not the file.
     """
-    assert given.train is not None
-    call = given.train.checkpoint
+    _, train = given.trained
+    call = train.checkpoint
     if call is None:
         return None
     name = call.arguments["dir"]
@@ -92,8 +92,8 @@ def _beside(run_directory: Path) -> Path:
 
 
 def _under(folder: Path, name: str, given: Spec) -> Path:
-    assert given.train is not None
-    span = given.train.spans.get("checkpoint")
+    _, train = given.trained
+    span = train.spans.get("checkpoint")
     help = f"name a directory in {folder}; without `dir` it is `{DIRECTORY}` in the directory of --run-dir"
     parts = PurePosixPath(name)
     if "\0" in name or not parts.parts or parts.is_absolute() or ".." in parts.parts:

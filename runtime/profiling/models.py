@@ -103,8 +103,8 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
 
 def _shallow(given: Spec, deepest: int) -> Spec:
     """The file with so many turns of its repeats, or fewer."""
-    assert given.model is not None
+    model, _ = given.trained
     sizes = {name: axis.size for name, axis in given.axes.items()}
-    steps = (step for body in bodies(given.model.body) for step in body.steps if isinstance(step, Repeat))
+    steps = (step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat))
     turns = {id(step): min(step.count, deepest) for step in steps}
-    return evolve(given, model=evolve(given.model, body=Resized(sizes, turns).body(given.model.body)))
+    return evolve(given, model=evolve(model, body=Resized(sizes, turns).body(model.body)))

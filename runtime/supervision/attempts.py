@@ -22,7 +22,7 @@ from attrs import define, field
 from partita.runtime.supervision import guardian
 from partita.runtime.supervision.cores import bind, share, usable
 from partita.runtime.supervision.isolation import NETWORK, PRIVATE, SUPERVISOR, namespaces
-from partita.runtime.supervision.processes import is_stopped
+from partita.runtime.supervision.processes import is_stopped, piped
 from partita.runtime.supervision.rendezvous import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 
 CLEAN_SECONDS = 10.0  # that a guardian may take to remove a directory
@@ -63,9 +63,8 @@ class Attempt:
         self._group = self._guardian.pid
         spaces: tuple[int, ...] = ()
         try:
-            assert self._guardian.stdout is not None
-            lines = [os.fsdecode(self._guardian.stdout.readline().rstrip(b"\n")) for _ in range(2)]
-            self._guardian.stdout.close()
+            with piped(self._guardian.stdout) as said:
+                lines = [os.fsdecode(said.readline().rstrip(b"\n")) for _ in range(2)]
             if not all(lines):
                 raise OSError("the guardian did not start")
             self.directory, self.secluded = Path(lines[0]), lines[1] == "private"
@@ -104,10 +103,9 @@ class Attempt:
         """Give the word."""
         self.begun = time.monotonic()
         for rank in self.ranks:
-            assert rank.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended, which is seen soon enough
-                rank.process.stdin.write(WORD)
-                rank.process.stdin.close()
+            # One that has ended is seen soon enough.
+            with suppress(BrokenPipeError), piped(rank.process.stdin) as word:
+                word.write(WORD)
 
     def guard(self) -> None:
         """See that there is a guardian: one that was stopped goes on, and one that was killed gets a successor."""
@@ -119,8 +117,7 @@ class Attempt:
             with suppress(OSError):
                 before = self._guardian
                 self._guardian = self._guarding(self._group, "", str(self.directory))
-                assert before.stdin is not None
-                before.stdin.close()
+                piped(before.stdin).close()
 
     def end(self) -> None:
         """Kill what still runs, and remove the directory: the guardian does, once nobody holds its input."""
@@ -143,8 +140,7 @@ class Attempt:
             rank.process.kill()
             rank.process.wait()
             for pipe in (rank.process.stdin, rank.process.stderr):
-                assert pipe is not None
-                pipe.close()
+                piped(pipe).close()
         if self.directory.is_absolute():
             shutil.rmtree(self.directory, ignore_errors=True)
             shutil.rmtree(f"{self.directory}.gone", ignore_errors=True)
@@ -170,8 +166,7 @@ class Attempt:
             pass_fds=(*self._inherited, *spaces),
             process_group=self._group,
         )
-        assert process.stderr is not None
-        os.set_blocking(process.stderr.fileno(), False)
+        os.set_blocking(piped(process.stderr).fileno(), False)
         return Rank(number, process)
 
 

@@ -35,6 +35,7 @@ from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
 from partita.runtime.supervision.lookout import LOOK_SECONDS, Lookout
+from partita.runtime.supervision.processes import piped
 from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.statuses import (
     ASKED,
@@ -128,24 +129,24 @@ class _Attempts:
             if attempt is not None:
                 attempt.end()
 
-    def prepare(self) -> None:
+    def prepare(self) -> Attempt:
         """Start the ranks of the next attempt, which wait for its beginning; those of one that has failed, anew."""
         if self.next is not None and not self.next.sound:
             failed, self.next = self.next, None
             failed.end()
         if self.next is None:
             self.next = Attempt(self.command, self.ranks, self.variables, self.inherited)
+        return self.next
 
     def begin(self) -> Attempt:
         """The next attempt, begun; the one before ends."""
         before, self.present = self.present, None
         if before is not None:
             before.end()
-        self.prepare()
-        self.present, self.next = self.next, None
-        assert self.present is not None
-        self.present.go()
-        return self.present
+        self.present = attempt = self.prepare()
+        self.next = None
+        attempt.go()
+        return attempt
 
 
 def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
@@ -189,7 +190,7 @@ class _Supervision:
     saves: bool
     output: BinaryIO
     lookout: Lookout | None = None
-    prepare: Callable[[], None] | None = None  # called once the ranks have begun: for the next attempt
+    prepare: Callable[[], object] | None = None  # called once the ranks have begun: for the next attempt
     deadline: float | None = None  # when what has not ended by itself is killed
     causes: list[Rank] = field(factory=list)
     patience: float | None = None  # until when those that lost a peer are not yet taken for the cause
@@ -221,8 +222,7 @@ class _Supervision:
     def run(self) -> int:
         with selectors.DefaultSelector() as selector:
             for rank in self.ranks:
-                assert rank.process.stderr is not None
-                selector.register(rank.process.stderr, selectors.EVENT_READ, rank)
+                selector.register(piped(rank.process.stderr), selectors.EVENT_READ, rank)
             while any(rank.alive for rank in self.ranks):
                 self._forward(selector, POLL_SECONDS)
                 self._watch()

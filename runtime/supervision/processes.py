@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
+
+
+def piped(stream: IO[bytes] | None) -> IO[bytes]:
+    """Our end of a pipe to a process that was started with one."""
+    assert stream is not None
+    return stream
 
 
 def is_stopped(process: int) -> bool:

@@ -45,7 +45,8 @@ class Termination:
                 self._pair = socket.socketpair()
                 self._pair[1].setblocking(False)
                 signal.set_wakeup_fd(self._pair[1].fileno(), warn_on_full_buffer=False)
-                threading.Thread(target=self._look_on, name="termination", daemon=True).start()
+                arguments = self._pair[0], self._flight
+                threading.Thread(target=self._look_on, args=arguments, name="termination", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,11 +70,9 @@ class Termination:
             self.end()
         self._asked = True
 
-    def _look_on(self) -> None:
+    @staticmethod
+    def _look_on(ours: socket.socket, flight: Flight) -> None:
         """Written by the system, whatever the interpreter does: the numbers of signals."""
-        assert self._pair is not None
-        assert self._flight is not None
-        ours, flight = self._pair[0], self._flight
         try:
             while signal.SIGTERM not in ours.recv(64):
                 pass

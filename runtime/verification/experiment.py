@@ -93,8 +93,8 @@ def experiments(given: Spec, hoist: bool = True) -> Iterator[Experiment]:
     for seed in range(SEEDS):
         for initial in values:
             small = shrunken(given, initial, hoist)
-            assert small.train is not None
-            experiment = settled(evolve(small, train=evolve(small.train, seed=small.train.seed + seed)))
+            _, train = small.trained
+            experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)))
             if experiment is not None:
                 found = True
                 yield experiment
@@ -142,8 +142,7 @@ def blurred(small: Spec, what: str, change: float) -> Undecided:
 def settled(small: Spec) -> Experiment | None:
     """An experiment on a file as it is, but that it clips, if it does, at half the norm of its first gradient, and
     that updates neither vanish nor explode; None where that norm is not finite."""
-    train = small.train
-    assert train is not None
+    _, train = small.trained
     norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None)))))
     if not isfinite(norm):
         return None
@@ -162,8 +161,8 @@ def settled(small: Spec) -> Experiment | None:
 
 def _plain(small: Spec) -> Spec:
     """The file on one device, nothing of it compiled by torch: what all is held against."""
-    assert small.train is not None
-    return single(evolve(small, train=evolve(small.train, compile=False)))
+    _, train = small.trained
+    return single(evolve(small, train=evolve(train, compile=False)))
 
 
 def _compiled(small: Spec) -> Plan:
