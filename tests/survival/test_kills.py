@@ -9,15 +9,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import cache, partial
 from random import Random
 
 import pytest
 from attrs import frozen
 
 from partita.runtime.supervision.rendezvous import RANK as RANK_VARIABLE
-from partita.runtime.tracing.flight import ACTIVITIES, ENDED
+from partita.runtime.tracing.flight import ACTIVITIES, ENDED, READY, STARTING
 from tests.marks import soak
 from tests.survival.moments import ACTIONS, EDGES, SAVES, await_moment, doing
 from tests.survival.processes import PROC, marked, private_networks, variable, wait_until
@@ -231,3 +232,68 @@ def ready(run: Run, ranks: set[int]) -> list[int]:
 @pytest.mark.parametrize("seed", range(FIRST_SOAK, FIRST_SOAK + 100))
 def test_runs_survive(seed: int, run: Run, undisturbed):
     survives(run, seed, undisturbed)
+
+
+# ---------------------------------------------------------------- strike after strike
+
+
+LETHAL = (signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
+STRIKES_OF_A_RUN, LONG = 8, 80  # the strikes, and the steps: enough for all of them
+CULPRIT = re.compile(r"rank (\d) (?:was killed by (SIG\w+)|is (stopped), )")
+
+
+@pytest.fixture(scope="session")
+def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[dict], tuple[str, ...]]]:
+    """What a long run of a layout computes, and the hashes of its last checkpoint."""
+
+    @cache
+    def of(layout: str) -> tuple[list[dict], tuple[str, ...]]:
+        run = Run(tmp_path_factory.mktemp(layout), layout)
+        run.start("--transport", "virtual", f"train.steps={LONG}")
+        assert run.finish().status == 0, run.story
+        return run.records(), run.commits()[LONG]
+
+    return of
+
+
+def begun(run: Run, victim: int, gone: Collection[int]) -> bool:
+    """Whether a rank that is none of those that are gone has had the word to begin; or the run has ended."""
+    position = run.position(victim)
+    new = position is not None and position.process not in gone and position.activity not in (STARTING, READY)
+    return new or (run.process is not None and run.process.poll() is not None)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2_000, 2_040))
+def test_a_run_survives_strike_after_strike(seed: int, runs: Callable[..., Run], undisturbed_long):
+    """At random times of each attempt: as it connects, loads, trains or saves. Each culprit is named in its turn."""
+    random = Random(seed)
+    run = runs(random.choice(sorted(LAYOUTS)))
+    records, last = undisturbed_long(run.layout)
+    options = f"train.steps={LONG}", "--restarts", str(2 * STRIKES_OF_A_RUN), "--stall-timeout", str(STALL_SECONDS)
+    run.start(*options)
+    assert run.process is not None
+    struck: list[tuple[str, str]] = []
+    gone: set[int] = set()
+    for _ in range(STRIKES_OF_A_RUN):
+        victim, number = random.randrange(RANKS), random.choice(LETHAL)
+        wait_until(partial(begun, run, victim, gone), "the next attempt begins")
+        time.sleep(random.uniform(0.0, 1.0))
+        position = run.position(victim)
+        if position is None or position.step >= LONG - 2 or run.process.poll() is not None:
+            break
+        run.story.append(f"rank {victim} gets {number.name} {doing(run.layout, position)[1]}, step {position.step}")
+        with suppress(ProcessLookupError):
+            os.kill(position.process, number)
+            struck.append((str(victim), "stopped" if number == signal.SIGSTOP else number.name))
+        gone |= {each.process for rank in range(RANKS) if (each := run.position(rank)) is not None}
+        gone.add(position.process)
+    ended = run.finish()
+    assert ended.status == 0, ended
+    named = [(rank, name or stopped) for rank, name, stopped in CULPRIT.findall(ended.errors)]
+    assert named == struck
+    assert ended.errors.count("starting all ranks again") == len(struck)
+    run.check_nothing_runs()
+    assert run.records() == records
+    assert run.commits()[LONG] == last
+    print(f"{len(struck)} strikes")
