@@ -47,7 +47,8 @@ class Plan:
     @property
     def train(self) -> Train:
         """The train block."""
-        return self.training.train
+        _, train = self.spec.trained
+        return train
 
     @property
     def program(self) -> Program:
