@@ -19,7 +19,6 @@ from partita.cli import streams
 from partita.cli.extras import explained, missing
 from partita.cli.source import printable
 from partita.dsl.report import nearest
-from partita.runtime.supervision.isolation import settle
 
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
@@ -80,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _settle() -> None:
     """As a supervisor's rank: enter the run's network, and end with the supervisor. Before any library has threads."""
     if "PARTITA_SUPERVISOR" in os.environ:
+        from partita.runtime.supervision.isolation import settle
+
         settle(os.environ)
 
 
