@@ -16,10 +16,9 @@ from partita.cli.numbers import count, number
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.conditions import Conditions, Memory
-from partita.compiler.schedules.registry import make, size_of
-from partita.compiler.schedules.text import read
+from partita.compiler.schedules.registry import SCHEDULES, make, own_arguments, size_of
 from partita.compiler.simulator import equal_costs, simulate
-from partita.dsl.builtins import SCHEDULES
+from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load_text
 from partita.dsl.overrides import PLACE
@@ -69,7 +68,9 @@ def asked(arguments: argparse.Namespace) -> str | None:
     if not (named or numbers or any((*sizes.values(), arguments.chunks, arguments.memory_limit))):
         return None
     # A schedule in a file says by itself how large it is.
-    missing = [] if arguments.file.startswith("from_file(") else [name for name, size in sizes.items() if size is None]
+    generator = SCHEDULES.get(arguments.file.partition("(")[0])
+    written = generator is not None and generator.written is not None and "(" in arguments.file
+    missing = [] if written else [name for name, size in sizes.items() if size is None]
     if missing:
         return f"a schedule by itself needs {' and '.join(missing)}"
     forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
@@ -87,7 +88,8 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     if arguments.microbatches not in (None, microbatches):
         message = f"`{arguments.file}` has {microbatches} microbatches, not {arguments.microbatches}"
         raise refuse("E0505", message, call.span)
-    ranks = arguments.stages or read(call.arguments["path"]).ranks
+    written = SCHEDULES[call.name].written
+    ranks = arguments.stages or (written(call).ranks if written is not None else 1)
     stages = ranks * chunks
     times = {key: value / chunks for key, value in arguments.times.items() if value is not None}
     costs = equal_costs(times["F"], times["B"], times["W"], arguments.times["comm"], times.get("FB"))
@@ -97,9 +99,8 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         memory = Memory((arguments.memory_limit,) * ranks, after_f, after_b)
     messages = default_messages(stages)
     conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
-    step = ("microbatches", "chunks", "over")
-    own = {key: value for key, value in call.arguments.items() if key not in step and value is not None}
-    if own.pop("memory", None) is not None:
+    own = own_arguments(call)
+    if own.pop(BOUND.name, None) is not None:
         raise refuse("E0505", "a schedule by itself has no bytes: its memory is --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     check_schedule(schedule)
@@ -133,7 +134,9 @@ def _hold(schedule: Schedule, memory: Memory) -> None:
         if not memory.holds(rank, peak):
             amount, limit = memory.text(peak), memory.text(memory.limit[rank])
             message = f"rank {rank} of schedule `{schedule.name}` takes up {amount}, and the limit is {limit}"
-            raise refuse("E0504", message, help="`auto` searches within a limit")
+            searched = ", ".join(f"`{each.name}`" for each in SCHEDULES.values() if each.bounded)
+            help = f"{searched} searches within a limit" if searched else None
+            raise refuse("E0504", message, help=help)
 
 
 def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:

@@ -54,6 +54,7 @@ from partita.compiler.state import (
     extended,
 )
 from partita.dsl import spec as language
+from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.fits import schedule_span
 
@@ -63,7 +64,7 @@ OF_THE_BATCH = {"E0406", "E0407"}
 # About as many as a transformer of ten thousand layers has; a larger file is a slip.
 MOST_NODES = 100_000
 
-DEFAULT_SCHEDULE = language.Schedule("one_f_one_b", language.Call("one_f_one_b", {"microbatches": 1, "over": "batch"}))
+IN_ONE_PIECE = language.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": "batch"})
 
 Before = TypeVar("Before", bound=Settled)
 
@@ -157,7 +158,7 @@ def _settled(given: language.Spec, training: bool, placement: Placement | None, 
     """Find what is to be compiled, and refuse what has no meaning yet."""
     start = perf_counter()
     model, train = given.trained
-    schedule = given.schedule or DEFAULT_SCHEDULE
+    schedule = given.schedule or language.Schedule(DEFAULT_SCHEDULE, IN_ONE_PIECE)
     if model.nodes > MOST_NODES:
         raise refuse(
             "E0008",

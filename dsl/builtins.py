@@ -1,7 +1,8 @@
 """What a file may call outside of tensor arithmetic: schedules, optimizers, data, initial values, devices, claims.
 
 Tables of signatures; `partita.dsl.settings` holds every call against them, so that an entry here is all that a new
-name needs. Defaults here are the language's.
+name needs. Defaults here are the language's. Of what there is a choice of, a signature stands in the module of the
+schedule, optimizer or source of data itself (`partita.dsl.registry`), and here is the list of those.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from partita.dsl.arguments import REQUIRED
+from partita.dsl.registry import Registry
 from partita.dsl.spec import STOP
 from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECONDS
 
@@ -95,10 +97,14 @@ class Setting:
 
 @frozen(eq=False)
 class Signature:
-    """A name that may be called, with its parameters in order."""
+    """A name that may be called, with its parameters in order. `others` is how it is called elsewhere; `example` a call
+    of it, for help.
+    """
 
     name: str
     settings: tuple[Setting, ...] = field(default=())
+    others: tuple[str, ...] = field(default=(), kw_only=True)
+    example: str | None = field(default=None, kw_only=True)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,36 +127,32 @@ SHARE = Number(RATIO, least=0, below=1)
 
 # ---------------------------------------------------------------- schedules
 
-_MICROBATCHES = Setting("microbatches", COUNT)
-_CHUNKS = Setting("chunks", COUNT)
-_OVER = Setting("over", AxisName(), "batch")
-_BOUND = Setting("memory", Number(BYTES, above=0), None)
-_PLACEMENT = Setting("placement", Word(("loop", "v")), "loop")
+# What schedules take: all of them, those of any number of chunks, those that are made within memory or a placement.
+MICROBATCHES = Setting("microbatches", COUNT)
+OVER = Setting("over", AxisName(), "batch")
+CHUNKS = Setting("chunks", COUNT)
+BOUND = Setting("memory", Number(BYTES, above=0), None)
+PLACEMENT = Setting("placement", Word(("loop", "v")), "loop")
 
-SCHEDULES = _table(
-    Signature("gpipe", (_MICROBATCHES, _OVER)),
-    Signature("one_f_one_b", (_MICROBATCHES, _OVER)),
-    Signature("interleaved_1f1b", (_MICROBATCHES, _CHUNKS, Setting("group", COUNT, None), _OVER)),
-    Signature("looped_bfs", (_MICROBATCHES, _CHUNKS, _OVER)),
-    Signature("zb_h1", (_MICROBATCHES, _OVER)),
-    Signature("zb_h2", (_MICROBATCHES, _OVER)),
-    Signature("zb_v", (_MICROBATCHES, _OVER)),
-    Signature("dualpipe_v", (_MICROBATCHES, _OVER)),
-    Signature("auto", (_MICROBATCHES, Setting("chunks", COUNT, 1), _BOUND, _OVER)),
-    Signature(
+SCHEDULES: Registry[Signature] = Registry(
+    "schedule",
+    "partita.compiler.schedules",
+    (
+        "gpipe",
+        "one_f_one_b",
+        "interleaved_1f1b",
+        "looped_bfs",
+        "zb_h1",
+        "zb_h2",
+        "zb_v",
+        "dualpipe_v",
+        "auto",
         "policy",
-        (
-            _MICROBATCHES,
-            Setting("chunks", COUNT, 1),
-            Setting("prefer", Word(("backward", "forward")), "backward"),
-            Setting("in_flight", COUNT, None),
-            Setting("split_backward", Flag(), False),
-            _PLACEMENT,
-            _OVER,
-        ),
+        "from_file",
     ),
-    Signature("from_file", (Setting("path", Beside()), evolve(_PLACEMENT, default=None), _OVER)),
 )
+# What a file without a schedule has.
+DEFAULT_SCHEDULE = "one_f_one_b"
 
 # ---------------------------------------------------------------- train
 

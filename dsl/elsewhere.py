@@ -129,8 +129,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         ("int32 int", "i32"),
         ("boolean", "bool"),
         ("adam", "adamw"),
-        ("1f1b dapple pipedream", "one_f_one_b"),
-        ("interleaved", "interleaved_1f1b"),
         ("he kaiming_normal kaiming_uniform", "kaiming"),
         ("glorot xavier_normal xavier_uniform", "xavier"),
         ("std stddev sigma", "deviation"),

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve, frozen
 
 from partita.dsl import tree
-from partita.dsl.builtins import CHOICES, MESH, SCHEDULES, TRAIN, Calls, Kind
+from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, SCHEDULES, TRAIN, Calls, Kind
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.elsewhere import FOLLOWS, PARALLEL, meant
 from partita.dsl.parser import parse_expression
 from partita.dsl.report import Report, listed, nearest, suggestion
+from partita.dsl.settings import called
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
@@ -173,7 +174,7 @@ class _Override:
         current = self.chosen.schedule or selected_schedule(self.declarations)
         if rest:
             if current is None or len(rest) > 1:
-                help = f"`schedule=one_f_one_b({rest[0].text}=…)` chooses one" if current is None else None
+                help = f"`schedule={DEFAULT_SCHEDULE}({rest[0].text}=…)` chooses one" if current is None else None
                 message = "there is no schedule" if current is None else f"`{rest[0].text}` has no arguments"
                 raise refuse("E0315", f"{message} to override", rest[-1].span, help=help)
             return with_argument(current, rest[0], self.value)
@@ -182,9 +183,8 @@ class _Override:
             return declared[name.text]
         call = value if isinstance(value, tree.Call) else tree.Call(name, (), name.span) if name else None
         if call is None or call.name.text not in SCHEDULES:
-            known = [*declared, *SCHEDULES]
             shown = call.name.text if call else "this"
-            help = suggestion(shown, known, "there are")
+            help = called(shown, SCHEDULES, declared)
             raise refuse("E0302", f"unknown schedule `{shown}`", self.value.span, help=help)
         taken = {argument.name.text for argument in call.arguments if argument.name}
         taken |= set(SCHEDULES[call.name.text].names[: sum(a.name is None for a in call.arguments)])

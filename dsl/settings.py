@@ -58,7 +58,7 @@ class Settings:
         """A call of one of the signatures (`what` says what they are); None after reporting what is wrong."""
         signature = signatures.get(call.name.text)
         if signature is None:
-            help = suggestion(call.name.text, signatures, "there are")
+            help = called(call.name.text, signatures)
             self.report.error("E0309", f"unknown {what} `{call.name.text}`", call.name.span, help=help)
             return None
         for argument in call.arguments:
@@ -182,6 +182,14 @@ class Settings:
             if setting.name not in seen and setting.default is not REQUIRED:
                 found[setting.name] = setting.default
         return found if report.errors == errors else None
+
+
+def called(name: str, signatures: Mapping[str, Signature], more: Collection[str] = ()) -> str | None:
+    """Which signature, or which of `more` names, may be meant by a name: by how it is called elsewhere, or nearly here;
+    or which there are.
+    """
+    same = next((each.name for each in signatures.values() if name.lower() in each.others), None)
+    return f"did you mean `{same}`?" if same else suggestion(name, [*more, *signatures], "there are")
 
 
 def _is_none(written: tree.Expression, setting: Setting) -> bool:

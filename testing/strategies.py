@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
-from typing import Any
 
 from attrs import evolve, frozen
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from partita.compiler.communication import default_messages
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
-from partita.compiler.schedules.registry import FIXED_CHUNKS, SCHEDULES, make
+from partita.compiler.schedules.registry import SCHEDULES, make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
@@ -27,9 +25,7 @@ from partita.compiler.schedules.schedule import (
 from partita.compiler.simulator import Costs
 
 # Those that are made of a shape alone.
-NAMED = sorted(set(SCHEDULES) - {"from_file"})
-
-_POLICIES = {"prefer": ("forward", "backward"), "split_backward": (False, True), "placement": ("loop", "v")}
+NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)
 
 
 @frozen
@@ -60,16 +56,13 @@ def named_schedules(
 ) -> Schedule:
     """The schedules that users can name, over shapes from `of`; those that look at costs, with any."""
     shape = draw(of if of is not None else shapes())
-    name = draw(st.sampled_from(names))
-    taken = signature(SCHEDULES[name]).parameters
-    chunks = shape.chunks if "chunks" in taken else FIXED_CHUNKS.get(name, 1)
-    arguments: dict[str, Any] = {"group": shape.group} if "group" in taken else {}
-    if name == "policy":
-        arguments = draw(st.fixed_dictionaries({key: st.sampled_from(each) for key, each in _POLICIES.items()}))
-        arguments["in_flight"] = draw(st.none() | st.integers(chunks, 2 * shape.ranks * chunks))
+    generator = SCHEDULES[draw(st.sampled_from(names))]
+    chunks = generator.chunks or shape.chunks
+    legal = generator.legal(shape.ranks, chunks).items()
+    arguments = draw(st.fixed_dictionaries({key: st.sampled_from(list(values)) for key, values in legal}))
     stages = shape.ranks * chunks
-    given = Conditions(draw(costs(stages)), default_messages(stages)) if "conditions" in taken else None
-    return make(name, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
+    given = Conditions(draw(costs(stages)), default_messages(stages)) if generator.conditional else None
+    return make(generator, shape.ranks, chunks, shape.microbatches, conditions=given, **arguments)
 
 
 @st.composite

@@ -15,7 +15,7 @@ from math import gcd, lcm, prod
 from attrs import frozen
 from hypothesis import strategies as st
 
-from partita.compiler.schedules.registry import FIXED_CHUNKS
+from partita.compiler.schedules.registry import SCHEDULES as GENERATORS
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {
@@ -127,7 +127,7 @@ def pipelines(draw: st.DrawFn, ranks: int, most: int = 6):
     microbatches = draw(st.integers(1, most))
     own = {key: draw(st.sampled_from(values)) for key, values in SCHEDULES[name].items()}
     text = ", ".join(f"{key} = {value}" for key, value in {"microbatches": microbatches, **own}.items())
-    chunks = FIXED_CHUNKS.get(name) or own.get("chunks", 1)
+    chunks = GENERATORS[name].chunks or own.get("chunks", 1)
     return Pipeline(f"{name}({text})", ranks, ranks * chunks, microbatches)
 
 

@@ -9,7 +9,7 @@ flight, say), the search has so much less.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from attrs import evolve
 
@@ -17,15 +17,15 @@ from partita.compiler.analysis.memory import peak_memory, room
 from partita.compiler.analysis.time import costs_of
 from partita.compiler.emission.plan import plan_step
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
+from partita.compiler.schedules.forward_only import FORWARD_ONLY
 from partita.compiler.schedules.one_by_one import one_by_one
-from partita.compiler.schedules.registry import looks_at_costs, make
+from partita.compiler.schedules.registry import SCHEDULES, make, own_arguments
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.state import Partitioned, Scheduled, extended
+from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 
-# Arguments of a schedule that say what a step is; what is left is the schedule's own.
-_OF_THE_STEP = ("microbatches", "chunks", "over")
 # How often a search may find that more memory is in use than it was told.
 _ATTEMPTS = 4
 
@@ -53,21 +53,27 @@ def scheduled(state: Partitioned) -> Scheduled:
     """
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
-    own = {key: value for key, value in call.arguments.items() if key not in _OF_THE_STEP and value is not None}
-    name = call.name
+    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
     if not state.training:
-        name, own = "forward_only", {"placement": state.placement}
-    conditions = Conditions(costs_of(state), state.partitioned.messages) if looks_at_costs(name) else None
-    if name == "auto":
-        assert conditions is not None
-        return _searched(state, conditions, float(own.get("memory", state.device.memory)), span)
-    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
-    return planned_with(state, make(name, *size, conditions=conditions, span=span, **own))
+        return planned_with(state, make(FORWARD_ONLY, *size, span=span, placement=state.placement))
+    generator, own = SCHEDULES[call.name], own_arguments(call)
+    if not generator.conditional:
+        return planned_with(state, make(generator, *size, span=span, **own))
+    conditions = Conditions(costs_of(state), state.partitioned.messages)
+    if not generator.bounded:
+        return planned_with(state, make(generator, *size, conditions=conditions, span=span, **own))
+    limit = float(own.pop(BOUND.name, state.device.memory))
+    return _searched(state, partial(make, generator, *size, span=span, **own), conditions, limit, span)
 
 
-def _searched(state: Partitioned, conditions: Conditions, limit: float, span: Span | None) -> Scheduled:
-    """The schedule of `auto` with which no rank exceeds a limit."""
-    size = state.pipeline.ranks, state.pipeline.chunks, state.microbatches
+def _searched(
+    state: Partitioned,
+    made: Callable[..., Schedule],
+    conditions: Conditions,
+    limit: float,
+    span: Span | None,
+) -> Scheduled:
+    """The schedule, `made` within the memory of its conditions, with which no rank exceeds a limit."""
     beside = cache(lambda placement: _beside(state, placement))
 
     def within(bytes: float) -> Callable[[Placement], Memory]:
@@ -79,13 +85,15 @@ def _searched(state: Partitioned, conditions: Conditions, limit: float, span: Sp
 
     left = limit
     for _ in range(_ATTEMPTS):
-        schedule = make("auto", *size, conditions=evolve(conditions, memory=within(left)), span=span)
+        schedule = made(conditions=evolve(conditions, memory=within(left)))
         found = planned_with(state, schedule)
         excess = max(peak_memory(found, rank) for rank in found.plan.ranks) - limit
         if excess <= 0:
             return found
         left -= excess
-    message = f"schedule `auto` finds no order that needs at most {limit:,.0f} bytes on each rank"
+    message = (
+        f"schedule `{state.schedule_call.call.name}` finds no order that needs at most {limit:,.0f} bytes on each rank"
+    )
     raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
 
 

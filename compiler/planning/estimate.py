@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil
 
 from attrs import frozen
@@ -17,12 +18,8 @@ from partita.compiler.planning.miniature import Figures, Stages
 from partita.compiler.planning.space import Candidate
 from partita.compiler.schedules.conditions import Placement, Prices
 from partita.compiler.schedules.estimate import Estimate, codes
-from partita.compiler.schedules.interleaved import group_sizes
-from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import Schedule, loop_placement, v_placement
-
-# Schedules that run B and W at once.
-WHOLE = ("gpipe", "one_f_one_b", "interleaved_1f1b")
+from partita.compiler.schedules.registry import SCHEDULES, make
+from partita.compiler.schedules.schedule import Schedule
 
 
 @frozen
@@ -57,8 +54,7 @@ class Outlook:
 
 def placement_of(candidate: Candidate) -> Placement:
     """Where a candidate's stages stand."""
-    v = candidate.schedule == "zb_v"
-    return v_placement(candidate.pipe, 2) if v else loop_placement(candidate.pipe, candidate.chunks)
+    return SCHEDULES[candidate.schedule].placement(candidate.pipe, candidate.chunks)
 
 
 def cut(stages: Stages, candidate: Candidate, turns: int) -> tuple[Figures, ...]:
@@ -127,7 +123,7 @@ def memory(
 def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbatches: int, fixed: float) -> Parts:
     """The seconds of a step; `fixed` is what a device takes beside them."""
     placement = placement_of(candidate)
-    split = candidate.schedule not in WHOLE
+    split = SCHEDULES[candidate.schedule].split
 
     def busy(figures: Figures) -> float:
         return figures.forward + (figures.backward + figures.weight if split else figures.whole)
@@ -153,17 +149,17 @@ def parts(stages: Stages, own: Sequence[Figures], candidate: Candidate, microbat
 
 
 def _shortened(candidate: Candidate, microbatches: int) -> int:
-    """As many microbatches as fill the pipeline twice, in groups that are as large; all of GPipe's, which it holds."""
-    ranks = candidate.pipe
-    if candidate.schedule == "gpipe":
-        return microbatches
-    groups, left = divmod(microbatches, ranks)
-    more = ceil(3 * left / groups) if candidate.schedule == "interleaved_1f1b" and groups else 0
-    return min(microbatches, 3 * ranks + more)
+    """As many microbatches as tell the timeline of all."""
+    return SCHEDULES[candidate.schedule].representative(candidate.pipe, microbatches)
+
+
+def _homes(placement: Placement) -> list[int]:
+    """The rank of each stage."""
+    return [rank for _, rank in sorted((stage, rank) for rank, stages in enumerate(placement) for stage in stages)]
 
 
 def _prices(own: Sequence[Figures], placement: Placement) -> Prices:
-    home = {stage: rank for rank, stages in enumerate(placement) for stage in stages}
+    home = _homes(placement)
     pairs = [(own[i], own[i + 1], home[i] != home[i + 1]) for i in range(len(own) - 1)]
     return Prices(
         tuple(each.forward for each in own),
@@ -191,19 +187,15 @@ def least(stages: Stages, own: Figures, candidate: Candidate, microbatches: int,
     """
     if candidate.stages == 1:
         return own.quiet * microbatches
-    apart = own.forward + own.backward + own.weight
-    whole = own.forward + own.whole if candidate.schedule in WHOLE else apart
+    generator = SCHEDULES[candidate.schedule]
+    each = own.forward + (own.backward + own.weight if generator.split else own.whole)
     # What stands outside of turns can be made up for by a turn less, where a stage has several.
     turn = stages.turn.forward + stages.turn.whole
     extra = stages.last.forward + stages.last.whole - stages.middle.forward - stages.middle.whole
     extra -= turn if turns > candidate.stages else 0.0
     extra = max(0.0, extra, turn * (ceil(turns / candidate.pipe) - turns / candidate.pipe))
-    gap = {
-        "zb_h1": apart - 2 * own.weight,
-        "zb_h2": max(0.0, apart - 3 * own.weight),
-        "zb_v": 0.0,
-    }.get(candidate.schedule, whole)
-    work = (whole * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
+    gap = generator.bubble(own) if generator.bubble is not None else 0.0
+    work = (each * candidate.chunks + extra) * microbatches + (candidate.pipe - 1) * gap
     return max(work, _way(own, candidate, microbatches))
 
 
@@ -211,27 +203,19 @@ def _way(own: Figures, candidate: Candidate, microbatches: int) -> float:
     """What a pipeline takes that has few microbatches for its length: the first one goes to the last stage, which runs
     all of them, and the last one's gradient comes back.
     """
-    split = candidate.schedule not in WHOLE
+    split = SCHEDULES[candidate.schedule].split
     forth, back = own.forward, own.backward if split else own.whole
-    turns = candidate.chunks - 1 if candidate.schedule == "zb_v" else 0  # where stages share a rank, nothing is sent
-    way = (candidate.stages - 1) * (forth + back) + (candidate.stages - 1 - turns) * (own.onward + own.back)
+    sent = sum(one != other for one, other in pairwise(_homes(placement_of(candidate))))
+    way = (candidate.stages - 1) * (forth + back) + sent * (own.onward + own.back)
     return way + microbatches * (forth + back) + own.weight * split
 
 
 def live(candidate: Candidate, microbatches: int) -> int:
-    """The most microbatches' activations that a rank holds at once, in stages (see the schedules)."""
-    ranks, chunks = candidate.pipe, candidate.chunks
-    if candidate.schedule == "gpipe":
-        return microbatches
-    if candidate.schedule == "interleaved_1f1b":
-        first = group_sizes(microbatches, ranks, ranks)[0]
-        return min(microbatches * chunks, 2 * (ranks - 1) + (chunks - 1) * first + 1)
-    if candidate.schedule == "zb_v":
-        return min(2 * ranks, 2 * microbatches)
-    return min(microbatches, 2 * ranks - 1 if candidate.schedule == "zb_h2" else ranks)
+    """The most microbatches' activations that a rank holds at once, in stages; one, where the schedule does not say."""
+    generator = SCHEDULES[candidate.schedule]
+    return max(generator.live(candidate.pipe, candidate.chunks, microbatches)) if generator.live is not None else 1
 
 
 def delayed(candidate: Candidate, microbatches: int) -> int:
-    """The most microbatches, in stages, whose W a rank puts off (see the schedules)."""
-    lag = {"zb_h1": candidate.pipe - 1, "zb_h2": 2 * (candidate.pipe - 1), "zb_v": 2 * (candidate.pipe - 1)}
-    return min(microbatches, lag.get(candidate.schedule, 0))
+    """The most microbatches, in stages, whose W a rank puts off."""
+    return min(microbatches, SCHEDULES[candidate.schedule].lag(candidate.pipe))

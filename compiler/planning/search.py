@@ -29,13 +29,15 @@ from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
 from partita.compiler.pipeline import schedule_spec
-from partita.compiler.planning.estimate import WHOLE, Outlook, Parts, cut, delayed, even, least, live, memory, parts
+from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planning.miniature import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
+from partita.compiler.schedules.registry import SCHEDULES
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.state import Scheduled
 from partita.dsl import spec
 from partita.dsl.brief import count, outline
+from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.fits import report_misfits
 from partita.dsl.report import Report
@@ -212,7 +214,7 @@ class Search:
         own = even(stages, candidate, self.space.turns)
         activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
         # When most are live, a backward follows.
-        activations += own.in_whole if schedule in WHOLE else own.in_backward
+        activations += own.in_backward if SCHEDULES[schedule].split else own.in_whole
         # What else a rank holds, from the miniature, where nothing was stored in parts.
         constant = stages.middle.beside - stages.turn.beside if candidate.stages > 1 else 0.0
         beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
@@ -344,7 +346,7 @@ class Search:
         """What is expected of a candidate; None where it does not compile."""
         if candidate in self._outlooks:
             return self._outlooks[candidate]
-        shape = evolve(candidate, schedule="one_f_one_b", chunks=1, pipe=min(candidate.pipe, 2))
+        shape = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, pipe=min(candidate.pipe, 2))
         links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
         if (shape, links) not in self._exact:
             self._exact[shape, links] = self._miniature(shape, links)

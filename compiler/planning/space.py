@@ -22,9 +22,10 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.resized import Resized
-from partita.compiler.schedules.registry import size_of
+from partita.compiler.schedules.registry import SCHEDULES, size_of
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.types import Axis
@@ -55,7 +56,7 @@ class Candidate:
     sequence: bool = False
     zero: int = 0
     recompute: str = ""
-    schedule: str = "one_f_one_b"
+    schedule: str = DEFAULT_SCHEDULE
     chunks: int = 1
 
     @property
@@ -157,33 +158,22 @@ class Space:
         yield rows
 
     def schedules(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
-        """Schedules by name, with their chunks.
-
-        GPipe holds all microbatches, so that it is asked about few; looped BFS and DualPipeV keep more than what is
-        here and end no sooner, and `auto` searches for too long to be one of many.
-        """
-        if pipe == 1:
-            yield "one_f_one_b", 1
-            return
-        yield from (("one_f_one_b", 1), ("zb_h1", 1), ("zb_h2", 1))
-        if microbatches <= 2 * pipe:
-            yield "gpipe", 1
-        if 2 * pipe <= self.turns:
-            yield "zb_v", 2
-        yield from (
-            ("interleaved_1f1b", chunks)
-            for chunks in range(2, self.turns // pipe + 1)
-            if self.turns % (pipe * chunks) == 0 or chunks == 2
-        )
+        """Schedules by name, with their chunks: the default one, of which is as good as that, and those that say so."""
+        yield DEFAULT_SCHEDULE, 1
+        if pipe > 1:
+            for generator in SCHEDULES.values():
+                for chunks in generator.planned(pipe, self.turns, microbatches):
+                    if (generator.name, chunks) != (DEFAULT_SCHEDULE, 1):
+                        yield generator.name, chunks
 
     # ------------------------------------------------------------ files
 
     def file(self, candidate: Candidate) -> spec.Spec:
         """The file with a candidate's mesh, layout and schedule."""
         mesh = self.mesh_of(candidate)
-        arguments = {"microbatches": self.microbatches(candidate), "over": self.batch}
-        if candidate.schedule == "interleaved_1f1b":
-            arguments |= {"chunks": candidate.chunks, "group": None}
+        given = {"microbatches": self.microbatches(candidate), "over": self.batch, "chunks": candidate.chunks}
+        settings = SCHEDULES[candidate.schedule].settings
+        arguments = {each.name: given.get(each.name, each.default) for each in settings}
         return evolve(
             self.given,
             meshes={mesh.name: mesh},
@@ -265,7 +255,7 @@ class Space:
             tensor > 1 and bool(targets & set(self.sequence)),
             max(i for i, name in enumerate(CLASSES) if name in targets or not i),
             _recomputed(layout),
-            schedule.call.name if schedule else "one_f_one_b",
+            schedule.call.name if schedule else DEFAULT_SCHEDULE,
             chunks,
         )
 
@@ -298,7 +288,7 @@ class Space:
             ),
             rows=sizes.get(self.batch, self.rows),
         )
-        plain = evolve(candidate, schedule="one_f_one_b", chunks=1)
+        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1)
         found = small.file(plain)
         assert found.layout is not None
         rules = small.rules(plain, counts if len(counts) > 1 else None)

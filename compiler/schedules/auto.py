@@ -23,17 +23,14 @@ from attrs import evolve, frozen
 from partita.compiler.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.descent import NEAR, Descent
-from partita.compiler.schedules.dualpipe_v import dualpipe_v
 from partita.compiler.schedules.estimate import Estimate, Value, codes
-from partita.compiler.schedules.interleaved import interleaved_1f1b
 from partita.compiler.schedules.least import fillings, least_cost
 from partita.compiler.schedules.listing import TURNS, list_orders
-from partita.compiler.schedules.one_f_one_b import one_f_one_b
+from partita.compiler.schedules.registry import SCHEDULES, Generator, Sizes, make, register
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live
-from partita.compiler.schedules.zb_h1 import zb_h1
-from partita.compiler.schedules.zb_h2 import zb_h2
-from partita.compiler.schedules.zb_v import zb_v
 from partita.compiler.simulator import simulate
+from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER
+from partita.dsl.spec import Call
 
 # Actions that a search of static orders looks at in all, some seconds; of long orders, so many orders.
 STEPS, ORDERS = 6_000_000, 600
@@ -42,6 +39,8 @@ STEPS, ORDERS = 6_000_000, 600
 SHARES = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (2.0, 0.5), (2.0, 1.0))
 # Of how many other orders the warm-ups are starting points.
 OTHERS = 6
+# The memory that the small copy's schedule is searched within.
+_PLENTY = float(1 << 60)
 
 
 def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> Schedule:
@@ -50,13 +49,15 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> 
 
     Raises ValueError where no order keeps within the memory.
     """
-    if chunks == 1:
-        families, others = [one_f_one_b(ranks, microbatches)], [zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)]
-    elif chunks == 2:
-        families = [interleaved_1f1b(ranks, 2, microbatches), zb_v(ranks, microbatches)]
-        others = [dualpipe_v(ranks, microbatches)]
-    else:
-        families, others = [interleaved_1f1b(ranks, chunks, microbatches)], []
+    families, others = (
+        [
+            make(each, ranks, chunks, microbatches)
+            for each in SCHEDULES.values()
+            # With one chunk, what can have any number is the same as what has one.
+            if each.role == role and chunks == (each.chunks or max(2, chunks))
+        ]
+        for role in ("varied", "compared")
+    )
     found: list[tuple[tuple[float, float], Schedule]] = []
     for family in families:
         placement = family.placement
@@ -153,3 +154,21 @@ class _Search:
 def _warm_ups(schedule: Schedule) -> list[int]:
     """How many forwards each rank begins with."""
     return [next(i for i, action in enumerate(line) if action.kind != FORWARD) for line in schedule.actions]
+
+
+def _proxy(call: Call, sizes: Sizes) -> Call:
+    """Within any memory: that of the small copy's device says other things."""
+    return evolve(call, arguments={**call.arguments, "memory": _PLENTY})
+
+
+# `plan` leaves it out: it searches for too long to be one of many.
+register(
+    Generator(
+        "auto",
+        (MICROBATCHES, evolve(CHUNKS, default=1), BOUND, OVER),
+        order=auto,
+        chunks=None,
+        bounded=True,
+        proxy=_proxy,
+    )
+)

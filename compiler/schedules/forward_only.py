@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partita.compiler.schedules.registry import Generator
 from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, loop_placement
 
 
@@ -29,3 +30,6 @@ def forward_only(
         (0,) * ranks,
         training=False,
     )
+
+
+FORWARD_ONLY = Generator("forward_only", order=forward_only, chunks=None)

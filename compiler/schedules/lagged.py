@@ -34,7 +34,9 @@ def lagged(
     return (*order, *weights[max(0, len(backwards) - lag) :])
 
 
-def one_chunk(name: str, microbatches: int, warm_ups: Sequence[int], lags: Sequence[int]) -> Schedule:
+def one_chunk(
+    name: str, microbatches: int, warm_ups: Sequence[int], lags: Sequence[int], bound: tuple[int, ...]
+) -> Schedule:
     """The schedule of one stage a rank with these integers for each rank."""
     forwards, backwards, weights = (
         [Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, BACKWARD, WEIGHT)
@@ -45,5 +47,5 @@ def one_chunk(name: str, microbatches: int, warm_ups: Sequence[int], lags: Seque
         microbatches,
         loop_placement(len(numbers), 1),
         tuple(lagged(forwards, backwards, weights, warm_up, lag) for warm_up, lag in numbers),
-        tuple(min(microbatches, warm_up + lag) for warm_up, lag in numbers),
+        bound,
     )

@@ -6,6 +6,7 @@ state: each chunk's parameters are gathered, and its gradients reduced, once a s
 
 from __future__ import annotations
 
+from partita.compiler.schedules.registry import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,
@@ -13,6 +14,7 @@ from partita.compiler.schedules.schedule import (
     Schedule,
     loop_placement,
 )
+from partita.dsl.builtins import CHUNKS, MICROBATCHES, OVER
 
 
 def looped_bfs(ranks: int, chunks: int, microbatches: int) -> Schedule:
@@ -25,5 +27,16 @@ def looped_bfs(ranks: int, chunks: int, microbatches: int) -> Schedule:
     forwards = [Action(FORWARD, chunk, m) for chunk in range(chunks) for m in range(microbatches)]
     backwards = [Action(WHOLE_BACKWARD, chunk, m) for chunk in reversed(range(chunks)) for m in range(microbatches)]
     order = (*forwards, *backwards)
-    bound = (microbatches * chunks,) * ranks
+    bound = live(ranks, chunks, microbatches)
     return Schedule("looped_bfs", microbatches, loop_placement(ranks, chunks), (order,) * ranks, bound)
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """All of them, on every rank."""
+    return (microbatches * chunks,) * ranks
+
+
+# It keeps more than what `plan` considers, and ends no sooner.
+register(
+    Generator("looped_bfs", (MICROBATCHES, CHUNKS, OVER), order=looped_bfs, chunks=None, live=live, bubble=whole_stage)
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.compiler.schedules.registry import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,
@@ -15,6 +16,7 @@ from partita.compiler.schedules.schedule import (
     Schedule,
     loop_placement,
 )
+from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -26,8 +28,12 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     forwards = [Action(FORWARD, 0, m) for m in range(microbatches)]
     backwards = [Action(WHOLE_BACKWARD, 0, m) for m in range(microbatches)]
     actions = tuple(alternate(forwards, backwards, ranks - rank - 1) for rank in range(ranks))
-    bound = tuple(min(microbatches, ranks - rank) for rank in range(ranks))
-    return Schedule("one_f_one_b", microbatches, loop_placement(ranks, 1), actions, bound)
+    return Schedule("one_f_one_b", microbatches, loop_placement(ranks, 1), actions, live(ranks, 1, microbatches))
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """As many as there are ranks from a rank on."""
+    return tuple(min(microbatches, ranks - rank) for rank in range(ranks))
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> tuple[Action, ...]:
@@ -37,3 +43,17 @@ def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: 
     steady = forwards[warm_up:]
     pairs = [action for pair in zip(steady, backwards, strict=False) for action in pair]
     return (*forwards[:warm_up], *pairs, *backwards[len(steady) :])
+
+
+register(
+    Generator(
+        "one_f_one_b",
+        (MICROBATCHES, OVER),
+        others=("1f1b", "dapple", "pipedream"),
+        order=one_f_one_b,
+        live=live,
+        bubble=whole_stage,
+        planned=lambda ranks, turns, microbatches: (1,),
+        role="varied",
+    )
+)

@@ -6,8 +6,11 @@ may run an action now that delays another one which arrives a moment later.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from partita.compiler.schedules.conditions import Conditions, Memory, prices
 from partita.compiler.schedules.listing import list_orders
+from partita.compiler.schedules.registry import Generator, Sizes, register
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
@@ -16,6 +19,8 @@ from partita.compiler.schedules.schedule import (
     peak_live,
     v_placement,
 )
+from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, PLACEMENT, Flag, Setting, Word
+from partita.dsl.spec import Call
 
 
 def policy(
@@ -43,3 +48,34 @@ def policy(
     first = FORWARD if prefer == "forward" else BACKWARD
     orders = list_orders(table, microbatches, prices(conditions, table), memory, first, split_backward)
     return Schedule("policy", microbatches, table, orders, tuple(map(peak_live, orders)))
+
+
+def _proxy(call: Call, sizes: Sizes) -> Call:
+    """With room for a microbatch."""
+    bound = call.arguments.get("in_flight")
+    return call if bound is None else evolve(call, arguments={**call.arguments, "in_flight": max(bound, sizes.chunks)})
+
+
+POLICY = register(
+    Generator(
+        "policy",
+        (
+            MICROBATCHES,
+            evolve(CHUNKS, default=1),
+            Setting("prefer", Word(("backward", "forward")), "backward"),
+            Setting("in_flight", COUNT, None),
+            Setting("split_backward", Flag(), False),
+            PLACEMENT,
+            OVER,
+        ),
+        order=policy,
+        chunks=None,
+        proxy=_proxy,
+        legal=lambda ranks, chunks: {
+            "prefer": ("forward", "backward"),
+            "split_backward": (False, True),
+            "placement": ("loop", "v"),
+            "in_flight": (None, *range(chunks, 2 * ranks * chunks + 1)),
+        },
+    )
+)

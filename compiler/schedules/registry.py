@@ -1,60 +1,133 @@
-"""Schedules by name. A schedule is one function in a file of its own and one line in `SCHEDULES`.
+"""What a schedule is besides its orders, and all of them by name.
 
-A function takes `ranks`, `microbatches`, `chunks` if it can have any number of stages on a rank, `conditions` (costs
-and memory) if it looks at them, and arguments of its own by name; it returns a `Schedule` with its stated bound of live
-activations, and raises ValueError for arguments that it cannot serve. What it returns is held to the laws
+A schedule is one module: the function that makes its orders, and a `Generator`, which is registered when the module is
+imported and says what is known of it without making it. What the function returns is held to the laws
 (`partita.compiler.laws`), whoever wrote it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Literal, Protocol, cast
+
+from attrs import frozen
 
 from partita.compiler.communication import default_messages
-from partita.compiler.schedules.auto import auto
-from partita.compiler.schedules.conditions import Conditions
-from partita.compiler.schedules.dualpipe_v import dualpipe_v
-from partita.compiler.schedules.forward_only import forward_only
-from partita.compiler.schedules.from_file import from_file
-from partita.compiler.schedules.gpipe import gpipe
-from partita.compiler.schedules.interleaved import interleaved_1f1b
-from partita.compiler.schedules.looped_bfs import looped_bfs
-from partita.compiler.schedules.one_f_one_b import one_f_one_b
-from partita.compiler.schedules.policy import policy
-from partita.compiler.schedules.schedule import LIMIT, Schedule
-from partita.compiler.schedules.text import read
-from partita.compiler.schedules.zb_h1 import zb_h1
-from partita.compiler.schedules.zb_h2 import zb_h2
-from partita.compiler.schedules.zb_v import zb_v
+from partita.compiler.schedules.conditions import Conditions, Placement
+from partita.compiler.schedules.schedule import LIMIT, Schedule, loop_placement
 from partita.compiler.simulator import equal_costs
-from partita.dsl.builtins import SCHEDULES as BUILTIN
+from partita.dsl import builtins
+from partita.dsl.builtins import Signature
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.registry import Registry
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 
-# What users can name.
-SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-    "interleaved_1f1b": interleaved_1f1b,
-    "looped_bfs": looped_bfs,
-    "zb_h1": zb_h1,
-    "zb_h2": zb_h2,
-    "zb_v": zb_v,
-    "dualpipe_v": dualpipe_v,
-    "auto": auto,
-    "policy": policy,
-    "from_file": from_file,
-}
+# Arguments that say what a step is; what is left is the schedule's own.
+OF_THE_STEP = ("microbatches", "chunks", "over")
 
-# What the compiler itself asks for.
-INTERNAL: Mapping[str, Callable[..., Schedule]] = {"forward_only": forward_only}
 
-# Schedules of so many chunks and no others; those that are not here and take no `chunks` have one.
-FIXED_CHUNKS: Mapping[str, int] = {"zb_v": 2, "dualpipe_v": 2}
+class Times(Protocol):
+    """The seconds of a stage's actions."""
+
+    @property
+    def forward(self) -> float:
+        """F."""
+
+    @property
+    def backward(self) -> float:
+        """B."""
+
+    @property
+    def weight(self) -> float:
+        """W."""
+
+    @property
+    def whole(self) -> float:
+        """BW."""
+
+
+@frozen
+class Sizes:
+    """A pipeline that shrinks: its ranks before, and its ranks and chunks after that."""
+
+    before: int
+    ranks: int
+    chunks: int
+
+
+@frozen(kw_only=True, eq=False)
+class Generator(Signature):
+    """A schedule: how files call it, how it is made, and what is known of it.
+
+    `order` takes `ranks`, `microbatches`, `chunks` if it can have any number of stages on a rank, `conditions` (costs
+    and memory) if it looks at them, and arguments of its own by name; it returns a `Schedule` with its stated bound of
+    live activations, and raises ValueError for arguments that it cannot serve.
+
+    Closed forms, of P ranks, V chunks and M microbatches, None where only the orders tell:
+
+    - `chunks`: the stages on each rank, None where a call says how many; `placement`: where stages stand.
+    - `split`: whether B and W are actions of their own.
+    - `live`: the live activations of each rank, in stages, of P, V and M; its bound, with the arguments' defaults.
+    - `lag`: the most W, in stages, that a rank puts off, of P.
+    - `bubble`: for how long each of P−1 ranks idles where stages are alike, transfers free and microbatches many.
+
+    For `plan`, which predicts it without compiling:
+
+    - `representative`: of how many of M microbatches a timeline tells that of all, of P and M; each further one takes
+      the busiest rank's time.
+    - `planned`: with how many chunks it is considered, of P, the turns to cut between and M; not at all unless given.
+
+    For `auto`: in its `role`, it is compared as it is, or its warm-up and lag are varied. `bounded`: it is made within
+    the memory of its conditions.
+
+    Of calls: `written` is the schedule that one holds as it is, whose sizes nothing else says; `proxy` the call for the
+    small copy that `verify` runs, and `fewest` the microbatches that it needs to be what it is. `legal` are values of
+    its own arguments for P and V, for those who draw schedules.
+    """
+
+    order: Callable[..., Schedule]
+    chunks: int | None = 1
+    placement: Callable[[int, int], Placement] = loop_placement
+    split: bool = False
+    live: Callable[[int, int, int], tuple[int, ...]] | None = None
+    lag: Callable[[int], int] = lambda ranks: 0
+    bubble: Callable[[Times], float] | None = None
+    representative: Callable[[int, int], int] = lambda ranks, microbatches: min(microbatches, 3 * ranks)
+    planned: Callable[[int, int, int], Iterable[int]] = lambda ranks, turns, microbatches: ()
+    role: Literal["varied", "compared"] | None = None
+    bounded: bool = False
+    written: Callable[[Call], Schedule] | None = None
+    proxy: Callable[[Call, Sizes], Call] = lambda call, sizes: call
+    fewest: Callable[[Call], int] = lambda call: 0
+    legal: Callable[[int, int], Mapping[str, Iterable[Any]]] = lambda ranks, chunks: {}
+
+    @property
+    def conditional(self) -> bool:
+        """Whether its orders depend on costs."""
+        return "conditions" in signature(self.order).parameters
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The arguments that are its own."""
+        step = ("ranks", "conditions", *OF_THE_STEP)
+        return tuple(each for each in signature(self.order).parameters if each not in step)
+
+
+def whole_stage(stage: Times) -> float:
+    """The bubble of schedules that idle for a stage's forward and whole backward."""
+    return stage.forward + stage.whole
+
+
+# What is registered there is a Generator.
+SCHEDULES = cast("Registry[Generator]", builtins.SCHEDULES)
+
+
+def register(generator: Generator) -> Generator:
+    """Make a schedule known. Raises ValueError where another one has its name."""
+    return SCHEDULES.register(generator)
 
 
 def size_of(call: Call | None) -> tuple[int, int]:
@@ -64,20 +137,21 @@ def size_of(call: Call | None) -> tuple[int, int]:
     """
     if call is None:
         return 1, 1
-    if call.name == "from_file":
-        schedule = read(call.arguments["path"])
+    generator = SCHEDULES[call.name]
+    if generator.written is not None:
+        schedule = generator.written(call)
         return schedule.chunks, schedule.microbatches
-    chunks = FIXED_CHUNKS.get(call.name) or call.arguments.get("chunks") or 1
+    chunks = generator.chunks or call.arguments.get("chunks") or 1
     return int(chunks), int(call.arguments["microbatches"])
 
 
-def looks_at_costs(name: str) -> bool:
-    """Whether a schedule depends on its conditions."""
-    return "conditions" in signature({**SCHEDULES, **INTERNAL}[name]).parameters
+def own_arguments(call: Call) -> dict[str, Any]:
+    """The arguments of a call that are the schedule's own, and given."""
+    return {key: value for key, value in call.arguments.items() if key not in OF_THE_STEP and value is not None}
 
 
 def make(
-    name: str,
+    named: str | Generator,
     ranks: int,
     chunks: int,
     microbatches: int,
@@ -86,16 +160,17 @@ def make(
     span: Span | None = None,
     **arguments: Any,
 ) -> Schedule:
-    """The schedule of that name for `ranks` ranks of `chunks` stages each; `arguments` are the schedule's own.
+    """A schedule for `ranks` ranks of `chunks` stages each; `arguments` are the schedule's own.
 
     `conditions` are equal costs, free transfers and no limit of memory unless given. Raises Refused (E0505, at `span`)
     for an unknown name and for sizes and arguments that the schedule cannot serve.
     """
-    function = {**SCHEDULES, **INTERNAL}.get(name)
-    if function is None:
-        near = get_close_matches(name, SCHEDULES, 1)
+    generator = SCHEDULES.get(named) if isinstance(named, str) else named
+    if generator is None:
+        near = get_close_matches(str(named), SCHEDULES, 1)
         help = f"did you mean `{near[0]}`?" if near else f"schedules: {', '.join(SCHEDULES)}"
-        raise refuse("E0505", f"there is no schedule `{name}`", span, help=help)
+        raise refuse("E0505", f"there is no schedule `{named}`", span, help=help)
+    name = generator.name
     for what, size in (("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches)):
         if size < 1:
             raise refuse("E0505", f"schedule `{name}` needs at least 1 of `{what}`, not {size}", span)
@@ -106,31 +181,28 @@ def make(
             span,
             help=f"at most {LIMIT} of these together can be scheduled",
         )
-    taken = signature(function).parameters
-    own = [each for each in taken if each not in ("ranks", "chunks", "microbatches", "conditions")]
     for key in arguments:
-        if key not in own:
+        if key not in generator.own:
             raise refuse(
                 "E0505",
                 f"schedule `{name}` takes no argument `{key}`",
                 span,
-                help=f"it takes {', '.join(own)}" if own else None,
+                help=f"it takes {', '.join(generator.own)}" if generator.own else None,
             )
-    if "chunks" in taken:
+    if generator.chunks is None:
         arguments["chunks"] = chunks
-    elif chunks != FIXED_CHUNKS.get(name, 1):
-        count = FIXED_CHUNKS.get(name, 1)
-        stages = "one stage" if count == 1 else f"{count} stages"
+    elif chunks != generator.chunks:
+        stages = "one stage" if generator.chunks == 1 else f"{generator.chunks} stages"
         raise refuse(
             "E0505",
             f"schedule `{name}` has {stages} on each rank, not {chunks}",
             span,
-            help=f"{', '.join(each for each in BUILTIN if 'chunks' in BUILTIN[each].names)} take `chunks`",
+            help=f"{', '.join(each.name for each in SCHEDULES.values() if 'chunks' in each.names)} take `chunks`",
         )
-    if "conditions" in taken:
+    if generator.conditional:
         arguments["conditions"] = conditions or Conditions(equal_costs(), default_messages(ranks * chunks))
     try:
-        return function(ranks=ranks, microbatches=microbatches, **arguments)
+        return generator.order(ranks=ranks, microbatches=microbatches, **arguments)
     except Refused:
         raise
     except ValueError as error:

@@ -6,7 +6,9 @@ Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
 from __future__ import annotations
 
 from partita.compiler.schedules.lagged import one_chunk
+from partita.compiler.schedules.registry import Generator, register
 from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
@@ -15,4 +17,30 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
     Live activations: min(M, P) on every rank, the most that 1F1B has on any. With free transfers the pipeline idles for
     (P−1)(F + B − W), at equal costs a third of 1F1B's bubble.
     """
-    return one_chunk("zb_h1", microbatches, [ranks - rank for rank in range(ranks)], range(ranks))
+    return one_chunk(
+        "zb_h1",
+        microbatches,
+        [ranks - rank for rank in range(ranks)],
+        range(ranks),
+        live(ranks, 1, microbatches),
+    )
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """As many as there are ranks, on every rank."""
+    return (min(microbatches, ranks),) * ranks
+
+
+register(
+    Generator(
+        "zb_h1",
+        (MICROBATCHES, OVER),
+        order=zb_h1,
+        split=True,
+        live=live,
+        lag=lambda ranks: ranks - 1,
+        bubble=lambda stage: stage.forward + stage.backward - stage.weight,
+        planned=lambda ranks, turns, microbatches: (1,),
+        role="compared",
+    )
+)

@@ -6,7 +6,9 @@ Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
 from __future__ import annotations
 
 from partita.compiler.schedules.lagged import one_chunk
+from partita.compiler.schedules.registry import Generator, register
 from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
@@ -17,4 +19,24 @@ def zb_h2(ranks: int, microbatches: int) -> Schedule:
     that is not negative: at equal costs not at all.
     """
     warm_ups = [2 * (ranks - rank) - 1 for rank in range(ranks)]
-    return one_chunk("zb_h2", microbatches, warm_ups, range(0, 2 * ranks, 2))
+    return one_chunk("zb_h2", microbatches, warm_ups, range(0, 2 * ranks, 2), live(ranks, 1, microbatches))
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """Nearly twice as many as there are ranks, on every rank."""
+    return (min(microbatches, 2 * ranks - 1),) * ranks
+
+
+register(
+    Generator(
+        "zb_h2",
+        (MICROBATCHES, OVER),
+        order=zb_h2,
+        split=True,
+        live=live,
+        lag=lambda ranks: 2 * (ranks - 1),
+        bubble=lambda stage: max(0.0, stage.forward + stage.backward - 2 * stage.weight),
+        planned=lambda ranks, turns, microbatches: (1,),
+        role="compared",
+    )
+)

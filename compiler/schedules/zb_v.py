@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.registry import Generator, register
+from partita.compiler.schedules.schedule import Schedule, v_placement
 from partita.compiler.schedules.v import Step, in_a_v
+from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def zb_v(ranks: int, microbatches: int) -> Schedule:
@@ -19,8 +21,12 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
     large, so they are as many bytes as the first rank of 1F1B holds. At equal costs, with free transfers and M ≥ 2P−1,
     no rank waits between its first and its last action.
     """
-    bound = tuple(min(2 * ranks, 2 * microbatches, microbatches + rank + 1) for rank in range(ranks))
-    return in_a_v("zb_v", ranks, microbatches, 2 * ranks - 1, _steps, bound)
+    return in_a_v("zb_v", ranks, microbatches, 2 * ranks - 1, _steps, live(ranks, 2, microbatches))
+
+
+def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    """As many as 1F1B holds on its first rank, of half the size, on every rank."""
+    return tuple(min(2 * ranks, 2 * microbatches, microbatches + rank + 1) for rank in range(ranks))
 
 
 def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
@@ -47,3 +53,20 @@ def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
         yield "W", 1
     for _ in range(rank):
         yield "W", 0
+
+
+register(
+    Generator(
+        "zb_v",
+        (MICROBATCHES, OVER),
+        order=zb_v,
+        chunks=2,
+        placement=v_placement,
+        split=True,
+        live=live,
+        lag=lambda ranks: 2 * (ranks - 1),
+        bubble=lambda stage: 0.0,
+        planned=lambda ranks, turns, microbatches: (2,) if 2 * ranks <= turns else (),
+        role="varied",
+    )
+)

@@ -20,11 +20,10 @@ from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.lowering.resized import Initial, Resized, of_order_one
-from partita.compiler.schedules.registry import size_of
-from partita.compiler.schedules.schedule import WEIGHT
-from partita.compiler.schedules.text import PLACEMENTS, placement_text, read
+from partita.compiler.schedules.registry import SCHEDULES, Sizes, size_of
 from partita.compiler.shrinking.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis
 
@@ -33,8 +32,6 @@ from partita.dsl.types import Axis
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
 MOST_RANKS, MOST_STAGES = 40, 48
-# The memory that a schedule is searched within: that of the small copy's device says other things.
-_PLENTY = float(1 << 60)
 
 
 @frozen(eq=False)
@@ -107,8 +104,8 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
 def single(given: spec.Spec) -> spec.Spec:
     """The same training on one device and in one piece: no layout, no microbatches. It is what a file means."""
     over = given.schedule.call.arguments.get("over", "batch") if given.schedule else "batch"
-    call = spec.Call("gpipe", {"microbatches": 1, "over": over})
-    return evolve(given, layout=None, schedule=spec.Schedule("gpipe", call))
+    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": over})
+    return evolve(given, layout=None, schedule=spec.Schedule(call.name, call))
 
 
 # ---------------------------------------------------------------- pipeline and mesh
@@ -138,13 +135,13 @@ def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
         return 1
     _, declared = size_of(call)
     wanted = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
-    return min(declared, max(wanted, int(_group(call, pipe) or 0)))
+    proxy = _proxy(call, pipe)
+    return min(declared, max(wanted, SCHEDULES[proxy.name].fewest(proxy)))
 
 
-def _group(call: spec.Call, pipe: _Pipe) -> int | None:
-    """The schedule's group of microbatches: as many as ranks, or one more."""
-    group = call.arguments.get("group")
-    return None if group is None else pipe.after[0] + (int(group) > pipe.before[0])
+def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
+    """The schedule's call for the small copy, but for its sizes."""
+    return SCHEDULES[call.name].proxy(call, Sizes(pipe.before[0], *pipe.after))
 
 
 def _mesh(given: spec.Spec, pipe: _Pipe, longest: int, hoist: bool) -> spec.Mesh | None:
@@ -269,20 +266,8 @@ def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule
     if given.schedule is None:
         return None
     call = given.schedule.call
-    if call.name == "from_file":
-        # An order is written for one size: the small copy has its chunks, placement and kinds of actions.
-        written = read(call.arguments["path"])
-        split = any(action.kind == WEIGHT for line in written.actions for action in line)
-        placed = call.arguments["placement"] or placement_text(written.placement)
-        kept = {"over": call.arguments["over"], "placement": placed if placed in PLACEMENTS else "loop"}
-        call = evolve(call, name="policy", arguments={**kept, "chunks": pipe.after[1], "split_backward": split})
+    call = _proxy(call, pipe)
     arguments = {**call.arguments, "microbatches": microbatches}
     if call.arguments.get("chunks"):
         arguments["chunks"] = pipe.after[1]
-    if "group" in arguments:
-        arguments["group"] = _group(call, pipe)
-    if "in_flight" in arguments and arguments["in_flight"] is not None:
-        arguments["in_flight"] = max(arguments["in_flight"], pipe.after[1])
-    if "memory" in arguments:
-        arguments["memory"] = _PLENTY
     return evolve(given.schedule, call=evolve(call, arguments=arguments))

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from partita.compiler.schedules.registry import FIXED_CHUNKS, make
+from partita.compiler.schedules.registry import SCHEDULES as GENERATORS
+from partita.compiler.schedules.registry import make
 from partita.dsl.builtins import DATA, DEVICES, INITIAL, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import language
@@ -37,8 +38,8 @@ def override_seeds() -> Iterator[bytes]:
 
 def schedule_seeds() -> Iterator[bytes]:
     """Schedules of the registry as text."""
-    for name, chunks in (("gpipe", 1), ("one_f_one_b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_v", 2)):
-        found = make(name, 2, FIXED_CHUNKS.get(name, chunks), 4)
+    for name in ("gpipe", "one_f_one_b", "interleaved_1f1b", "zb_h1", "zb_v"):
+        found = make(name, 2, GENERATORS[name].chunks or 2, 4)
         yield f"# {name}\n{found}\n".encode()
     yield b"F0.0 B0.0 W0.0 F0.1 BW0.1 # one rank\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.schedules.registry import FIXED_CHUNKS, SCHEDULES, make
+from partita.compiler.schedules.registry import SCHEDULES, make
 from partita.runtime.checkpoint.sealed import _tail, seal
 from tests.fuzz import targets
 from tests.fuzz.seeds import MANIFEST
@@ -26,7 +26,7 @@ def nearly_lawful(draw: st.DrawFn) -> str:
     """A schedule of the registry with some of its actions moved, doubled, taken out or changed."""
     name = draw(st.sampled_from(["gpipe", "one_f_one_b", "looped_bfs", "interleaved_1f1b", "zb_h1", "zb_v"]))
     assert name in SCHEDULES
-    taken = 2 if name in ("looped_bfs", "interleaved_1f1b") else FIXED_CHUNKS.get(name, 1)
+    taken = SCHEDULES[name].chunks or 2
     lines = [line.split() for line in str(make(name, draw(st.integers(1, 3)), taken, 6)).splitlines()]
     for _ in range(draw(st.integers(0, 3))):
         line = draw(st.sampled_from(lines))

@@ -4,7 +4,6 @@ know.
 
 from __future__ import annotations
 
-from inspect import signature
 from itertools import product
 from math import ceil
 from types import SimpleNamespace
@@ -17,26 +16,27 @@ from hypothesis import strategies as st
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.conditions import Conditions
-from partita.compiler.schedules.interleaved import group_sizes
+from partita.compiler.schedules.forward_only import FORWARD_ONLY
+from partita.compiler.schedules.interleaved_1f1b import group_sizes
 from partita.compiler.schedules.one_f_one_b import alternate
-from partita.compiler.schedules.registry import FIXED_CHUNKS, INTERNAL, SCHEDULES, make
+from partita.compiler.schedules.registry import OF_THE_STEP, SCHEDULES, make
 from partita.compiler.schedules.schedule import LIMIT, Action, Schedule, loop_placement, peak_live, v_placement
 from partita.compiler.simulator import equal_costs, simulate
 from partita.compiler.timeline import Timeline
-from partita.dsl import builtins
+from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused
 from partita.testing import Shape, assert_lawful, costs, named_schedules, shapes
 
 RANKS, CHUNKS, MICROBATCHES = range(1, 7), range(1, 5), range(1, 13)
-BY_SHAPE = sorted({*SCHEDULES, *INTERNAL} - {"from_file"})
+BY_SHAPE = {name: each for name, each in SCHEDULES.items() if each.written is None} | {"forward_only": FORWARD_ONLY}
 # Those that look for their orders take longer: in full in soak runs.
 SEARCHED = ("auto", "policy")
 
 
 def chunks_of(name: str) -> range:
     """The numbers of chunks that a schedule can have, up to four."""
-    takes = "chunks" in signature({**SCHEDULES, **INTERNAL}[name]).parameters
-    return CHUNKS if takes else range(FIXED_CHUNKS.get(name, 1), FIXED_CHUNKS.get(name, 1) + 1)
+    fixed = BY_SHAPE[name].chunks
+    return CHUNKS if fixed is None else range(fixed, fixed + 1)
 
 
 def hold_to_the_laws(schedule: Schedule) -> Timeline:
@@ -50,8 +50,8 @@ def in_all_shapes(name: str, ranks: int) -> None:
     """A schedule passes its laws and reaches exactly its stated bound, for so many ranks."""
     for chunks in chunks_of(name):
         for microbatches in MICROBATCHES:
-            timeline = hold_to_the_laws(make(name, ranks, chunks, microbatches))
-            schedule = make(name, ranks, chunks, microbatches)
+            timeline = hold_to_the_laws(make(BY_SHAPE[name], ranks, chunks, microbatches))
+            schedule = make(BY_SHAPE[name], ranks, chunks, microbatches)
             assert timeline.peak_live == schedule.bound, schedule
 
 
@@ -153,6 +153,29 @@ def test_bubbles_are_the_closed_forms_at_equal_costs(name: str, shape: Shape):
     assert timeline.bubble == pytest.approx((P - 1) / (V * M + P - 1))
 
 
+@pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.live is not None])
+@given(shapes(8, 4, 24))
+def test_what_a_schedule_states_of_itself_is_so(name: str, shape: Shape):
+    """Placement, whether B and W are apart, live activations, the W put off, and the bubble at equal costs."""
+    generator = SCHEDULES[name]
+    P, V, M = shape.ranks, generator.chunks or shape.chunks, shape.microbatches
+    schedule = make(name, P, V, M)
+    assert schedule.placement == generator.placement(P, V)
+    assert schedule.bound == generator.live(P, V, M)
+    apart = any(action.kind == "B" for line in schedule.actions for action in line)
+    assert apart == generator.split or P == 1
+    for line in schedule.actions:
+        left = most = 0
+        for action in line:
+            left += {"B": 1, "W": -1}.get(action.kind, 0)
+            most = max(most, left)
+        assert most <= generator.lag(P) + 1, "just after its B, that of a microbatch is put off as well"
+    M *= 2 * P
+    timeline = assert_lawful(make(name, P, V, M))
+    stage = SimpleNamespace(forward=1.0, backward=1.0, weight=1.0, whole=2.0)
+    assert timeline.cost - 3 * M * V == (P - 1) * generator.bubble(stage)
+
+
 @given(shapes(8, 1, 24), st.integers(4, 20), st.integers(4, 20), st.integers(1, 20))
 def test_zb_h1_and_h2_idle_as_published(shape: Shape, forward: int, backward: int, weight: int):
     """(P−1)(F + B − W) and (P−1)(F + B − 2W), of arXiv 2401.10241 table 1, for W no longer than F and B, and enough
@@ -245,7 +268,7 @@ def test_one_chunk_is_the_schedule_without_chunks(shape: Shape):
 def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape):
     P, V = shape.ranks, shape.chunks
     M = shape.microbatches * P
-    timeline = assert_lawful(make("forward_only", P, V, M))
+    timeline = assert_lawful(make(FORWARD_ONLY, P, V, M))
     assert timeline.makespan == M * V + P - 1
     # Each rank is occupied without a gap, the later ones later: nothing is lost between two steps.
     assert timeline.bubble == 0
@@ -255,7 +278,7 @@ def test_forwards_alone_lose_no_more_than_the_way_to_the_last_rank(shape: Shape)
 def test_forwards_alone_are_lawful_in_a_v(shape: Shape):
     """Evaluation runs where training has its stages."""
     placement = v_placement(shape.ranks, shape.chunks)
-    hold_to_the_laws(make("forward_only", shape.ranks, shape.chunks, shape.microbatches, placement=placement))
+    hold_to_the_laws(make(FORWARD_ONLY, shape.ranks, shape.chunks, shape.microbatches, placement=placement))
 
 
 def test_placements():
@@ -280,7 +303,7 @@ def test_orders():
         "F0.0 F0.1 F1.0 BW1.0 F1.1 BW1.1 F0.2 BW0.0 F0.3 BW0.1 F1.2 BW1.2 F1.3 BW1.3 BW0.2 BW0.3"
     )
     assert str(make("looped_bfs", 1, 2, 2)) == "F0.0 F0.1 F1.0 F1.1 BW1.0 BW1.1 BW0.0 BW0.1"
-    assert str(make("forward_only", 2, 2, 3)).splitlines()[0] == "F0.0 F0.1 F1.0 F1.1 F0.2 F1.2"
+    assert str(make(FORWARD_ONLY, 2, 2, 3)).splitlines()[0] == "F0.0 F0.1 F1.0 F1.1 F0.2 F1.2"
 
 
 def test_orders_with_b_and_w():
@@ -395,18 +418,15 @@ def test_spreading_what_is_left_over_takes_less_memory_and_no_longer(shape: Shap
 # ---------------------------------------------------------------- names and arguments
 
 
-def test_the_language_and_the_compiler_know_the_same_schedules():
-    assert set(builtins.SCHEDULES) == set(SCHEDULES)
-    step = {"microbatches", "chunks", "over"}
-    for name, function in SCHEDULES.items():
-        written = set(builtins.SCHEDULES[name].names)
-        taken = set(signature(function).parameters) - {"ranks", "conditions"}
-        if name == "from_file":  # the file says how large it is
-            assert written - {"over"} == taken - step
-        elif name == "auto":  # the memory is a part of its conditions
-            assert written - {"over", "memory"} == taken
-        else:
-            assert written - {"over"} == taken
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_files_give_a_schedule_the_arguments_that_it_takes(name):
+    generator = SCHEDULES[name]
+    given = set(generator.names) - set(OF_THE_STEP)
+    # The memory is a part of the conditions of those that are made within it.
+    assert given - ({BOUND.name} if generator.bounded else set()) == set(generator.own)
+    if generator.written is None:  # a file says how large it is
+        assert {"microbatches", "over"} <= set(generator.names)
+        assert ("chunks" in generator.names) == (generator.chunks is None)
 
 
 @pytest.mark.parametrize(

@@ -25,23 +25,23 @@ MISTAKES = [
     ),
     Planted(
         "backwards-in-the-order-of-chunks",
-        "compiler/schedules/interleaved.py",
+        "compiler/schedules/interleaved_1f1b.py",
         "for members in groups for chunk in reversed(range(chunks)) for m in members",
         "for members in groups for chunk in range(chunks) for m in members",
         LAWFUL,
     ),
     Planted(
         "remainder-as-a-last-group",
-        "compiler/schedules/interleaved.py",
+        "compiler/schedules/interleaved_1f1b.py",
         "if left >= ranks:",
         "if left:",
         LAWFUL,
     ),
     Planted(
         "warm-up-without-the-chunks",
-        "compiler/schedules/interleaved.py",
-        "2 * (ranks - rank - 1) + (chunks - 1) * starts[1])",
-        "2 * (ranks - rank - 1) + starts[1])",
+        "compiler/schedules/interleaved_1f1b.py",
+        "2 * (ranks - rank - 1) + (chunks - 1) * first)",
+        "2 * (ranks - rank - 1) + first)",
         f"{SCHEDULES}::test_bounds_are_the_closed_forms",
     ),
     Planted(
@@ -56,8 +56,8 @@ MISTAKES = [
     Planted(
         "lag-of-the-next-rank",
         "compiler/schedules/zb_h1.py",
-        "[ranks - rank for rank in range(ranks)], range(ranks))",
-        "[ranks - rank for rank in range(ranks)], range(1, ranks + 1))",
+        "        range(ranks),\n",
+        "        range(1, ranks + 1),\n",
         SCHEDULES,
     ),
     Planted(
