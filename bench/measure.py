@@ -44,7 +44,7 @@ def joined() -> None:
     """For a process that is measured: connect it, as the rank that it is, with the others."""
     identity = rank_from_environment()
     assert identity is not None
-    connect(identity)
+    connect(identity, "gloo")
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ from partita.cli.numbers import count, number
 from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.conditions import Conditions, Memory
-from partita.compiler.schedules.registry import SCHEDULES, make, own_arguments, size_of
+from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_of
+from partita.compiler.schedules.registry import make
 from partita.compiler.simulator import equal_costs, simulate
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused, refuse

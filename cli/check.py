@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from partita.cli.command import Command, register
 from partita.cli.source import add_source_arguments, printable, summary
 from partita.dsl.load import load
-
-SUMMARY = "check a file: errors with place, cause and fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,3 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(printable(diagnostic.render()), end="\n\n")
         print(summary(arguments.file, diagnostics))
     return 0 if spec is not None else 1
+
+
+register(
+    Command("check", "check a file: errors with place, cause and fix", add_arguments, run, others=("lint", "validate"))
+)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
+from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.figures import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
@@ -25,7 +26,6 @@ from partita.runtime.checkpoint.store import commit_name, steps_in
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
 
-SUMMARY = "list, show and verify checkpoints; export and import whole tensors"
 DIRECTORY_HELP = "a directory of checkpoints, one of them, or the directory of a run"
 
 
@@ -295,3 +295,14 @@ def _import(arguments: argparse.Namespace) -> int:
     for line in (*importing.unused_lines(made.unused), *importing.training_lines(arguments, state.spec)):
         print(line)
     return 0
+
+
+register(
+    Command(
+        "checkpoint",
+        "list, show and verify checkpoints; export and import whole tensors",
+        add_arguments,
+        run,
+        others=("checkpoints", "ckpt"),
+    )
+)

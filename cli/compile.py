@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.figures import bytes_text, count_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
 
-SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program"
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
@@ -256,3 +256,14 @@ def _expected(expected: Sequence[Outcome], width: int) -> Table:
 
     rows = [(each.text, "holds" if each.holds else "fails", each.shown) for each in expected]
     return Table([Column("claim"), Column(""), Column("value", right=True)], rows, width)
+
+
+register(
+    Command(
+        "compile",
+        "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
+        add_arguments,
+        run,
+        others=("build",),
+    )
+)

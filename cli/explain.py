@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.figures import bytes_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from partita.compiler.report.explain import Alternative, Explanation
     from partita.dsl.source import Span
 
-SUMMARY = "list every collective with bytes, time and source line; or the layout of one tensor, and why"
 # How many tensors of one name are described.
 MOST = 8
 NOTHING = 1e-8  # seconds of a step that does not communicate
@@ -239,3 +239,13 @@ def _lines(spans: Iterable[Span]) -> str:
 def _print(console: Console, lines: Iterable[str], style: str = "") -> None:
     for line in lines:
         console.print(INDENT + line, style=style, soft_wrap=True, markup=False)
+
+
+register(
+    Command(
+        "explain",
+        "list every collective with bytes, time and source line; or the layout of one tensor, and why",
+        add_arguments,
+        run,
+    )
+)

@@ -7,12 +7,11 @@ import os
 import sys
 import tempfile
 
+from partita.cli.command import Command, register
 from partita.cli.source import report
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import format_text
 from partita.dsl.reader import read_source
-
-SUMMARY = "bring files into canonical form, comments kept"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,3 +81,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+register(Command("fmt", "bring files into canonical form, comments kept", add_arguments, run, others=("format",)))

@@ -7,9 +7,9 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from partita.cli.command import Command, register
 from partita.cli.source import printable
 
-SUMMARY = "write a file to start from: a small model that trains on this machine as it is"
 START = "start.par"
 
 
@@ -39,3 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     print(f"wrote {shown}; `partita run {shown}` trains it on two processes of this machine")
     return 0
+
+
+register(
+    Command(
+        "init",
+        "write a file to start from: a small model that trains on this machine as it is",
+        add_arguments,
+        run,
+        others=("new", "create"),
+    )
+)

@@ -1,8 +1,4 @@
-"""The command line: one subcommand per module of this folder, imported only when it is called for.
-
-A command module has `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 the file
-or a claim in it is wrong, 2 usage, 3 a run failed.
-"""
+"""The command line: one subcommand per module of this folder (`command`), imported when it is called for."""
 
 from __future__ import annotations
 
@@ -12,43 +8,16 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from partita import __version__
 from partita.cli import streams
+from partita.cli.command import COMMANDS
 from partita.cli.extras import explained, missing
 from partita.cli.source import printable
 from partita.dsl.report import nearest
 
-# Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
-# the overview imports none of them.
-COMMANDS = {
-    "init": "write a file to start from: a small model that trains on this machine as it is",
-    "check": "check a file: errors with place, cause and fix",
-    "fmt": "bring files into canonical form, comments kept",
-    "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
-    "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
-    "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
-    "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
-    "plan": "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best",
-    "run": "train: on this machine, or as one rank under torchrun or Slurm",
-    "profile": "measure this machine's device and links; the cost model reads the record",
-    "checkpoint": "list, show and verify checkpoints; export and import whole tensors",
-}
-# What others call them.
-OTHERS = {
-    **dict.fromkeys(("train", "start", "launch", "torchrun"), "run"),
-    **dict.fromkeys(("new", "create"), "init"),
-    **dict.fromkeys(("lint", "validate"), "check"),
-    **dict.fromkeys(("search", "autotune", "tune"), "plan"),
-    **dict.fromkeys(("checkpoints", "ckpt"), "checkpoint"),
-    "benchmark": "profile",
-    "build": "compile",
-    "format": "fmt",
-    "help": "--help",
-    "prove": "verify",
-    "version": "--version",
-}
+# What is asked for by a word where an option is meant.
+OPTIONS = {"help": "--help", "version": "--version"}
 INTERRUPTED = 130
 
 
@@ -94,7 +63,7 @@ def _run(given: Sequence[str]) -> int:
     problem = missing(getattr(parsed, "needs", None), what)
     if problem is None:
         try:
-            return int(import_module(f"partita.cli.{command}").run(parsed))
+            return COMMANDS[command].run(parsed)
         except ImportError as error:
             problem = explained(error, what)
             if problem is None:
@@ -129,10 +98,12 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     name = next((word for word in given if not word.startswith("-")), None)
     called = parser
-    for each, summary in COMMANDS.items():
-        subparser = commands.add_parser(each, help=summary, description=summary, allow_abbrev=False)
-        if each == name:
-            import_module(f"partita.cli.{each}").add_arguments(subparser)
+    for command in [COMMANDS[name]] if name is not None and name in COMMANDS else COMMANDS.values():
+        subparser = commands.add_parser(
+            command.name, help=command.summary, description=command.summary, allow_abbrev=False
+        )
+        if command.name == name:
+            command.add_arguments(subparser)
             called = subparser
     if name is not None and name not in COMMANDS and not {"-h", "--help", "--version"} & set(given):
         parser.error(_unknown(name))
@@ -141,10 +112,9 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
 
 def _unknown(name: str) -> str:
     """That there is no such command, and which may be meant."""
-    # Imported here: whoever names a command needs neither.
-
     shown = printable(name)
-    near = OTHERS.get(name) or nearest(name, COMMANDS)
+    same = next((each.name for each in COMMANDS.values() if name in each.others), None)
+    near = OPTIONS.get(name) or same or nearest(name, COMMANDS)
     help = f"did you mean `partita {near}`?" if near else f"there are {', '.join(COMMANDS)}"
     if name.endswith(".par"):
         help = f"a file comes after one: `partita run {shown}`"

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.command import Command, register
 from partita.cli.figures import bytes_text, count_text, seconds_text
 from partita.cli.numbers import count, up_to
 from partita.cli.output import deliver, text_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from partita.compiler.planning.search import Found, Plan
 
 A_DAY = 24 * 60 * 60
-SUMMARY = "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -195,3 +195,14 @@ def _layout(plan: Plan) -> str:
     each = plan.candidate
     words = ["seq"] * each.sequence + [f"ZeRO-{each.zero}"] * (each.zero > 0 and each.data > 1)
     return ", ".join(words) or "–"
+
+
+register(
+    Command(
+        "plan",
+        "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best",
+        add_arguments,
+        run,
+        others=("search", "autotune", "tune"),
+    )
+)

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from partita.cli.command import Command, register
 from partita.cli.numbers import up_to
 from partita.cli.output import deliver
-from partita.cli.training.devices import device_of_rank, gpus_here
+from partita.cli.training.devices import chosen, device_of_rank, gpus_here
 from partita.compiler.costs.record import read
 from partita.dsl.limits import LOCAL_RANKS
 from partita.runtime.heap import keep_pages
@@ -19,8 +20,8 @@ from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.meeting import connect
 from partita.runtime.supervision.rendezvous import rank_from_environment
+from partita.runtime.transports.registry import TRANSPORTS
 
-SUMMARY = "measure this machine's device and links; the cost model reads the record"
 RANK_FILE = "--record"
 MOST_COUNTS = 8  # a record of each, in every precision: so many stay well within what a file may have
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 …)"
     )
-    parser.add_argument("--transport", choices=("gloo", "nccl"), help="default: nccl where there is a GPU")
+    parser.add_argument("--transport", choices=tuple(TRANSPORTS), help="default: nccl where there is a GPU")
     parser.add_argument(
         "--precision",
         choices=("f32", "bf16", "f64"),
@@ -61,18 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         return _measure(arguments)
 
     gpus = gpus_here()
-    transport = arguments.transport or ("nccl" if gpus else "gloo")
-    most = gpus if transport == "nccl" else max(2, len(usable()))
+    kind = TRANSPORTS[arguments.transport] if arguments.transport else chosen(None, gpus, 1)
+    if kind.end is None:
+        print(f"partita: --transport {kind.name} runs all ranks in one process, and measures nothing", file=sys.stderr)
+        return 2
+    most = gpus if kind.gpu else max(2, len(usable()))
     counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
-    if transport == "nccl" and counts[-1] > gpus:
-        help = "ask for fewer --ranks, or for --transport gloo"
-        print(f"partita: ranks: {counts[-1]}; GPUs, of which NCCL takes one each: {gpus}; {help}", file=sys.stderr)
+    problem = kind.problem(gpus, counts[-1])
+    if problem is not None:
+        print(f"partita: {problem.message}; ask for fewer --ranks, or for another --transport", file=sys.stderr)
         return 2
     records = []
     with TemporaryDirectory() as folder:
         for count in counts:
             path = Path(folder) / f"{count}.json"
-            command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path), "--transport", transport]
+            command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path), "--transport", kind.name]
             command += [word for each in arguments.precision or () for word in ("--precision", each)]
             command += ["--quick"] * arguments.quick
             print(f"{count} rank{'s' * (count > 1)} at work:", flush=True)
@@ -95,26 +99,38 @@ def _measure(arguments: argparse.Namespace) -> int:
     import torch
 
     from partita.runtime.profiling.machine import profile
-    from partita.runtime.transports.process import ProcessTransport
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     identity = rank_from_environment()
     assert identity is not None
     keep_pages()
-    device = device_of_rank(arguments.transport, identity)
+    kind, device = device_of_rank(arguments.transport, identity)
+    end = kind.end
+    assert end is not None, "`run` refuses others"
     if device.type == "cuda":
         torch.cuda.set_device(device)
     precisions = tuple(arguments.precision or (("bf16",) if device.type == "cuda" else ("f32",)))
-    connect(identity, "nccl" if device.type == "cuda" else "gloo")
+    connect(identity, kind.backend)
 
     def progress(text: str) -> None:
         if identity.rank == 0:
             print(f"  {text}", flush=True)
 
-    found = profile(lambda: ProcessTransport(device), device, precisions, progress, arguments.quick)
+    found = profile(lambda: end(device, b""), device, precisions, progress, arguments.quick)
     if identity.rank == 0:
         arguments.record.write_text(json.dumps({"records": [found.as_json()]}))
-    last = ProcessTransport(device)
+    last = end(device, b"")
     last.meet()
     last.close()
     return 0
+
+
+register(
+    Command(
+        "profile",
+        "measure this machine's device and links; the cost model reads the record",
+        add_arguments,
+        run,
+        others=("benchmark",),
+    )
+)

@@ -6,13 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from partita.cli.command import Command, register
 from partita.cli.patient import patient
 from partita.cli.source import add_source_arguments
 from partita.cli.training.alone import run_alone
 from partita.cli.training.rank import run_rank
 from partita.runtime.supervision.rendezvous import rank_from_environment
+from partita.runtime.transports.registry import TRANSPORTS
 
-SUMMARY = "train: on this machine, or as one rank under torchrun or Slurm"
 STALL_SECONDS = 600.0
 
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl and checkpoints go (default: runs/NAME)")
     parser.add_argument(
         "--transport",
-        choices=("gloo", "nccl", "virtual"),
+        choices=tuple(TRANSPORTS),
         help="default: nccl where there is a GPU for each rank, else gloo; virtual: all ranks in one process",
     )
     parser.add_argument(
@@ -70,11 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"partita: {error}", file=sys.stderr)
         return 2
-    if arguments.transport == "virtual" and (identity is not None or arguments.trace is not None):
+    asked = arguments.transport
+    alone = asked is not None and TRANSPORTS[asked].cluster is not None
+    if alone and (identity is not None or arguments.trace is not None):
         print(
-            "partita: --transport virtual runs all ranks in one process; start it without a launcher"
+            f"partita: --transport {asked} runs all ranks in one process; start it without a launcher"
             if identity is not None
-            else "partita: --trace measures ranks that run at once; --transport virtual runs them by turns",
+            else f"partita: --trace measures ranks that run at once; --transport {asked} runs them by turns",
             file=sys.stderr,
         )
         return 2
@@ -83,3 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
             return run_rank(arguments, identity)
 
         return run_alone(arguments)
+
+
+register(
+    Command(
+        "run",
+        "train: on this machine, or as one rank under torchrun or Slurm",
+        add_arguments,
+        run,
+        others=("train", "start", "launch", "torchrun"),
+    )
+)

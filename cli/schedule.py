@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli import abstract
+from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.figures import plain_text, seconds_text
 from partita.cli.output import deliver, text_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 # The name of a file that holds a schedule as text ends so.
 TEXT = ".sched"
-SUMMARY = "show the timeline of one step: bubble, makespan, peak live activations by rank"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,3 +137,10 @@ def show(
     console.print(draw(schedule, timeline, console.width))
     console.print(legend(schedule))
     console.print(rank_table(schedule, timeline, number))
+
+
+register(
+    Command(
+        "schedule", "show the timeline of one step: bubble, makespan, peak live activations by rank", add_arguments, run
+    )
+)

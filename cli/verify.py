@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from partita.cli.command import Command, register
 from partita.cli.figures import bytes_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, printable, report
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # By the words of `Outcome`.
 STATUS = {"verified": 0, "wrong": 1, "not decided": 4}
-
-SUMMARY = "prove a file: certificate, laws, memory, and a shrunken copy run against one device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,3 +107,14 @@ def _compared(found: Execution) -> str:
         return f"none of {found.compared} tensors could be compared"
     blurred = f"; {len(found.blurred)} more are decided by rounding" if found.blurred else ""
     return f"{found.compared} tensors compared, largest error {found.largest:.1e} ({found.worst}){blurred}"
+
+
+register(
+    Command(
+        "verify",
+        "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
+        add_arguments,
+        run,
+        others=("prove",),
+    )
+)

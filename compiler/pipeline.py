@@ -35,7 +35,7 @@ from partita.compiler.partition.cut import cut, portable_values
 from partita.compiler.partition.overlap import overlapped
 from partita.compiler.partition.update import update_graph
 from partita.compiler.schedules.conditions import Placement
-from partita.compiler.schedules.registry import size_of
+from partita.compiler.schedules.generator import size_of
 from partita.compiler.sharding.homes import homes_of
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.sharding.shard import gathered_bytes, shard

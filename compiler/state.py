@@ -17,7 +17,7 @@ from partita.compiler.partition.cut import PartitionedGraph
 from partita.compiler.partition.update import UpdateGraph
 from partita.compiler.program import Program, StepPlan
 from partita.compiler.schedules.conditions import Placement
-from partita.compiler.schedules.registry import size_of
+from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.sharding.shard import ShardedGraph
 from partita.dsl import spec as language

@@ -166,43 +166,19 @@ LEARNING_RATES = _table(
     Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
 )
 
-_LR = Setting("lr", Calls(LEARNING_RATES, number="constant"))
-_WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
-_DECAY = Setting("decay", Word(("dot", "all")), "dot")
-_BETA = Number(least=0, below=1)
+# What optimizers take.
+LR = Setting("lr", Calls(LEARNING_RATES, number="constant"))
+WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
+DECAY = Setting("decay", Word(("dot", "all")), "dot")
+BETA = Number(least=0, below=1)
 
-OPTIMIZERS = _table(
-    Signature(
-        "adamw",
-        (
-            _LR,
-            Setting("betas", Several(_BETA, 2), (0.9, 0.999)),
-            Setting("eps", POSITIVE, 1e-8),
-            _WEIGHT_DECAY,
-            _DECAY,
-        ),
-    ),
-    Signature(
-        "sgd",
-        (_LR, Setting("momentum", _BETA, 0.0), Setting("nesterov", Flag(), False), _WEIGHT_DECAY, _DECAY),
-    ),
-)
+OPTIMIZERS: Registry[Signature] = Registry("optimizer", "partita.compiler.optimizers", ("adamw", "sgd"))
 
-_HOLDOUT = Setting("holdout", SHARE, 0.0)
+# What sources of data take that hold a part of it out.
+HOLDOUT = Setting("holdout", SHARE, 0.0)
 
-DATA = _table(
-    Signature("text", (Setting("glob", Text()), Setting("alphabet", Word(("bytes", "chars")), "bytes"), _HOLDOUT)),
-    Signature("stdlib", (_HOLDOUT,)),
-    Signature(
-        "tokens",
-        (
-            Setting("path", Text()),
-            Setting("dtype", Word(("u8", "u16", "u32", "i32", "i64")), "u16"),
-            _HOLDOUT,
-        ),
-    ),
-    Signature("arrays", (Setting("path", Text()), _HOLDOUT)),
-    Signature("random"),
+DATA: Registry[Signature] = Registry(
+    "source of data", "partita.runtime.data", ("text", "stdlib", "tokens", "arrays", "random")
 )
 
 EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))

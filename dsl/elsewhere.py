@@ -128,7 +128,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         ("int64 long", "i64"),
         ("int32 int", "i32"),
         ("boolean", "bool"),
-        ("adam", "adamw"),
         ("he kaiming_normal kaiming_uniform", "kaiming"),
         ("glorot xavier_normal xavier_uniform", "xavier"),
         ("std stddev sigma", "deviation"),

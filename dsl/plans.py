@@ -219,7 +219,7 @@ class Plans:
         missing = [name for name in TRAIN.names if name in TRAIN.required and name not in written]
         if missing and found is not None:
             message = f"`train` needs {listed(missing)}"
-            self.report.error("E0305", message, train.span, help=f"`{missing[0]} = {EXAMPLES[missing[0]]}`")
+            self.report.error("E0305", message, train.span, help=f"`{example(missing[0])}`")
         if found is None or missing:
             return None
         values: dict[str, Any] = found
@@ -267,4 +267,8 @@ class Plans:
         return spec.Claim(name.text, tuple(values), claim.comparison, float(limit), claim.span)
 
 
-EXAMPLES = {"data": "stdlib()", "optimizer": "adamw(lr = 1e-3)", "steps": "1_000"}
+def example(name: str) -> str:
+    """An entry of the train block as it could be written."""
+    (kind,) = (setting.kind for setting in TRAIN.settings if setting.name == name)
+    calls = kind.signatures.values() if isinstance(kind, Calls) else ()
+    return f"{name} = {next((each.example for each in calls if each.example), '1_000')}"

@@ -11,7 +11,7 @@ from partita.dsl.reader import Reader
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import Settings, check_newest, refuse_unused
-from partita.runtime.data import DataFile
+from partita.runtime.data_files import DataFile
 from partita.runtime.run_directory import Record, RunDirectory
 
 

@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 
 from partita.runtime.tracing.flight import Flight
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 
@@ -44,28 +45,27 @@ class Context:
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start a gather of each tensor along its dimension."""
-        return self._starting().all_gather(axis, tensors, dims)
+        return self._start(ALL_GATHER, axis, tensors, tuple(zip(dims)))
 
     def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start a sum of each tensor, of which each rank gets its part along a dimension."""
-        return self._starting().reduce_scatter(axis, tensors, dims)
+        return self._start(REDUCE_SCATTER, axis, tensors, tuple(zip(dims)))
 
     def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collective:
         """Start a sum, or maximum, of each tensor."""
-        return self._starting().all_reduce(axis, tensors, maximum)
+        return self._start(ALL_REDUCE, axis, tensors, ((maximum,),) * len(tensors))
 
     def all_to_all(
         self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> Collective:
         """Start an exchange, from parts of each tensor along one dimension to parts along another."""
-        return self._starting().all_to_all(axis, tensors, gathered_dims, cut_dims)
+        return self._start(ALL_TO_ALL, axis, tensors, tuple(zip(gathered_dims, cut_dims, strict=True)))
 
-    def _starting(self) -> Transport:
-        """The transport, at the start of a collective."""
-        assert self.transport is not None
+    def _start(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collective:
+        assert self.transport is not None, "what runs without a transport has no collectives"
         if self.flight is not None:
             self.flight.collective()
-        return self.transport
+        return self.transport.collective(kind, axis, tensors, arguments)
 
 
 def begun(called: Any, context: Context) -> Generator[None, None, Any]:

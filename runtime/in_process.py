@@ -11,12 +11,14 @@ import torch
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import Settings
-from partita.runtime.data import DataFile, Dataset
+from partita.runtime.data.dataset import Dataset
+from partita.runtime.data_files import DataFile
 from partita.runtime.executor import never
 from partita.runtime.rank import Plan
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import rank_environment
-from partita.runtime.training import Observer, VirtualRun
+from partita.runtime.training import ClusterOf, Observer, VirtualRun
+from partita.runtime.transports.virtual import VirtualCluster
 
 
 def run_in_process(
@@ -28,6 +30,7 @@ def run_in_process(
     data: Sequence[DataFile] = (),
     strict: bool = True,
     asked: Callable[[], bool] = never,
+    cluster: ClusterOf = VirtualCluster,
 ) -> tuple[VirtualRun, bool]:
     """The whole run, with checkpoints where there are settings for them.
 
@@ -36,7 +39,7 @@ def run_in_process(
     under way is completed if it can be.
     """
     with _threads_of_a_rank(plan.ranks):
-        run = VirtualRun(plan, strict)
+        run = VirtualRun(plan, strict, cluster=cluster)
         checkpoints = [Checkpoints(rank, settings, report, data) for rank in run.ranks] if settings is not None else []
         try:
             run.train(dataset, [observer], checkpoints, report, asked)

@@ -19,7 +19,7 @@ from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.bad_steps import BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
-from partita.runtime.data import Dataset
+from partita.runtime.data.dataset import Dataset
 from partita.runtime.executor import never
 from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
 from partita.runtime.inputs import Batch
@@ -28,6 +28,7 @@ from partita.runtime.pace import Pace, Slow
 from partita.runtime.rank import Figures, Outside, Plan, Rank, check_ids, shifted
 from partita.runtime.regions import assemble, region_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
+from partita.runtime.transports.transport import Cluster
 from partita.runtime.transports.virtual import VirtualCluster
 
 # Who is told what a person should know of a run.
@@ -263,12 +264,16 @@ def evaluate(
 # ---------------------------------------------------------------- all ranks in one process
 
 
+# Makes the ends of so many ranks in one process, strict or not, with a seed.
+ClusterOf: TypeAlias = Callable[[int, bool, int], Cluster]
+
+
 class VirtualRun:
     """All ranks of a plan on the virtual cluster, strict by default: what tests and `verify` use."""
 
-    def __init__(self, plan: Plan, strict: bool = True, seed: int = 0) -> None:
+    def __init__(self, plan: Plan, strict: bool = True, seed: int = 0, cluster: ClusterOf = VirtualCluster) -> None:
         self.plan = plan
-        self.cluster = VirtualCluster(plan.ranks, strict, seed)
+        self.cluster = cluster(plan.ranks, strict, seed)
         device = torch.device("cpu")
         self.ranks = [Rank(plan, r, self.cluster.transport(r), device, keep_totals=True) for r in range(plan.ranks)]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from partita.compiler.communication import default_messages
 from partita.compiler.instructions import BACK, ONWARD, Message
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
-from partita.compiler.schedules.registry import SCHEDULES, make
+from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,

@@ -15,7 +15,7 @@ from math import gcd, lcm, prod
 from attrs import frozen
 from hypothesis import strategies as st
 
-from partita.compiler.schedules.registry import SCHEDULES as GENERATORS
+from partita.compiler.schedules.generator import SCHEDULES as GENERATORS
 
 BLOCKS = """
 block attention(x: [batch, seq, embed]) {

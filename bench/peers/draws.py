@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from partita.runtime.data import Batch
+from partita.runtime.data.dataset import Batch
 from partita.runtime.data.windows import Windows
 from peers.workload import Workload
 

@@ -14,8 +14,8 @@ from attrs import frozen
 
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
-from partita.runtime.data import Dataset
 from partita.runtime.data.binding import open_data
+from partita.runtime.data.dataset import Dataset
 from partita.runtime.initial import initial
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.rank import Plan, prepare

@@ -18,12 +18,14 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime.bad_steps import BadStep
+from partita.runtime.beginning import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.lookout import Lookout
 from partita.runtime.supervision.rendezvous import DIRECTORY
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
+from partita.runtime.transports.registry import TransportKind
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from partita.runtime.data.binding import Bound
     from partita.runtime.rank import Plan
     from partita.runtime.run_directory import RunDirectory
+    from partita.runtime.training import ClusterOf
 
 
 def run_alone(arguments: argparse.Namespace) -> int:
@@ -43,7 +46,10 @@ def run_alone(arguments: argparse.Namespace) -> int:
         return WRONG_INPUT
     try:
         _refuse_crowd(spec)
-        return (_virtual if arguments.transport == "virtual" else _supervise)(arguments, spec, reader)
+        kind = transport_of(arguments, spec)
+        if kind.cluster is not None:
+            return _in_process(arguments, spec, reader, kind.cluster)
+        return _supervise(arguments, spec, reader, kind)
     except Refused as refused:
         report(refused.diagnostics)
         return WRONG_INPUT
@@ -61,12 +67,11 @@ def _refuse_crowd(spec: Spec) -> None:
         )
 
 
-def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
+def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: TransportKind) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.runtime.data.binding import bind
 
-    transport = transport_of(arguments, spec)
-    state, evaluation = compile_run(spec, gpu=transport == "nccl")
+    state, evaluation = compile_run(spec, gpu=kind.gpu)
     report((*state.warnings, *doubts(state)))
     program = state.program
     data = bind(program, state.train, folder_of(arguments))
@@ -86,7 +91,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
             status = launch(
-                _command(arguments, transport),
+                _command(arguments, kind.name),
                 program.mesh.ranks,
                 restarts=arguments.restarts,
                 lookout=Lookout(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
@@ -125,8 +130,6 @@ def _taken(
 
     Refused: E0801 to E0804, E0814, E0815.
     """
-    from partita.runtime.beginning import begin
-
     try:
         warning = begin(directory, spec, program, settings, data.files, reader)
     except OSError as error:
@@ -137,7 +140,7 @@ def _taken(
     return settings is None or writable(settings.path)
 
 
-def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
+def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:
     """Train with all ranks in this process."""
     from partita.runtime.data.binding import bind
     from partita.runtime.rank import prepare
@@ -155,16 +158,20 @@ def _virtual(arguments: argparse.Namespace, spec: Spec, reader: Reader) -> int:
     with directory:
         if not _taken(directory, spec, plan.program, settings, data, reader):
             return WRONG_USE
-        return _train_virtual(plan, settings, data, directory)
+        return _train_in_process(plan, cluster, settings, data, directory)
 
 
-def _train_virtual(plan: Plan, settings: Settings | None, data: Bound, directory: RunDirectory) -> int:
+def _train_in_process(
+    plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
+) -> int:
     from partita.cli.watch import Watch
     from partita.runtime.in_process import run_in_process
 
     with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
-            run, saved = run_in_process(plan, data.dataset, settings, watch, say, data.files, asked=termination.asked)
+            run, saved = run_in_process(
+                plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
+            )
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
             return FAILED

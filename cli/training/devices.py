@@ -1,4 +1,4 @@
-"""Where ranks compute, and over what they talk: GPUs and NCCL, or processors and Gloo."""
+"""Where ranks compute, and over what they talk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused
+from partita.runtime.transports.registry import TRANSPORTS, TransportKind
 
 if TYPE_CHECKING:
     import torch
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one there is no GPU, and no need to import torch and ask it
 
 
-def transport_of(arguments: argparse.Namespace, spec: Spec) -> str:
+def transport_of(arguments: argparse.Namespace, spec: Spec) -> TransportKind:
     """The transport of all ranks, which are on this machine. Refused: E0611."""
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
-    unasked = arguments.transport == "gloo" or not any(Path(each).exists() for each in DRIVERS)
-    return _settled(arguments.transport, 0 if unasked else gpus_here(), ranks)
+    needless = arguments.transport is not None and not TRANSPORTS[arguments.transport].gpu
+    none = needless or not any(Path(each).exists() for each in DRIVERS)
+    return chosen(arguments.transport, 0 if none else gpus_here(), ranks)
 
 
-def _settled(transport: str | None, gpus: int, ranks: int) -> str:
-    """NCCL where there is a GPU for each of a machine's ranks: half a group on NCCL would wait for the other half for
-    ever. Refused: E0611 where NCCL is asked for and there is not.
+def chosen(transport: str | None, gpus: int, ranks: int) -> TransportKind:
+    """The transport that is asked for, or else the first that says so of so many GPUs and ranks on this machine.
+    Refused where it cannot serve them.
     """
-    if transport == "nccl" and gpus < ranks:
-        raise refuse(
-            "E0611",
-            f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",
-            help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
-        )
-    return transport or ("nccl" if gpus >= ranks else "gloo")
+    each = TRANSPORTS.values()
+    kind = TRANSPORTS[transport] if transport else next(kind for kind in each if kind.default(gpus, ranks))
+    problem = kind.problem(gpus, ranks)
+    if problem is not None:
+        raise Refused([problem])
+    return kind
 
 
 def gpus_here() -> int:
@@ -45,14 +46,15 @@ def gpus_here() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
-    """Where this rank computes: on a GPU, and through NCCL, or on a CPU, and through Gloo. Refused: E0611."""
+def device_of_rank(transport: str | None, identity: Identity) -> tuple[TransportKind, torch.device]:
+    """Over what this rank talks, and where it computes. Refused: E0611."""
     import torch
 
     gpus = gpus_here()
     number, ranks = (0, 1) if identity.own_gpu else (identity.local_rank, identity.local_ranks)
-    if _settled(transport, gpus, ranks) == "nccl":
-        return torch.device("cuda", number)
+    kind = chosen(transport, gpus, ranks)
+    if kind.gpu:
+        return kind, torch.device("cuda", number)
     if transport is None and gpus and identity.local_rank == 0:
         print(f"partita: {gpus} GPUs for {ranks} ranks: computing on processors", file=sys.stderr)
-    return torch.device("cpu")
+    return kind, torch.device("cpu")

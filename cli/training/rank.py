@@ -22,6 +22,7 @@ from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
+from partita.runtime import beginning
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.heap import keep_pages
 from partita.runtime.run_directory import RunDirectory
@@ -46,6 +47,7 @@ from partita.runtime.supervision.views import Views
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.transports.failures import ConnectionLost, Stranger
+from partita.runtime.transports.registry import TransportKind
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +101,7 @@ class _Rank:
         spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
         if spec is None:
             raise Refused(diagnostics)
-        device = device_of_rank(arguments.transport, self.identity)
+        kind, device = device_of_rank(arguments.transport, self.identity)
         plan = prepare(spec, gpu=device.type == "cuda")
         if plan.training.compiled and device.type == "cpu":
             check_compiler(plan)
@@ -108,7 +110,7 @@ class _Rank:
         data = bind(plan.program, plan.train, folder_of(arguments))
         if speaks:
             report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
-        return _Planned(plan, device, data)
+        return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Meeting) -> int:
         """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
@@ -117,15 +119,15 @@ class _Rank:
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
-        from partita.runtime.transports.process import ProcessTransport
 
         arguments, identity, stack = self.arguments, self.identity, self.stack
         plan, device = planned.plan, planned.device
         keep_pages()
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
-        connect(identity, "nccl" if device.type == "cuda" else "gloo", meeting)
-        transport = ProcessTransport(device, meeting.secret)
+        assert planned.transport.end is not None, "what runs all ranks in one process has no launcher"
+        connect(identity, planned.transport.backend, meeting)
+        transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
         paced = plan.ranks > 1
         rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
@@ -163,6 +165,7 @@ class _Planned:
     """What a rank is to do."""
 
     plan: Plan
+    transport: TransportKind
     device: torch.device
     data: Bound
 
@@ -193,7 +196,6 @@ class _Launched(_Rank):
     """A rank that another launcher has started. Ranks watch each other, and the first one holds the run's directory."""
 
     def run(self) -> int:
-        from partita.runtime import beginning
         from partita.runtime.rank import check_ranks
 
         arguments, identity = self.arguments, self.identity

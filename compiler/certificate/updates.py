@@ -17,7 +17,8 @@ from partita.compiler.layout import WHOLE, Layout
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
-from partita.compiler.partition.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate, optimizer
+from partita.compiler.optimizers.registry import update_of
+from partita.compiler.partition.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 
@@ -93,7 +94,7 @@ class Updates:
         ending = self.ending
         declared = ending.declared(each.name)
         assert self.call is not None
-        op = optimizer(self.call, declared.decays)
+        op = update_of(self.call, declared.decays)
         demand(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
         own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}

@@ -18,8 +18,9 @@ from partita.compiler.analysis.time import costs_of
 from partita.compiler.emission.plan import plan_step
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
+from partita.compiler.schedules.generator import SCHEDULES, own_arguments
 from partita.compiler.schedules.one_by_one import one_by_one
-from partita.compiler.schedules.registry import SCHEDULES, make, own_arguments
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
 from partita.compiler.state import Partitioned, Scheduled, extended
 from partita.dsl.builtins import BOUND

@@ -1,4 +1,4 @@
-"""What joins and ends a step: accumulation over microbatches, and the optimizers' updates.
+"""What joins and ends a step: accumulation over microbatches, and what the optimizers' updates have in common.
 
 Updates work in place on parameter and state, whose new values are their results; `rate` is the learning rate and
 `update` the number of this update, from 1, both known on the host.
@@ -91,56 +91,3 @@ class Update(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis."""
         return aligned_ways(operands, results)
-
-
-@op("adamw")
-class AdamW(Update):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), as torch.optim.AdamW."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    states = ("mean", "square")
-    results = ("", "mean", "square")
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """A dozen operations for each element."""
-        return 12 * operands[0].elements
-
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime, in place."""
-        texts = ", ".join(argument.text for argument in arguments)
-        return f"kernels.adamw({texts}, c.rate, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay})"
-
-
-@op("sgd")
-class Sgd(Update):
-    """Stochastic gradient descent with momentum, as torch.optim.SGD (the first step's buffer is the gradient).
-
-    Weight decay is added to the gradient.
-    """
-
-    momentum: float
-    nesterov: bool
-    decay: float
-
-    @property
-    def states(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The momentum buffer, if there is momentum."""
-        return ("momentum",) if self.momentum else ()
-
-    @property
-    def results(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The new parameter and buffer."""
-        return ("", *self.states)
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Half a dozen operations for each element."""
-        return 6 * operands[0].elements
-
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime, in place."""
-        parameter, gradient, *states = (argument.text for argument in arguments)
-        buffer = states[0] if states else "None"
-        return f"kernels.sgd({parameter}, {gradient}, {buffer}, c.rate, {self.momentum}, {self.nesterov}, {self.decay})"

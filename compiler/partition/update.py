@@ -18,8 +18,9 @@ from partita.compiler.graph import Accumulator, Builder, Node, Parameter, Phase,
 from partita.compiler.layout import SUM, WHOLE, Layout, is_split, layout_of, local_type
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import AdamW, Sgd, Store, Update
+from partita.compiler.ops.optimizer import Store
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
+from partita.compiler.optimizers.registry import update_of
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.partition.cut import PartitionedGraph
 from partita.compiler.sharding.moves import Moves
@@ -89,17 +90,6 @@ class UpdateGraph:
             if stage in stages:
                 nodes += squares
         return nodes
-
-
-def optimizer(call: Call, decays: bool) -> Update:
-    """The update operation of an optimizer call; weight decay is off for a parameter that does not decay."""
-    arguments = call.arguments
-    decay = float(arguments["weight_decay"]) if decays or arguments["decay"] == "all" else 0.0
-    if call.name == "adamw":
-        beta1, beta2 = arguments["betas"]
-        return AdamW(float(beta1), float(beta2), float(arguments["eps"]), decay)
-    assert call.name == "sgd", call.name
-    return Sgd(float(arguments["momentum"]), bool(arguments["nesterov"]), decay)
 
 
 def update_graph(
@@ -286,7 +276,7 @@ class _Ending:
 
     def _updated(self, each: ParameterUpdate, coefficient: Value | None) -> ParameterUpdate:
         assert self.call is not None
-        op = optimizer(self.call, each.decays)
+        op = update_of(self.call, each.decays)
         type, layout = each.gradient.type, each.layouts.state
         states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
         self._stand(each.name, Phase.UPDATE, None)

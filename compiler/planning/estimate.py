@@ -18,7 +18,8 @@ from partita.compiler.planning.miniature import Figures, Stages
 from partita.compiler.planning.space import Candidate
 from partita.compiler.schedules.conditions import Placement, Prices
 from partita.compiler.schedules.estimate import Estimate, codes
-from partita.compiler.schedules.registry import SCHEDULES, make
+from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
 
 

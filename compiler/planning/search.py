@@ -28,11 +28,12 @@ from partita.compiler.analysis.time import Prediction, predict, silenced, stage_
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
+from partita.compiler.optimizers.registry import update_of
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planning.estimate import Outlook, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planning.miniature import MICROBATCHES, Links, Stages, stages_of
 from partita.compiler.planning.space import Candidate, Space
-from partita.compiler.schedules.registry import SCHEDULES
+from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.schedule import Action
 from partita.compiler.state import Scheduled
 from partita.dsl import spec
@@ -132,8 +133,7 @@ class Search:
         self.room = USABLE * self.device.memory
         model, train = self.space.given.trained
         self._parameters = elements(model.body)
-        momentum = train.optimizer.name == "sgd" and train.optimizer.arguments.get("momentum")
-        self._states = 2 if train.optimizer.name == "adamw" else 1 if momentum else 0
+        self._states = len(update_of(train.optimizer, decays=True).states)
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) where nothing fits, or nothing compiles."""

@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.resized import Resized
-from partita.compiler.schedules.registry import SCHEDULES, size_of
+from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.compiler.shrinking.sizes import axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE

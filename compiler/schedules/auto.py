@@ -24,9 +24,10 @@ from partita.compiler.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.descent import NEAR, Descent
 from partita.compiler.schedules.estimate import Estimate, Value, codes
+from partita.compiler.schedules.generator import SCHEDULES, Generator, Sizes, register
 from partita.compiler.schedules.least import fillings, least_cost
 from partita.compiler.schedules.listing import TURNS, list_orders
-from partita.compiler.schedules.registry import SCHEDULES, Generator, Sizes, make, register
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live
 from partita.compiler.simulator import simulate
 from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER

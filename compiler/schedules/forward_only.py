@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.compiler.schedules.registry import Generator
+from partita.compiler.schedules.generator import Generator
 from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, loop_placement
 
 

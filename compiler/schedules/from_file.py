@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from partita.compiler.schedules.generator import Generator, Sizes, register
 from partita.compiler.schedules.policy import POLICY
-from partita.compiler.schedules.registry import Generator, Sizes, register
 from partita.compiler.schedules.schedule import WEIGHT, Schedule
 from partita.compiler.schedules.text import PLACEMENTS, placement_text, read
 from partita.dsl.builtins import OVER, PLACEMENT, Beside, Setting

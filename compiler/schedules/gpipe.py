@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.compiler.schedules.registry import Generator, register, whole_stage
+from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,

@@ -13,9 +13,9 @@ from math import ceil
 
 from attrs import evolve
 
+from partita.compiler.schedules.generator import Generator, Sizes, register, whole_stage
 from partita.compiler.schedules.one_f_one_b import alternate, one_f_one_b
 from partita.compiler.schedules.one_f_one_b import live as one_f_one_b_live
-from partita.compiler.schedules.registry import Generator, Sizes, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,

@@ -6,7 +6,7 @@ state: each chunk's parameters are gathered, and its gradients reduced, once a s
 
 from __future__ import annotations
 
-from partita.compiler.schedules.registry import Generator, register, whole_stage
+from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,

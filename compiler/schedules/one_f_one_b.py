@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.compiler.schedules.registry import Generator, register, whole_stage
+from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
     WHOLE_BACKWARD,

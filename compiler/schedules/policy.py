@@ -9,8 +9,8 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.schedules.conditions import Conditions, Memory, prices
+from partita.compiler.schedules.generator import Generator, Sizes, register
 from partita.compiler.schedules.listing import list_orders
-from partita.compiler.schedules.registry import Generator, Sizes, register
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,

@@ -5,8 +5,8 @@ Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
 
 from __future__ import annotations
 
+from partita.compiler.schedules.generator import Generator, register
 from partita.compiler.schedules.lagged import one_chunk
-from partita.compiler.schedules.registry import Generator, register
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.builtins import MICROBATCHES, OVER
 

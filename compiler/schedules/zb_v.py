@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.compiler.schedules.registry import Generator, register
+from partita.compiler.schedules.generator import Generator, register
 from partita.compiler.schedules.schedule import Schedule, v_placement
 from partita.compiler.schedules.v import Step, in_a_v
 from partita.dsl.builtins import MICROBATCHES, OVER

@@ -20,7 +20,7 @@ from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.lowering.resized import Initial, Resized, of_order_one
-from partita.compiler.schedules.registry import SCHEDULES, Sizes, size_of
+from partita.compiler.schedules.generator import SCHEDULES, Sizes, size_of
 from partita.compiler.shrinking.sizes import Axes, Search, axes_of, bodies
 from partita.dsl import spec
 from partita.dsl.builtins import DEFAULT_SCHEDULE
@@ -91,7 +91,6 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
         schedule=_schedule(given, pipe, microbatches),
         train=evolve(
             train,
-            data=spec.Call("random", {}),
             precision="f64",
             steps=2,
             eval=spec.Call("every", {"interval": 1, "batches": 2}),

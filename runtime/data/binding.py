@@ -10,7 +10,9 @@ from attrs import frozen
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
-from partita.runtime.data import DOUBTS, DataFile, Dataset, Input, identify, open_dataset
+from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.data.registry import SOURCES, identify, open_dataset
+from partita.runtime.data_files import DataFile
 
 
 @frozen(eq=False)
@@ -29,8 +31,7 @@ def bind(program: Program, train: Train, root: Path) -> Bound:
     dataset = open_data(program, train, root)
     if dataset is None:
         return Bound(None, (), ())
-    find = DOUBTS.get(train.data.name)
-    return Bound(dataset, identify(train.data, root), find(train.data, root) if find is not None else ())
+    return Bound(dataset, identify(train.data, root), SOURCES[train.data.name].doubts(train.data, root))
 
 
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:

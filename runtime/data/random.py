@@ -6,83 +6,22 @@ of (seed, step, name), so there is no end to it, and evaluation has streams of i
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from attrs import frozen
-
-from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Batch, Input
-from partita.runtime.initial import random_elements, unit_normal
-from partita.runtime.philox import stream
+from partita.runtime.data.registry import Source, register
 
-
-@frozen(eq=False)
-class Noise:
-    """A `Dataset` of random numbers."""
-
-    inputs: tuple[Input, ...]
-    seed: int
-
-    def batch(self, step: int, rows: range | None = None) -> Batch:
-        """The numbers of a training step."""
-        assert step >= 1, "steps count from 1"
-        return self._draw("batch", step, rows)
-
-    def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
-        """The numbers of an evaluation batch."""
-        return self._draw("holdout", index, rows)
-
-    def row_names(self, step: int) -> list[str]:
-        """Nowhere: the numbers are a function of seed and step."""
-        return []
-
-    def holdout_row_names(self, index: int) -> list[str]:
-        """Nowhere."""
-        return []
-
-    def _draw(self, purpose: str, step: int, rows: range | None) -> Batch:
-        batch: Batch = {}
-        for given in self.inputs:
-            region = None
-            if rows is not None:
-                assert rows.step == 1, "rows are contiguous"
-                region = tuple(
-                    slice(rows.start, rows.stop) if axis.name == given.batch_axis else slice(None)
-                    for axis in given.type.axes
-                )
-            # An input without the batch axis comes with every microbatch, and is drawn anew each step all the
-            # same.
-            key = stream(self.seed, purpose, step, given.name)
-            batch[given.name] = random_elements(given.type, key, region, partial(_value, given=given))
-        return batch
-
-
-def _value(word: np.ndarray, given: Input) -> np.ndarray:
-    if given.type.is_float:
-        return unit_normal(word)
-    limit = 2 if given.type.dtype == "bool" else given.limit
-    assert limit is not None
-    # The leading 32 bits as a share of the limit; the product fits since axes that are indexed are below
-    # 2^32.
-    return ((word >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Input
+    from partita.runtime.data.noise import Noise
 
 
 def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Noise:
     """Random numbers; yields whatever the model wants."""
-    boundless = [given for given in inputs if given.type.dtype in ("i64", "i32") and given.limit is None]
-    if boundless:
-        raise Refused(
-            Diagnostic(
-                "E0609",
-                f"`random()` cannot tell how large the integers of `{given.name}` may be",
-                call.span,
-                (f"{given.name}: {given.type}, with which no `embedding` or `cross_entropy` indexes",),
-                "use data of your own: `arrays(…)`",
-            )
-            for given in boundless
-        )
-    assert all(given.limit is None or given.limit < 1 << 32 for given in inputs)
-    return Noise(inputs, seed)
+    from partita.runtime.data.noise import open_noise
+
+    return open_noise(call, inputs, seed, root, evaluates)
+
+
+register(Source("random", open=open_random))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from partita.dsl.builtins import HOLDOUT
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Input
 from partita.runtime.data.files import read
-from partita.runtime.data.windows import Windows, open_windows
+from partita.runtime.data.registry import Source, register
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Input
+    from partita.runtime.data.windows import Windows
 
 LARGEST = 16 << 20  # bytes; the rest is left out
 
@@ -33,6 +36,10 @@ def stdlib_files(call: Call, root: Path) -> list[tuple[str, Path]]:
 
 def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of the standard library's sources; yields `tokens` and `targets`."""
+    import numpy as np
+
+    from partita.runtime.data.windows import open_windows
+
     folder = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size = 0
@@ -52,3 +59,6 @@ def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     ids = np.frombuffer(b"".join(parts)[:LARGEST], np.uint8)
     holdout = float(call.arguments.get("holdout", 0.0))
     return open_windows(ids, "the standard library", inputs, seed, holdout, evaluates, call.span)
+
+
+register(Source("stdlib", (HOLDOUT,), example="stdlib()", open=open_stdlib, files=stdlib_files))

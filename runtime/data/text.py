@@ -7,16 +7,20 @@ characters of the whole corpus, holdout included.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from partita.dsl.builtins import HOLDOUT, Setting, Text, Word
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Input
-from partita.runtime.data.files import matching, read
-from partita.runtime.data.formats import refuse_format
-from partita.runtime.data.windows import Windows, open_windows
+from partita.runtime.data.files import matched, matching, read
+from partita.runtime.data.registry import Source, register
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from partita.runtime.data.dataset import Input
+    from partita.runtime.data.windows import Windows
 
 LARGEST = 4 << 30  # bytes; what is larger is better made into tokens once than read by every rank
 CODE_POINTS = 0x110000
@@ -24,6 +28,11 @@ CODE_POINTS = 0x110000
 
 def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of a text; yields `tokens` and `targets`."""
+    import numpy as np
+
+    from partita.runtime.data.formats import refuse_format
+    from partita.runtime.data.windows import open_windows
+
     arguments = dict(call.arguments)
     pattern = arguments["glob"]
     paths = matching(pattern, root, call.span)
@@ -59,6 +68,8 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
 
 def numbered(text: str) -> tuple[np.ndarray, str]:
     """The ids of a text's characters, and its alphabet, sorted: id i stands for its i-th character."""
+    import numpy as np
+
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     present = np.zeros(CODE_POINTS, np.bool_)
     present[points] = True
@@ -76,3 +87,13 @@ def _decoded(path: Path, span: Span | None) -> str:
             span,
             help="convert it to UTF-8, or take `alphabet = bytes`",
         ) from error
+
+
+register(
+    Source(
+        "text",
+        (Setting("glob", Text()), Setting("alphabet", Word(("bytes", "chars")), "bytes"), HOLDOUT),
+        open=open_text,
+        files=matched("glob"),
+    )
+)

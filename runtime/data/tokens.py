@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from partita.dsl.builtins import HOLDOUT, Setting, Text, Word
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Call
-from partita.runtime.data.dataset import Input
-from partita.runtime.data.files import single
-from partita.runtime.data.formats import alternate, refuse_format, refuse_halves
-from partita.runtime.data.windows import Windows, open_windows
+from partita.runtime.data.files import matched, single
+from partita.runtime.data.registry import Source, register
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Input
+    from partita.runtime.data.windows import Windows
 
 DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
 
 
 def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
     """What looks wrong in a file of ids that can be opened, and need not be (W0603)."""
+    import numpy as np
+
+    from partita.runtime.data.formats import alternate
+
     name, written = call.arguments["path"], call.arguments.get("dtype", "u16")
     if not alternate(np.memmap(single(name, root, call.span), np.dtype(DTYPES[written]), mode="r")):
         return []
@@ -33,6 +39,11 @@ def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
 
 def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
     """The windows of a file of ids; yields `tokens` and `targets`."""
+    import numpy as np
+
+    from partita.runtime.data.formats import refuse_format, refuse_halves
+    from partita.runtime.data.windows import open_windows
+
     arguments = dict(call.arguments)
     name = arguments["path"]
     path = single(name, root, call.span)
@@ -58,3 +69,14 @@ def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     refuse_halves(ids, name, written, call.span)
     holdout = float(arguments.get("holdout", 0.0))
     return open_windows(ids, f"`{name}`", inputs, seed, holdout, evaluates, call.span)
+
+
+register(
+    Source(
+        "tokens",
+        (Setting("path", Text()), Setting("dtype", Word(tuple(DTYPES)), "u16"), HOLDOUT),
+        open=open_tokens,
+        files=matched("path"),
+        doubts=token_doubts,
+    )
+)

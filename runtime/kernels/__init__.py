@@ -3,9 +3,13 @@
 Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+from partita.compiler.optimizers.registry import OPTIMIZERS
+from partita.runtime.kernels import optimizers
 from partita.runtime.kernels.attention import attend, attend_gradient, attend_heads, attend_heads_gradient
 from partita.runtime.kernels.compiling import compiled
-from partita.runtime.kernels.optimizers import adamw, sgd
 from partita.runtime.kernels.pointwise import (
     gelu,
     gelu_gradient,
@@ -30,7 +34,6 @@ from partita.runtime.kernels.rows import (
 )
 
 __all__ = [
-    "adamw",
     "add_matmul",
     "add_rows",
     "attend",
@@ -53,8 +56,15 @@ __all__ = [
     "random",
     "relu_gradient",
     "rope",
-    "sgd",
     "sigmoid_gradient",
     "silu_gradient",
     "tanh_gradient",
 ]
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """The kernel of an optimizer: its own, or that of its name here."""
+    if name not in OPTIMIZERS:
+        raise AttributeError(f"there is no kernel `{name}`")
+    found: Callable[..., Any] = OPTIMIZERS[name].kernel or getattr(optimizers, name)
+    return found

@@ -18,13 +18,13 @@ from partita.compiler.costs.record import DEVICE, LINK, Record, Timing, Timings
 from partita.runtime.profiling.kernels import measure, timings
 from partita.runtime.profiling.models import programs
 from partita.runtime.profiling.overheads import FEW, collectives, host, link, pipeline
-from partita.runtime.transports.process import ProcessTransport
+from partita.runtime.transports.transport import ProcessEnd
 
 COPIED = 64 << 20  # bytes of a copy that no cache holds
 
 
 def profile(
-    transport: Callable[[], ProcessTransport],
+    transport: Callable[[], ProcessEnd],
     device: torch.device,
     precisions: tuple[str, ...],
     progress: Callable[[str], None],

@@ -24,7 +24,8 @@ from partita.compiler.state import Compilation
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
-from partita.runtime.transports.process import ProcessTransport
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE
+from partita.runtime.transports.transport import ProcessEnd
 
 FEW, MANY = 8, 40  # microbatches
 WARM_UP, STEPS = 5, 40
@@ -53,7 +54,7 @@ def pipeline(ranks: int, microbatches: int) -> Plan:
     return prepare(found)
 
 
-def link(transport: Callable[[], ProcessTransport], ranks: int, device: torch.device) -> Link:
+def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
     """The link between the first two ranks, by messages that go to and fro; every rank takes part in opening it."""
     there, back = Channel(0, 1, ONWARD), Channel(1, 0, BACK)
     own = transport()
@@ -88,15 +89,15 @@ def link(transport: Callable[[], ProcessTransport], ranks: int, device: torch.de
     return Link("profiled", (LARGE - SMALL) / max(large - small, 1e-9), max(0.0, small - busy), busy)
 
 
-def collectives(between: Link, transport: Callable[[], ProcessTransport], ranks: int, device: torch.device) -> Link:
+def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
     """The link with what collectives of all ranks reach; their messages and bytes are counted as it counts them."""
     own = transport()
     own.open(Mesh((("data", ranks),), None), {})
     unit = Link("unit", 1.0, 1.0)
     latencies, bandwidths = [], []
     for run, counted, gathered in (
-        (lambda tensor: own.all_gather("data", (tensor,), (0,)), unit.gather, ranks),
-        (lambda tensor: own.all_reduce("data", (tensor,)), unit.add, 1),
+        (lambda tensor: own.collective(ALL_GATHER, "data", (tensor,), ((0,),)), unit.gather, ranks),
+        (lambda tensor: own.collective(ALL_REDUCE, "data", (tensor,), ((False,),)), unit.add, 1),
     ):
         seconds = []
         for size in (SMALL, LARGE):
@@ -119,9 +120,7 @@ def collectives(between: Link, transport: Callable[[], ProcessTransport], ranks:
     return evolve(between, collective_latency=fmean(latencies), collective_bandwidth=harmonic_mean(bandwidths))
 
 
-def host(
-    device: Device, between: Link, transport: Callable[[], ProcessTransport], on: torch.device, ranks: int
-) -> Device:
+def host(device: Device, between: Link, transport: Callable[[], ProcessEnd], on: torch.device, ranks: int) -> Device:
     """The device with its times of actions and steps."""
     costs = []
     plans = [pipeline(ranks, microbatches) for microbatches in (FEW, MANY)]

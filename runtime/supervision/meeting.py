@@ -61,7 +61,7 @@ def meet(identity: Identity, seconds: float) -> Meeting:
 
 
 def connect(
-    identity: Identity, backend: str = "gloo", meeting: Meeting | None = None, seconds: float = CONNECT_SECONDS
+    identity: Identity, backend: str, meeting: Meeting | None = None, seconds: float = CONNECT_SECONDS
 ) -> Meeting:
     """Make torch.distributed's process group of all ranks, which meet first if they have not; each may take so long.
 

@@ -12,6 +12,8 @@ import torch
 
 Parts = Sequence[torch.Tensor]
 
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+
 
 def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
     """The sum (or the maximum) in the order of the parts, in their dtype; a new tensor."""
@@ -45,12 +47,12 @@ def all_to_all(parts: Parts, gathered: int, cut: int) -> list[torch.Tensor]:
     return [_own(torch.cat(arriving, gathered)) for arriving in pieces]
 
 
-# The arguments beside the tensors' parts are each tensor's own.
+# Arguments beside the tensors' parts are each tensor's own.
 COLLECTIVES: Mapping[str, Callable[..., list[torch.Tensor]]] = {
-    "all-gather": all_gather,
-    "reduce-scatter": reduce_scatter,
-    "all-reduce": all_reduce,
-    "all-to-all": all_to_all,
+    ALL_GATHER: all_gather,
+    REDUCE_SCATTER: reduce_scatter,
+    ALL_REDUCE: all_reduce,
+    ALL_TO_ALL: all_to_all,
 }
 
 

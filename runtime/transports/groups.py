@@ -9,14 +9,15 @@ A collective is a generator here: it yields what it waits for and returns its re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
-from partita.runtime.transports.collectives import total
+from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, total
 from partita.runtime.transports.failures import post, wait
 from partita.runtime.transports.packing import pack, unpack
 from partita.runtime.transports.transport import Tensors
@@ -59,29 +60,25 @@ class Collecting:
 
 @frozen(eq=False)
 class AxisGroup:
-    """This process and the others along a mesh axis, in order of their coordinate."""
+    """This process and the others along a mesh axis, in order of their coordinate. `sums` says whether the group's own
+    are taken.
+    """
 
     axis: str
     size: int
     group: dist.ProcessGroup | None
-    nccl: bool
+    sums: bool
 
-    def all_gather(self, tensors: Tensors, dims: Sequence[int]) -> Collecting:
-        """Post a gather."""
-        return self._start("all-gather", self._all_gather(tensors, dims))
-
-    def reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> Collecting:
-        """Post a sum of which each rank gets a part."""
-        return self._start("reduce-scatter", self._for_each_dtype(self._reduce_scatter, tensors, dims))
-
-    def all_reduce(self, tensors: Tensors, maximum: bool) -> Collecting:
-        """Post a sum or maximum."""
-        operations = (maximum,) * len(tensors)
-        return self._start("all-reduce", self._for_each_dtype(self._all_reduce, tensors, operations))
-
-    def all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> Collecting:
-        """Post an exchange."""
-        return self._start("all-to-all", self._all_to_all(tensors, gathered_dims, cut_dims))
+    def collective(self, kind: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
+        """Post a collective."""
+        started: Mapping[str, Callable[..., Launches]] = {
+            ALL_GATHER: self._all_gather,
+            REDUCE_SCATTER: partial(self._for_each_dtype, self._reduce_scatter),
+            ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
+            ALL_TO_ALL: self._all_to_all,
+        }
+        launches = started[kind](tensors, *zip(*arguments, strict=True))
+        return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
 
     # ------------------------------------------------------------ the collectives
 
@@ -101,7 +98,7 @@ class AxisGroup:
         """Of tensors of one dtype."""
         rows, pieces = pack(tensors, dims, self.size)
         sent = rows.view(tensors[0].dtype)
-        if self.nccl:
+        if self.sums:
             part = sent.new_empty(sent.shape[1])
             yield [self._post(_scatter, part, sent)]
         else:
@@ -115,7 +112,7 @@ class AxisGroup:
         maximum = operations[0]
         row, pieces = pack(tensors, (0,) * len(tensors), 1)
         flat = row.view(-1).view(tensors[0].dtype)
-        if self.nccl:
+        if self.sums:
             if len(tensors) == 1:
                 flat = flat.clone()  # NCCL reduces in place, and a bucket of one may be the tensor itself
             yield [self._post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
@@ -156,9 +153,6 @@ class AxisGroup:
         return tuple(found[i] for i in range(len(tensors)))
 
     # ------------------------------------------------------------ posting
-
-    def _start(self, kind: str, launches: Launches) -> Collecting:
-        return Collecting(f"the {kind} along {self.axis}", launches, next(launches))
 
     def _post(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         return post(f"a collective along {self.axis}", operation, *arguments, group=self.group, async_op=True)

@@ -11,14 +11,12 @@ Groups are made one by one rather than by `DeviceMesh`, which would also connect
 would let an axis that spans all ranks share the default group. A rank hears of the groups that it does not belong to
 only to count them (torch names groups by their number): that takes about 20 µs each.
 
-The process group must exist (`partita.runtime.supervision.rendezvous.connect`). What NCCL does beyond that is assumed,
-not checked: kernels of different communicators run side by side as long as their thread blocks (CTAs) fit on
-the device together, which is why channels ask for few.
+The process group must exist (`partita.runtime.supervision.rendezvous.connect`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -41,7 +39,6 @@ from partita.runtime.transports.transport import Handle, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
-CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
 CLOSE_SECONDS = 5.0
 # Of one operation. That a run stands still is for the lookout to say, which knows what is slow on purpose: a first step
 # that compiles, or a checkpoint on a slow disk. torch's own patience with NCCL would be 10 minutes.
@@ -107,14 +104,24 @@ class ProcessTransport:
 
     Gloo takes whoever comes first to its port for the rank that it waits for. So before anything else is sent, all who
     are connected show each other that they know the run's `secret`. Raises `Stranger` where somebody does not.
+
+    `sums` says whether the groups' own are taken, `shares` whether ranks of one machine share memory, and
+    `channel_options` makes what the group of a channel is to be made with.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        secret: bytes = b"",
+        sums: bool = False,
+        shares: bool = True,
+        channel_options: Callable[[], Any] | None = None,
+    ) -> None:
         self.rank = dist.get_rank()
         self._secret = secret
         self.ranks = dist.get_world_size()
         self.device = torch.device(device)
-        self.backend = "nccl" if self.device.type == "cuda" else "gloo"
+        self._sums, self._shares, self._channel_options = sums, shares, channel_options
         self._channels: dict[Channel, _GroupEnd | Outgoing | Incoming] = {}
         self._axes: dict[str, AxisGroup] = {}
         self._world = self._group(None, "sums over all ranks")
@@ -133,16 +140,16 @@ class ProcessTransport:
                 ranks = mesh.group(first, axis)
                 group = self._group(ranks, axis)
                 if self.rank in ranks:
-                    self._axes[axis] = AxisGroup(axis, len(ranks), group, self.backend == "nccl")
+                    self._axes[axis] = AxisGroup(axis, len(ranks), group, self._sums)
                     self._greet(axis, group, ranks)
         columns = _first_ranks(mesh, mesh.pipe)
-        neighbours = find_neighbours(self._world) if channels and self.backend == "gloo" else Neighbours()
+        neighbours = find_neighbours(self._world) if channels and self._shares else Neighbours()
         for channel, traffic in sorted(channels.items()):
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
                 shared = traffic.bytes <= LIMIT and neighbours.near(*ends)
-                group = None if shared else self._group(ends, str(between), self._channel_options())
+                group = None if shared else self._group(ends, str(between), self._channel_options)
                 if self.rank not in ends:
                     continue
                 if group is None:
@@ -171,23 +178,9 @@ class ProcessTransport:
         assert buffer.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
         return end.post(buffer)
 
-    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
-        """Post a gather along a mesh axis."""
-        return self._axes[axis].all_gather(tensors, dims)
-
-    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collecting:
-        """Post a sum along a mesh axis, of which each rank gets a part."""
-        return self._axes[axis].reduce_scatter(tensors, dims)
-
-    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collecting:
-        """Post a sum or maximum along a mesh axis."""
-        return self._axes[axis].all_reduce(tensors, maximum)
-
-    def all_to_all(
-        self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
-    ) -> Collecting:
-        """Post an exchange along a mesh axis."""
-        return self._axes[axis].all_to_all(tensors, gathered_dims, cut_dims)
+    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
+        """Post a collective along a mesh axis."""
+        return self._axes[axis].collective(kind, tensors, arguments)
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> Summing:
         """Post a sum over all ranks, in place.
@@ -227,24 +220,19 @@ class ProcessTransport:
         if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
             raise Stranger(what)
 
-    def _group(self, ranks: Sequence[int] | None, what: str, options: Any = None) -> dist.ProcessGroup | None:
-        """A group of these ranks, or of all; every rank asks for every group."""
+    def _group(
+        self, ranks: Sequence[int] | None, what: str, made: Callable[[], Any] | None = None
+    ) -> dist.ProcessGroup | None:
+        """A group of these ranks, or of all, of the backend by which they are connected; every rank asks for every
+        group.
+        """
+        options = made() if made is not None else None
+        if options is not None:
+            options._timeout = PATIENCE
         there = None if ranks is None else list(ranks)
         named = f"partita: {what}"
-        group: dist.ProcessGroup | None = dist.new_group(
-            there, PATIENCE, backend=self.backend, pg_options=options, group_desc=named
-        )
+        group: dist.ProcessGroup | None = dist.new_group(there, PATIENCE, pg_options=options, group_desc=named)
         return group
-
-    def _channel_options(self) -> Any:
-        if self.backend != "nccl":
-            return None
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = PATIENCE
-        if hasattr(options, "config"):
-            options.config.min_ctas = 1
-            options.config.max_ctas = CTAS_PER_CHANNEL
-        return options
 
 
 def _shared(between: Channel, rank: int, traffic: Traffic, neighbours: Neighbours) -> Outgoing | Incoming:

@@ -1,7 +1,7 @@
 """What the executor asks of a transport: in-order channels between two ranks, collectives along the axes of the mesh,
 and sums over all ranks.
 
-The three transports (`virtual`, `gloo`, `nccl`) differ only behind this interface. The executor's step is a
+Transports (`registry`) differ only behind this interface. The executor's step is a
 generator: it asks a handle whether it is done and yields while it is not. Real transports block inside `done` (their
 ranks are processes of their own), so there a step never yields; the virtual transport answers at once and its driver
 steps another rank.
@@ -10,15 +10,15 @@ Channels name pipeline ranks. Each column of the mesh (the ranks on equal coordi
 its own of every channel.
 
 A collective is among the ranks of `mesh.group(rank, axis)`, in order of their coordinate. It takes a bucket of tensors,
-of any strides and not all of one dtype, that travel together, with an entry of `dims` for each. They must not change
+of any strides and not all of one dtype, that travel together, with arguments for each. They must not change
 until the handle is done; results are new, contiguous tensors. The ranks of a group post the same collectives along an
 axis, and wait for them, in the same order. Sums are in the dtype of the tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -65,23 +65,28 @@ class Transport(Protocol):
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         """Post a receive into a contiguous tensor; its content is undefined until the handle is done."""
 
-    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
-        """Post a gather: result i is the ranks' tensors i, concatenated along `dims[i]`."""
-
-    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
-        """Post a sum of which each rank gets its part along `dims[i]`."""
-
-    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collective:
-        """Post a sum, or an elementwise maximum, of which each rank gets the whole."""
-
-    def all_to_all(
-        self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
-    ) -> Collective:
-        """Post an exchange: part j along `cut_dims[i]` goes to rank j, what comes is concatenated along
-        `gathered_dims[i]`."""
+    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collective:
+        """Post a collective of a kind (`partita.runtime.transports.collectives`), with arguments for each tensor."""
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> Handle:
         """Post the sum of a small contiguous tensor over all ranks, in place, added in the order of the ranks."""
 
     def close(self) -> None:
         """Release everything; called once at the end, also after a failure."""
+
+
+class ProcessEnd(Transport, Protocol):
+    """The end of a rank that is a process."""
+
+    def meet(self) -> None:
+        """Wait until all ranks have come to this."""
+
+
+class Cluster(Protocol):
+    """All ranks in one process."""
+
+    def transport(self, rank: int) -> Transport:
+        """The end of one rank."""
+
+    def run(self, steps: Sequence[Iterator[None]]) -> None:
+        """Run one generator per rank, each until it yields because it waits, until all are exhausted."""

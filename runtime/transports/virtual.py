@@ -28,6 +28,7 @@ from attrs import define, evolve, field
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.lines import Deadlock, Line, Post, Stray, line
+from partita.runtime.transports.registry import TransportKind, register
 from partita.runtime.transports.transport import Tensors
 
 
@@ -69,22 +70,9 @@ class VirtualTransport:
         """Post a receive; in strict mode the buffer holds garbage until it is done."""
         return self._transfer("receive", channel, 1, buffer)
 
-    def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Post:
-        """Post a gather along a mesh axis."""
-        return self._post("all-gather", self.groups[axis], tensors, tuple(zip(dims)))
-
-    def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Post:
-        """Post a sum along a mesh axis, of which each rank gets a part; added in order of the coordinate."""
-        return self._post("reduce-scatter", self.groups[axis], tensors, tuple(zip(dims)))
-
-    def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Post:
-        """Post a sum or maximum along a mesh axis; added in order of the coordinate."""
-        return self._post("all-reduce", self.groups[axis], tensors, ((maximum,),) * len(tensors))
-
-    def all_to_all(self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> Post:
-        """Post an exchange along a mesh axis."""
-        arguments = tuple(zip(gathered_dims, cut_dims, strict=True))
-        return self._post("all-to-all", self.groups[axis], tensors, arguments)
+    def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Post:
+        """Post a collective along a mesh axis; sums are in order of the coordinate."""
+        return self._post(kind, self.groups[axis], tensors, tuple(arguments))
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> Post:
         """Post a sum over all ranks, in place; added in the order of the ranks."""
@@ -216,3 +204,6 @@ def _cycle(next_rank: dict[int, int]) -> tuple[int, ...]:
         if rank in path:
             return tuple(path[path.index(rank) :])
     return ()
+
+
+register(TransportKind(name="virtual", cluster=VirtualCluster))

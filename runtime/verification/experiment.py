@@ -30,7 +30,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call, Spec
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
-from partita.runtime.data.random import Noise
+from partita.runtime.data.noise import Noise
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun

@@ -13,11 +13,12 @@ from partita.compiler.ops.lookup import Gather, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import AdamW, Sgd
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Slice, Split
+from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from partita.compiler.schedules.registry import SCHEDULES as GENERATORS
+from partita.compiler.schedules.generator import SCHEDULES as GENERATORS
 from partita.compiler.schedules.registry import make
 from partita.dsl.builtins import DATA, DEVICES, INITIAL, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN
 from partita.dsl.functions import FUNCTIONS

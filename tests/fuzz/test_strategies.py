@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.compiler.schedules.registry import SCHEDULES, make
+from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.registry import make
 from partita.runtime.checkpoint.sealed import _tail, seal
 from tests.fuzz import targets
 from tests.fuzz.seeds import MANIFEST

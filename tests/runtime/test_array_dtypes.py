@@ -12,8 +12,8 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.dsl.spec import Call
 from partita.dsl.types import DTYPES, Axis, Type
-from partita.runtime.data import open_dataset
 from partita.runtime.data.dataset import Input
+from partita.runtime.data.registry import open_dataset
 
 WANTED = ("f32", "i64", "i32", "bool")
 THERE = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "bool", "complex64", "U3")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.compiler.mesh import Mesh
+from partita.runtime.context import Context
 from partita.runtime.transports.collectives import collect
 from partita.runtime.transports.lines import BufferReused, Deadlock, Mismatch, Stray
 from partita.runtime.transports.packing import pack, unpack
@@ -20,6 +21,11 @@ from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+
+
+def named(transport: VirtualTransport) -> Context:
+    """The collectives by name, as programs call them."""
+    return Context(0, torch.device("cpu"), transport=transport)
 
 
 @frozen
@@ -33,15 +39,7 @@ class Case:
     arguments: list[tuple[Any, ...]]
 
     def post(self, transport: VirtualTransport) -> Any:
-        bucket, columns = self.buckets[transport.rank], list(zip(*self.arguments, strict=True))
-        if self.kind == "all-reduce":
-            return transport.all_reduce(self.axis, bucket, columns[0][0])
-        post = {
-            "all-gather": transport.all_gather,
-            "reduce-scatter": transport.reduce_scatter,
-            "all-to-all": transport.all_to_all,
-        }[self.kind]
-        return post(self.axis, bucket, *columns)
+        return transport.collective(self.kind, self.axis, self.buckets[transport.rank], self.arguments)
 
     def expected(self, rank: int, i: int) -> np.ndarray:
         """Result i of a rank, in float64, from its description."""
@@ -179,7 +177,7 @@ def test_groups_entered_in_different_orders_deadlock() -> None:
     def step(*axes: str) -> Step:
         def run(transport: VirtualTransport) -> Iterator[None]:
             for axis in axes:
-                yield from finished(transport.all_gather(axis, (torch.ones(1),), (0,)))
+                yield from finished(named(transport).all_gather(axis, (torch.ones(1),), (0,)))
 
         return run
 
@@ -209,21 +207,27 @@ FOUR = torch.ones(4, 4)
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
-    ("post", "named"),
+    ("post", "other"),
     [
-        (lambda t: t.reduce_scatter("tensor", (FOUR,), (0,)), r"reduce-scatter of rank 1: float32\[4, 4\] \(0,\)"),
-        (lambda t: t.all_gather("tensor", (FOUR,), (1,)), r"all-gather of rank 1: float32\[4, 4\] \(1,\)"),
-        (lambda t: t.all_gather("tensor", (FOUR.double(),), (0,)), r"all-gather of rank 1: float64\[4, 4\] \(0,\)"),
-        (lambda t: t.all_gather("tensor", (FOUR[:2],), (0,)), r"all-gather of rank 1: float32\[2, 4\] \(0,\)"),
         (
-            lambda t: t.all_gather("tensor", (FOUR, FOUR), (0, 0)),
+            lambda t: named(t).reduce_scatter("tensor", (FOUR,), (0,)),
+            r"reduce-scatter of rank 1: float32\[4, 4\] \(0,\)",
+        ),
+        (lambda t: named(t).all_gather("tensor", (FOUR,), (1,)), r"all-gather of rank 1: float32\[4, 4\] \(1,\)"),
+        (
+            lambda t: named(t).all_gather("tensor", (FOUR.double(),), (0,)),
+            r"all-gather of rank 1: float64\[4, 4\] \(0,\)",
+        ),
+        (lambda t: named(t).all_gather("tensor", (FOUR[:2],), (0,)), r"all-gather of rank 1: float32\[2, 4\] \(0,\)"),
+        (
+            lambda t: named(t).all_gather("tensor", (FOUR, FOUR), (0, 0)),
             r"all-gather of rank 1: float32\[4, 4\] \(0,\) \+ float32",
         ),
     ],
 )
-def test_ranks_that_differ_are_refused(strict: bool, post: Callable[[VirtualTransport], Any], named: str) -> None:
-    same = posting(lambda t: t.all_gather("tensor", (FOUR,), (0,)))
-    expected = rf"operation 0 on tensor \(ranks 0, 1\) .*all-gather of rank 0: float32\[4, 4\] \(0,\), {named}"
+def test_ranks_that_differ_are_refused(strict: bool, post: Callable[[VirtualTransport], Any], other: str) -> None:
+    same = posting(lambda t: named(t).all_gather("tensor", (FOUR,), (0,)))
+    expected = rf"operation 0 on tensor \(ranks 0, 1\) .*all-gather of rank 0: float32\[4, 4\] \(0,\), {other}"
     with pytest.raises(Mismatch, match=expected):
         run(same, posting(post), same, strict=strict)
 
@@ -231,7 +235,7 @@ def test_ranks_that_differ_are_refused(strict: bool, post: Callable[[VirtualTran
 def test_a_tensor_that_changes_before_the_collective_is_done_is_caught() -> None:
     def step(transport: VirtualTransport) -> Iterator[None]:
         tensor = torch.ones(2, 2)[:, 0]
-        handle = transport.all_reduce("data", (tensor,))
+        handle = named(transport).all_reduce("data", (tensor,))
         tensor += 1
         yield from finished(handle)
 
@@ -241,7 +245,7 @@ def test_a_tensor_that_changes_before_the_collective_is_done_is_caught() -> None
 
 def test_a_result_is_taken_once_and_not_before_it_is_there() -> None:
     def early(transport: VirtualTransport) -> Iterator[None]:
-        handle = transport.all_reduce("data", (FOUR,))
+        handle = named(transport).all_reduce("data", (FOUR,))
         yield
         handle.result()
 
@@ -249,7 +253,7 @@ def test_a_result_is_taken_once_and_not_before_it_is_there() -> None:
         run(early)
 
     def twice(transport: VirtualTransport) -> Iterator[None]:
-        handle = transport.all_reduce("data", (FOUR,))
+        handle = named(transport).all_reduce("data", (FOUR,))
         yield from finished(handle)
         handle.result()
         handle.result()
@@ -260,7 +264,7 @@ def test_a_result_is_taken_once_and_not_before_it_is_there() -> None:
 
 def test_a_collective_that_some_ranks_skip_is_found() -> None:
     def posts(transport: VirtualTransport) -> Iterator[None]:
-        transport.all_reduce("tensor", (FOUR,))
+        named(transport).all_reduce("tensor", (FOUR,))
         yield
 
     with pytest.raises(Stray, match=r"rank 0: all-reduce 0 on tensor \(ranks 0, 1\)"):

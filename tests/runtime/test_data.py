@@ -24,7 +24,8 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
-from partita.runtime.data import DOUBTS, SOURCES, Dataset, Input, open_dataset
+from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.data.registry import SOURCES, open_dataset
 from partita.runtime.data.stdlib import sources
 from partita.runtime.data.text import numbered
 
@@ -375,7 +376,8 @@ from pathlib import Path
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
-from partita.runtime.data import Input, open_dataset
+from partita.runtime.data.dataset import Input
+from partita.runtime.data.registry import open_dataset
 
 inputs = (Input("x", Type("f32", (Axis("batch", 4), Axis("features", 1000))), "batch", None, None),)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -561,7 +563,7 @@ def test_ids_of_a_large_file_are_checked_as_they_are_used(wrong: Path, monkeypat
 
 def doubted(values: np.ndarray, wrote: str, read: str, folder: Path) -> bool:
     values.astype({"u8": "u1", "u16": "<u2", "u32": "<u4"}[wrote]).tofile(folder / "ids.bin")
-    found = DOUBTS["tokens"](tokens("ids.bin", read), folder)
+    found = SOURCES["tokens"].doubts(tokens("ids.bin", read), folder)
     assert [each.code for each in found] in ([], ["W0603"])
     return bool(found)
 

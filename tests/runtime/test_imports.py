@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "partita.runtime.data",
+        "partita.runtime.data.registry",
         "partita.runtime.initial",
         "partita.runtime.supervision.launcher",
         "partita.runtime.telemetry",

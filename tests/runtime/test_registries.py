@@ -5,20 +5,8 @@ from __future__ import annotations
 from inspect import Parameter, signature
 
 from partita.dsl import builtins
-from partita.runtime.data import SOURCES
-from partita.runtime.data.tokens import DTYPES
 from partita.runtime.initial import FIXED, RANDOM
 from partita.runtime.learning_rates import LEARNING_RATES
-
-
-def test_data_sources() -> None:
-    assert set(SOURCES) == set(builtins.DATA)
-    assert all(open_source.__doc__ for open_source in SOURCES.values())
-
-
-def test_dtypes_of_token_files() -> None:
-    (dtype,) = (setting for setting in builtins.DATA["tokens"].settings if setting.name == "dtype")
-    assert set(dtype.kind.choices) == set(DTYPES)
 
 
 def test_learning_rates_take_the_arguments_that_the_language_gives_them() -> None:

@@ -17,9 +17,10 @@ from partita.compiler.communication import communicate, default_messages
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.schedules.conditions import Conditions
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
+from partita.compiler.schedules.generator import OF_THE_STEP, SCHEDULES
 from partita.compiler.schedules.interleaved_1f1b import group_sizes
 from partita.compiler.schedules.one_f_one_b import alternate
-from partita.compiler.schedules.registry import OF_THE_STEP, SCHEDULES, make
+from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import LIMIT, Action, Schedule, loop_placement, peak_live, v_placement
 from partita.compiler.simulator import equal_costs, simulate
 from partita.compiler.timeline import Timeline

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.lowering.placement import pipeline_of
-from partita.compiler.schedules.registry import SCHEDULES, size_of
+from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
 from tests.commands import computed, partita, records
 

@@ -9,8 +9,9 @@ from partita.compiler.certificate import certify
 from partita.compiler.graph import Value
 from partita.compiler.layout import WHOLE
 from partita.compiler.ops.collective import AllGather, Part
-from partita.compiler.ops.optimizer import AdamW, Store, Update
+from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Constant
+from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.state import Compilation
 from tests.verify.broken import FILE, Edit, compiled, output, problem, program
 from tests.verify.changes import places

@@ -30,15 +30,15 @@ MISTAKES = [
     ),
     Planted(
         "decay-all-ignored",
-        "compiler/partition/update.py",
-        'if decays or arguments["decay"] == "all" else 0.0',
+        "compiler/optimizers/registry.py",
+        'if decays or arguments.get("decay") == "all" else 0.0',
         "if decays else 0.0",
         f"{FILE}[tied]",
     ),
     Planted(
         "everything-decays",
-        "compiler/partition/update.py",
-        'if decays or arguments["decay"] == "all" else 0.0',
+        "compiler/optimizers/registry.py",
+        'if decays or arguments.get("decay") == "all" else 0.0',
         "if True else 0.0",
         f"{FILE}[figures]",
     ),
@@ -58,7 +58,7 @@ MISTAKES = [
     ),
     Planted(
         "betas-exchanged",
-        "compiler/partition/update.py",
+        "compiler/optimizers/adamw.py",
         "return AdamW(float(beta1), float(beta2),",
         "return AdamW(float(beta2), float(beta1),",
         f"{FILE}[skips]",

@@ -13,6 +13,7 @@ import torch
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
+from partita.runtime.context import Context
 from partita.runtime.transports.packing import as_bytes
 from partita.runtime.transports.transport import Transport
 
@@ -37,6 +38,11 @@ def digest(tensors: tuple[torch.Tensor, ...]) -> list[str]:
     return [f"{t.dtype} {list(t.shape)} {sha256(as_bytes(t).numpy().tobytes()).hexdigest()[:16]}" for t in tensors]
 
 
+def named(transport: Transport) -> Context:
+    """The collectives by name, as programs call them."""
+    return Context(0, torch.device("cpu"), transport=transport)
+
+
 def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iterator[None]:
     """All collectives of a mesh: posted together, waited for in another order."""
     transport.open(mesh, dict.fromkeys(CHANNELS, Traffic(1, 12)) if mesh.pipe else {})
@@ -44,14 +50,14 @@ def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iter
     for axis in mesh.sharding:
         for i, bucket in enumerate(buckets(transport.rank)):
             zeros, ones = (0,) * len(bucket), (1,) * len(bucket)
-            posted[f"gather {axis} {i}"] = transport.all_gather(axis, bucket, ones)
-            posted[f"scatter {axis} {i}"] = transport.reduce_scatter(axis, bucket, ones)
-            posted[f"sum {axis} {i}"] = transport.all_reduce(axis, bucket)
-            posted[f"maximum {axis} {i}"] = transport.all_reduce(axis, bucket, True)
-            posted[f"exchange {axis} {i}"] = transport.all_to_all(axis, bucket, zeros, ones)
-            posted[f"exchange back {axis} {i}"] = transport.all_to_all(axis, bucket, ones, zeros)
+            posted[f"gather {axis} {i}"] = named(transport).all_gather(axis, bucket, ones)
+            posted[f"scatter {axis} {i}"] = named(transport).reduce_scatter(axis, bucket, ones)
+            posted[f"sum {axis} {i}"] = named(transport).all_reduce(axis, bucket)
+            posted[f"maximum {axis} {i}"] = named(transport).all_reduce(axis, bucket, True)
+            posted[f"exchange {axis} {i}"] = named(transport).all_to_all(axis, bucket, zeros, ones)
+            posted[f"exchange back {axis} {i}"] = named(transport).all_to_all(axis, bucket, ones, zeros)
             scalar = torch.tensor(0.1 * (transport.rank + 1))
-            posted[f"sum of scalars {axis} {i}"] = transport.all_reduce(axis, (scalar, scalar.bool()), i == 1)
+            posted[f"sum of scalars {axis} {i}"] = named(transport).all_reduce(axis, (scalar, scalar.bool()), i == 1)
     if mesh.pipe:
         ways = CHANNELS if mesh.pipe_rank(transport.rank) == 0 else CHANNELS[::-1]
         received = torch.zeros(3)
@@ -82,7 +88,7 @@ def main() -> None:
 
     identity = rank_from_environment()
     assert identity is not None
-    connect(identity)
+    connect(identity, "gloo")
     found: dict[str, list[str]] = {}
     for mesh in (SQUARE, LINE, COLUMNS):
         transport = ProcessTransport()
@@ -92,7 +98,7 @@ def main() -> None:
     if identity.rank == 1:
         # Rank 3, the other one along `tensor`, leaves without a word.
         try:
-            transport.all_gather("tensor", (torch.ones(3),), (0,)).done()
+            named(transport).all_gather("tensor", (torch.ones(3),), (0,)).done()
         except ConnectionLost as error:
             lost = str(error)
     if identity.rank != 3:

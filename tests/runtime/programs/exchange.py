@@ -24,7 +24,7 @@ from partita.runtime.transports.shared import LIMIT, LOOK_SECONDS, Incoming, Out
 
 identity = rank_from_environment()
 assert identity is not None
-connect(identity)
+connect(identity, "gloo")
 if "--apart" in sys.argv:
     neighbours.BOOT = Path(f"/proc/{os.getpid()}/cmdline") if identity.rank else neighbours.BOOT
 transport = ProcessTransport()

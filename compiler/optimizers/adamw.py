@@ -1,0 +1,55 @@
+"""AdamW: Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from partita.compiler.ops.op import Argument, op
+from partita.compiler.ops.optimizer import Update
+from partita.compiler.optimizers.registry import Optimizer, register
+from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Setting, Several
+from partita.dsl.types import Type
+
+
+@op("adamw")
+class AdamW(Update):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), as torch.optim.AdamW."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    states = ("mean", "square")
+    results = ("", "mean", "square")
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """A dozen operations for each element."""
+        return 12 * operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, in place."""
+        texts = ", ".join(argument.text for argument in arguments)
+        return f"kernels.adamw({texts}, c.rate, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay})"
+
+
+def _update(given: Mapping[str, Any], decay: float) -> AdamW:
+    beta1, beta2 = given["betas"]
+    return AdamW(float(beta1), float(beta2), float(given["eps"]), decay)
+
+
+register(
+    Optimizer(
+        "adamw",
+        (
+            LR,
+            Setting("betas", Several(BETA, 2), (0.9, 0.999)),
+            Setting("eps", POSITIVE, 1e-8),
+            WEIGHT_DECAY,
+            DECAY,
+        ),
+        others=("adam",),
+        example="adamw(lr = 1e-3)",
+        update=_update,
+    )
+)

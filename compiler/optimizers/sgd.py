@@ -1,0 +1,52 @@
+"""SGD: stochastic gradient descent, with momentum or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.compiler.ops.op import Argument, op
+from partita.compiler.ops.optimizer import Update
+from partita.compiler.optimizers.registry import Optimizer, register
+from partita.dsl.builtins import BETA, DECAY, LR, WEIGHT_DECAY, Flag, Setting
+from partita.dsl.types import Type
+
+
+@op("sgd")
+class Sgd(Update):
+    """Stochastic gradient descent with momentum, as torch.optim.SGD (the first step's buffer is the gradient).
+
+    Weight decay is added to the gradient.
+    """
+
+    momentum: float
+    nesterov: bool
+    decay: float
+
+    @property
+    def states(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The momentum buffer, if there is momentum."""
+        return ("momentum",) if self.momentum else ()
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The new parameter and buffer."""
+        return ("", *self.states)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Half a dozen operations for each element."""
+        return 6 * operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, in place."""
+        parameter, gradient, *states = (argument.text for argument in arguments)
+        buffer = states[0] if states else "None"
+        return f"kernels.sgd({parameter}, {gradient}, {buffer}, c.rate, {self.momentum}, {self.nesterov}, {self.decay})"
+
+
+register(
+    Optimizer(
+        "sgd",
+        (LR, Setting("momentum", BETA, 0.0), Setting("nesterov", Flag(), False), WEIGHT_DECAY, DECAY),
+        update=lambda given, decay: Sgd(float(given["momentum"]), bool(given["nesterov"]), decay),
+    )
+)

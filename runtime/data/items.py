@@ -1,0 +1,289 @@
+"""Items: what `arrays` reads from an archive and yields, in a new order every epoch (`partita.runtime.data.arrays`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from io import BytesIO
+from lzma import LZMAError
+from math import prod
+from pathlib import Path
+from struct import error as StructError
+from tokenize import TokenError
+from zipfile import BadZipFile
+from zlib import error as ZlibError
+
+import numpy as np
+from attrs import field, frozen
+
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.runtime.data.dataset import Arrays, Batch, Input
+from partita.runtime.data.files import single
+from partita.runtime.data.formats import NPY, NPZ, refuse_format
+from partita.runtime.data.windows import check_limit
+from partita.runtime.dtypes import NUMPY
+from partita.runtime.philox import stream, words
+
+# numpy's kinds of dtype that may stand for one of the language's: f float, i u integers, b boolean.
+KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": "b"}
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEAD = 1 << 15  # bytes in which an array's header ends; numpy itself reads none that is longer than 10,000
+# What arrays may take of memory: so many bytes at any rate, and so many times what their archive has.
+LEAST_UNPACKED, MOST_TIMES = 1 << 28, 100
+MOST_NAMES = 20  # shown
+
+# What numpy and the archives that it reads raise for files that are not as they must be: of another kind, cut off,
+# changed, encrypted, or of arrays larger than all memory.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    BadZipFile,
+    LZMAError,
+    StructError,
+    TokenError,
+    ZlibError,
+)
+
+
+@frozen(eq=False)
+class Items:
+    """A `Dataset` of items. `arrays` have the item axis first; `whole` holds what comes with every batch."""
+
+    inputs: tuple[Input, ...]
+    arrays: Arrays
+    whole: Arrays
+    training: int  # items; those after them are held out
+    items: int
+    seed: int
+    _orders: Callable[[int, int, int], np.ndarray] = field(
+        init=False, factory=lambda: lru_cache(maxsize=2)(_permutation), repr=False
+    )
+
+    def batch(self, step: int, rows: range | None = None) -> Batch:
+        """The items of a training step."""
+        return self._take(self._items(step, rows))
+
+    def row_names(self, step: int) -> list[str]:
+        """The numbers of the items."""
+        return [f"item {number}" for number in self._items(step)]
+
+    def _items(self, step: int, rows: range | None = None) -> np.ndarray:
+        assert step >= 1, "steps count from 1"
+        batch = self._rows
+        positions = (step - 1) * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+        epochs, places = np.divmod(positions, self.training)
+        chosen = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            chosen[here] = self._order(int(epoch))[places[here]]
+        return chosen
+
+    def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
+        """The items of an evaluation batch."""
+        return self._take(self._held_out(index, rows))
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """The numbers of the items."""
+        return [f"item {number}" for number in self._held_out(index)]
+
+    def _held_out(self, index: int, rows: range | None = None) -> np.ndarray:
+        held = self.items - self.training
+        assert held > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
+        batch = self._rows
+        positions = index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+        return np.asarray(self.training + positions % held)
+
+    @property
+    def _rows(self) -> int:
+        return next(given.batch for given in self.inputs if given.batch_axis is not None)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return self._orders(self.seed, epoch, self.training)
+
+    def _take(self, chosen: np.ndarray) -> Batch:
+        batch: Batch = {}
+        for given in self.inputs:
+            dtype = NUMPY[given.type.dtype]
+            if given.batch_axis is None:
+                batch[given.name] = np.ascontiguousarray(self.whole[given.name], dtype)
+            else:
+                values = np.moveaxis(self.arrays[given.name][chosen], 0, given.type.position(given.batch_axis))
+                batch[given.name] = np.ascontiguousarray(values, dtype)
+        return batch
+
+
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order of an epoch: items sorted by random words."""
+    return np.argsort(words(stream(seed, "epoch", epoch), 0, count), kind="stable")
+
+
+def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
+    """The items of a `.npz` file; yields its arrays."""
+    name = call.arguments["path"]
+    found = _load(single(name, root, call.span), name, inputs, call.span)
+    arrays = {given.name: found[given.name] for given in inputs if given.batch_axis is not None}
+    whole = {given.name: found[given.name] for given in inputs if given.batch_axis is None}
+    counts = {key: len(array) for key, array in arrays.items()}
+    if len(set(counts.values())) != 1:
+        raise refuse(
+            "E0607",
+            f"the arrays of `{name}` have different numbers of items" if counts else "no input has the batch axis",
+            call.span,
+            notes=[f"{key}: {count} items" for key, count in counts.items()],
+        )
+    for given in inputs:
+        if found[given.name].dtype.kind in "iu":
+            check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
+    items = next(iter(counts.values()))
+    holdout = float(call.arguments.get("holdout", 0.0))
+    held = round(items * holdout)
+    if items - held < 1:
+        raise refuse("E0604", f"`{name}` has no items to train on: {items} items, {held} held out", call.span)
+    if evaluates and held == 0:
+        raise refuse(
+            "E0604" if holdout else "E0608",
+            f"`holdout` is less than one of the {items} items of `{name}`"
+            if holdout
+            else "`eval` needs data that training does not see, and there is no `holdout`",
+            call.span,
+            help=f'hold out a share: `arrays("{name}", holdout = 10%)`',
+        )
+    return Items(inputs, arrays, whole, items - held, items, seed)
+
+
+@frozen
+class Declared:
+    """What an array of an archive is said to be, before it is read."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -> dict[str, np.ndarray]:
+    """The arrays of the inputs. Nothing is unpacked before all of them are known to fit, and not to be too large."""
+    try:
+        refuse_format(path, name, "`arrays` reads numpy archives", span, but=(NPY, NPZ))
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise refuse("E0603", f"`{name}` is one array, not an archive of named ones", span, help=_SAVE)
+        with archive:
+            found = {
+                given.name: _declared(archive, given.name, name, span) for given in inputs if given.name in archive
+            }
+            _check(found, archive.files, name, inputs, span)
+            _check_size(found, path.stat().st_size, name, span)
+            return {given.name: archive[given.name] for given in inputs}
+    except Refused:
+        raise
+    except UNREADABLE as error:
+        reason = str(error).split("\n")[0]
+        raise refuse("E0603", f"cannot read `{name}`: {shown(reason)}", span, help=_SAVE) from error
+
+
+def _declared(archive: np.lib.npyio.NpzFile, key: str, name: str, span: Span | None) -> Declared:
+    """What the header of an array says. Raises Refused, and what is in `UNREADABLE`."""
+    assert archive.zip is not None
+    member = key if key in archive.zip.namelist() else f"{key}.npy"
+    with archive.zip.open(member) as file:
+        head = BytesIO(file.read(HEAD))  # a header's length may be anything
+    if not head.getvalue().startswith(b"\x93NUMPY"):
+        raise refuse("E0603", f"`{name}` holds what is no array", span, help=_SAVE)
+    version = np.lib.format.read_magic(head)
+    read_header = HEADERS.get(version)
+    if read_header is None:
+        raise ValueError(f"`{key}` is of version {version} of the format")
+    shape, _, dtype = read_header(head)
+    if dtype.hasobject:
+        raise ValueError(f"`{key}` holds Python objects")
+    return Declared(dtype, shape)
+
+
+def _check(
+    found: dict[str, Declared], names: Sequence[str], name: str, inputs: tuple[Input, ...], span: Span | None
+) -> None:
+    """Refuse (E0606, E0607) an archive that lacks an input, or has it in another shape or dtype."""
+    missing = [given.name for given in inputs if given.name not in found]
+    if missing:
+        has = ", ".join(map(shown, names[:MOST_NAMES])) or "none"
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        raise Refused(
+            Diagnostic(
+                "E0606",
+                f"`{name}` has no array called `{lacking}`",
+                span,
+                (f"its arrays: {has}{more}",),
+                "name the arrays after the model's inputs",
+            )
+            for lacking in missing
+        )
+    wrong = [diagnostic for given in inputs for diagnostic in _unfit(given, found[given.name], name, span)]
+    if wrong:
+        raise Refused(wrong)
+
+
+def _check_size(found: dict[str, Declared], size: int, name: str, span: Span | None) -> None:
+    """Refuse (E0603) a small file that unpacks to very much: a few bytes from anybody could take all memory."""
+    unpacked = sum(each.bytes for each in found.values())
+    if unpacked > max(LEAST_UNPACKED, MOST_TIMES * size):
+        raise refuse(
+            "E0603",
+            f"`{name}` has {size:,} bytes, and its arrays would take {unpacked:,}",
+            span,
+            notes=[f"`{key}` is {each.dtype}{list(each.shape)}" for key, each in found.items()],
+            help="if that is meant, write it with `numpy.savez`, which does not compress",
+        )
+
+
+_SAVE = "write it with `numpy.savez(path, name = array, …)`, without Python objects"
+
+
+def _conversion(given: Input, array: Declared) -> str:
+    """How an array of another kind and an input come together, in dtypes that there are."""
+    ours = {"f": "f32", "i": "i64", "u": "i64", "b": "bool"}.get(array.dtype.kind)
+    convert = f"convert the array: `array.astype(numpy.{np.dtype(NUMPY[given.type.dtype]).name})`"
+    if ours is None:
+        return convert
+    axes = ", ".join(given.type.names)
+    cast = f"`cast({given.name}, {given.type.dtype})`"
+    return f"declare it as `{given.name}: {ours}[{axes}]` and use {cast} in the model, or {convert}"
+
+
+def _unfit(given: Input, array: Declared, name: str, span: Span | None) -> list[Diagnostic]:
+    if array.dtype.kind not in KINDS[given.type.dtype]:
+        wanted = {"f": "floats", "iu": "integers", "b": "booleans"}[KINDS[given.type.dtype]]
+        return [
+            Diagnostic(
+                "E0607",
+                f"`{given.name}` in `{name}` holds {array.dtype}, and the model wants {wanted}",
+                span,
+                (f"{given.name}: {given.type}",),
+                _conversion(given, array),
+            )
+        ]
+    others = given.type.without([given.batch_axis] if given.batch_axis else [])
+    shape = array.shape if given.batch_axis is None else array.shape[1:]
+    if shape != others.shape or (given.batch_axis is not None and not array.shape):
+        items = ["items"] if given.batch_axis is not None else []
+        wanted = ", ".join([*items, *map(str, others.axes)])
+        return [
+            Diagnostic(
+                "E0607",
+                f"`{given.name}` in `{name}` has shape {list(array.shape)}, and the model wants [{wanted}]",
+                span,
+                (f"{given.name}: {given.type}",),
+                "change the axis sizes, or the array",
+            )
+        ]
+    return []

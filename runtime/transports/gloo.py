@@ -1,0 +1,21 @@
+"""Gloo: ranks that are processes and compute on processors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partita.runtime.transports.registry import TransportKind, register
+
+if TYPE_CHECKING:
+    import torch
+
+    from partita.runtime.transports.transport import ProcessEnd
+
+
+def _end(device: torch.device, secret: bytes) -> ProcessEnd:
+    from partita.runtime.transports.process import ProcessTransport
+
+    return ProcessTransport(device, secret)
+
+
+register(TransportKind(name="gloo", default=lambda gpus, ranks: gpus < ranks, backend="gloo", end=_end))

@@ -1,0 +1,58 @@
+"""NCCL: ranks that are processes with a GPU each. Half a group on it would wait for the other half for ever.
+
+What NCCL does beyond what is asked of it is assumed, not checked: kernels of different communicators run side by side
+as long as their thread blocks (CTAs) fit on the device together, which is why channels ask for few.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl.diagnostic import Diagnostic
+from partita.runtime.transports.registry import TransportKind, register
+
+if TYPE_CHECKING:
+    import torch
+
+    from partita.runtime.transports.transport import ProcessEnd
+
+CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
+
+
+def _end(device: torch.device, secret: bytes) -> ProcessEnd:
+    from partita.runtime.transports.process import ProcessTransport
+
+    return ProcessTransport(device, secret, sums=True, shares=False, channel_options=_channel_options)
+
+
+def _channel_options() -> Any:
+    import torch.distributed as dist
+
+    options = dist.ProcessGroupNCCL.Options()
+    if hasattr(options, "config"):
+        options.config.min_ctas = 1
+        options.config.max_ctas = CTAS_PER_CHANNEL
+    return options
+
+
+def _problem(gpus: int, ranks: int) -> Diagnostic | None:
+    if gpus >= ranks:
+        return None
+    return Diagnostic(
+        "E0611",
+        f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",
+        None,
+        help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
+    )
+
+
+register(
+    TransportKind(
+        name="nccl",
+        default=lambda gpus, ranks: gpus >= ranks,
+        problem=_problem,
+        gpu=True,
+        backend="nccl",
+        end=_end,
+    )
+)
