@@ -20,7 +20,7 @@ from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.meeting import connect
 from partita.runtime.supervision.rendezvous import rank_from_environment
-from partita.runtime.transports.registry import TRANSPORTS
+from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 RANK_FILE = "--record"
 MOST_COUNTS = 8  # a record of each, in every precision: so many stay well within what a file may have
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     gpus = gpus_here()
     kind = TRANSPORTS[arguments.transport] if arguments.transport else chosen(None, gpus, 1)
-    if kind.end is None:
+    if isinstance(kind, InProcess):
         print(f"partita: --transport {kind.name} runs all ranks in one process, and measures nothing", file=sys.stderr)
         return 2
     most = gpus if kind.gpu else max(2, len(usable()))
@@ -102,11 +102,11 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     identity = rank_from_environment()
-    assert identity is not None
+    if identity is None:
+        print(f"partita: {RANK_FILE} is for the ranks that `partita profile` starts", file=sys.stderr)
+        return 2
     keep_pages()
     kind, device = device_of_rank(arguments.transport, identity)
-    end = kind.end
-    assert end is not None, "`run` refuses others"
     if device.type == "cuda":
         torch.cuda.set_device(device)
     precisions = tuple(arguments.precision or (("bf16",) if device.type == "cuda" else ("f32",)))
@@ -116,10 +116,10 @@ def _measure(arguments: argparse.Namespace) -> int:
         if identity.rank == 0:
             print(f"  {text}", flush=True)
 
-    found = profile(lambda: end(device, b""), device, precisions, progress, arguments.quick)
+    found = profile(lambda: kind.end(device, b""), device, precisions, progress, arguments.quick)
     if identity.rank == 0:
         arguments.record.write_text(json.dumps({"records": [found.as_json()]}))
-    last = end(device, b"")
+    last = kind.end(device, b"")
     last.meet()
     last.close()
     return 0

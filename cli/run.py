@@ -12,7 +12,7 @@ from partita.cli.source import add_source_arguments
 from partita.cli.training.alone import run_alone
 from partita.cli.training.rank import run_rank
 from partita.runtime.supervision.rendezvous import rank_from_environment
-from partita.runtime.transports.registry import TRANSPORTS
+from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 STALL_SECONDS = 600.0
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"partita: {error}", file=sys.stderr)
         return 2
     asked = arguments.transport
-    alone = asked is not None and TRANSPORTS[asked].cluster is not None
+    alone = asked is not None and isinstance(TRANSPORTS[asked], InProcess)
     if alone and (identity is not None or arguments.trace is not None):
         print(
             f"partita: --transport {asked} runs all ranks in one process; start it without a launcher"

@@ -79,8 +79,7 @@ class BodyChecker:
         axes: list[Axis] = []
         errors, complete = self.report.errors, True
         dtype = written.dtype.text if written.dtype else "f32"
-        if dtype not in DTYPES:
-            assert written.dtype is not None
+        if written.dtype is not None and dtype not in DTYPES:
             help = suggestion(dtype, DTYPES)
             self.report.error("E0207", f"unknown dtype `{dtype}`", written.dtype.span, help=help)
         for name in written.axes:

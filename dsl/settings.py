@@ -34,6 +34,11 @@ from partita.dsl.spec import Call
 from partita.dsl.units import EXAMPLES, PLAIN, Quantity, shortened
 
 
+def none_beside(path: str, span: Span) -> Source:
+    """For settings of which none is a text beside the file. Refused: E0306."""
+    raise refuse("E0306", f"`{path}` cannot be read from here", span)
+
+
 class Settings:
     """Reads settings; knows the axes and mesh axes that they may name, and reads the texts beside the file."""
 
@@ -43,7 +48,7 @@ class Settings:
         axes: Collection[str] = (),
         used: set[str] | None = None,
         mesh_axes: Collection[str] | None = (),
-        beside: Callable[[str, Span], Source] | None = None,
+        beside: Callable[[str, Span], Source] = none_beside,
     ) -> None:
         self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
         self.used = used if used is not None else set()
@@ -104,7 +109,6 @@ class Settings:
                     return written.value
                 raise refuse("E0306", f"{what} is a string", written.span, help='write it in quotation marks: "…"')
             case Beside():
-                assert self.beside is not None
                 return self.beside(self._convert(written, Text(), what, lookup), written.span)
             case Word(choices):
                 return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")

@@ -145,7 +145,7 @@ register(Source("counted", (Setting("path", Text()), HOLDOUT), open=open_counted
 
 TRANSPORT = '''
 """All ranks in this process, whose collectives are counted."""
-from partita.runtime.transports.registry import TransportKind, register
+from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.virtual import VirtualCluster, VirtualTransport
 
 posted = []
@@ -163,7 +163,7 @@ class Cluster(VirtualCluster):
         self._transports = tuple(Tallied(rank, ranks, self) for rank in range(ranks))
 
 
-register(TransportKind(name="tallied", cluster=Cluster))
+register(InProcess(name="tallied", cluster=Cluster))
 '''
 
 COMMAND = '''

@@ -25,7 +25,7 @@ from partita.runtime.supervision.lookout import Lookout
 from partita.runtime.supervision.rendezvous import DIRECTORY
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
-from partita.runtime.transports.registry import TransportKind
+from partita.runtime.transports.registry import InProcess, Processes
 
 if TYPE_CHECKING:
     from partita.compiler.program import Program
@@ -47,7 +47,7 @@ def run_alone(arguments: argparse.Namespace) -> int:
     try:
         _refuse_crowd(spec)
         kind = transport_of(arguments, spec)
-        if kind.cluster is not None:
+        if isinstance(kind, InProcess):
             return _in_process(arguments, spec, reader, kind.cluster)
         return _supervise(arguments, spec, reader, kind)
     except Refused as refused:
@@ -67,7 +67,7 @@ def _refuse_crowd(spec: Spec) -> None:
         )
 
 
-def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: TransportKind) -> int:
+def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
     """Start the ranks on this machine. What is wrong with the file is said once, before."""
     from partita.runtime.data.binding import bind
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.diagnostic import Refused
-from partita.runtime.transports.registry import TRANSPORTS, TransportKind
+from partita.dsl.diagnostic import Refused, refuse
+from partita.runtime.transports.registry import TRANSPORTS, InProcess, Processes
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one there is no GPU, and no need to import torch and ask it
 
 
-def transport_of(arguments: argparse.Namespace, spec: Spec) -> TransportKind:
+def transport_of(arguments: argparse.Namespace, spec: Spec) -> Processes | InProcess:
     """The transport of all ranks, which are on this machine. Refused: E0611."""
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
     needless = arguments.transport is not None and not TRANSPORTS[arguments.transport].gpu
@@ -27,7 +27,7 @@ def transport_of(arguments: argparse.Namespace, spec: Spec) -> TransportKind:
     return chosen(arguments.transport, 0 if none else gpus_here(), ranks)
 
 
-def chosen(transport: str | None, gpus: int, ranks: int) -> TransportKind:
+def chosen(transport: str | None, gpus: int, ranks: int) -> Processes | InProcess:
     """The transport that is asked for, or else the first that says so of so many GPUs and ranks on this machine.
     Refused where it cannot serve them.
     """
@@ -46,13 +46,16 @@ def gpus_here() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def device_of_rank(transport: str | None, identity: Identity) -> tuple[TransportKind, torch.device]:
+def device_of_rank(transport: str | None, identity: Identity) -> tuple[Processes, torch.device]:
     """Over what this rank talks, and where it computes. Refused: E0611."""
     import torch
 
     gpus = gpus_here()
     number, ranks = (0, 1) if identity.own_gpu else (identity.local_rank, identity.local_ranks)
     kind = chosen(transport, gpus, ranks)
+    if not isinstance(kind, Processes):
+        message = f"--transport {kind.name} runs all ranks in one process, and this is one of several"
+        raise refuse("E0611", message, help="start it without a launcher")
     if kind.gpu:
         return kind, torch.device("cuda", number)
     if transport is None and gpus and identity.local_rank == 0:

@@ -47,7 +47,7 @@ from partita.runtime.supervision.views import Views
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
 from partita.runtime.transports.failures import ConnectionLost, Stranger
-from partita.runtime.transports.registry import TransportKind
+from partita.runtime.transports.registry import Processes
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,6 @@ class _Rank:
         keep_pages()
         times = None if arguments.trace is None else stopwatch.path_of(arguments.trace, identity.rank)
         recorder.begin(flight.CONNECTING)
-        assert planned.transport.end is not None, "what runs all ranks in one process has no launcher"
         connect(identity, planned.transport.backend, meeting)
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
@@ -165,7 +164,7 @@ class _Planned:
     """What a rank is to do."""
 
     plan: Plan
-    transport: TransportKind
+    transport: Processes
     device: torch.device
     data: Bound
 

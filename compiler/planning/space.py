@@ -168,8 +168,8 @@ class Space:
 
     # ------------------------------------------------------------ files
 
-    def file(self, candidate: Candidate) -> spec.Spec:
-        """The file with a candidate's mesh, layout and schedule."""
+    def file(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> spec.Spec:
+        """The file with a candidate's mesh, layout and schedule; `counts` are turns of stages."""
         mesh = self.mesh_of(candidate)
         given = {"microbatches": self.microbatches(candidate), "over": self.batch, "chunks": candidate.chunks}
         settings = SCHEDULES[candidate.schedule].settings
@@ -177,7 +177,7 @@ class Space:
         return evolve(
             self.given,
             meshes={mesh.name: mesh},
-            layout=spec.Layout("planned", mesh.name, self.rules(candidate)),
+            layout=spec.Layout("planned", mesh.name, self.rules(candidate, counts)),
             schedule=spec.Schedule("planned", spec.Call(candidate.schedule, arguments)),
             expect=(),
         )
@@ -261,11 +261,9 @@ class Space:
 
     def as_it_stands(self, own: Candidate) -> spec.Spec:
         """The file itself, on the devices and links that candidates have."""
-        mesh = self.given.mesh
-        assert mesh is not None
         links = self.mesh_of(own).links
-        there = evolve(mesh, device=self.mesh.device, links={n: links[n] for n, _ in mesh.axes if n in links})
-        return evolve(self.given, meshes={**self.given.meshes, mesh.name: there}, expect=())
+        mesh = evolve(self.mesh, links={name: links[name] for name, _ in self.mesh.axes if name in links})
+        return evolve(self.given, meshes={**self.given.meshes, mesh.name: mesh}, expect=())
 
     def resized(self, candidate: Candidate, microbatches: int, turns: int, counts: tuple[int, ...]) -> spec.Spec:
         """A candidate's file with other turns of the staged repeats, `counts` of them in each stage, and with so much
@@ -289,10 +287,7 @@ class Space:
             rows=sizes.get(self.batch, self.rows),
         )
         plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1)
-        found = small.file(plain)
-        assert found.layout is not None
-        rules = small.rules(plain, counts if len(counts) > 1 else None)
-        return evolve(found, layout=evolve(found.layout, rules=rules))
+        return small.file(plain, counts if len(counts) > 1 else None)
 
     @property
     def free(self) -> bool:

@@ -60,16 +60,17 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> 
         for role in ("varied", "compared")
     )
     found: list[tuple[tuple[float, float], Schedule]] = []
+    bounded: list[tuple[Placement, Memory]] = []
     for family in families:
         placement = family.placement
         memory = conditions.memory(placement) if conditions.memory is not None else None
+        bounded += [] if memory is None else [(placement, memory)]
         search = _Search(family, conditions, memory, Estimate(placement, prices(conditions, placement)))
         alike = [each for each in others if each.placement == placement]
         budget = max(STEPS, ORDERS * sum(map(len, family.actions))) // len(families)
         found += search.best(budget, [family, *alike])
     if not found:
-        assert memory is not None
-        raise ValueError(_too_little(placement, memory))
+        raise ValueError(_too_little(*bounded[-1]))
     _, best = min(found, key=lambda pair: pair[0])
     return best
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.runtime.transports.registry import TransportKind, register
+from partita.runtime.transports.registry import Processes, register
 
 if TYPE_CHECKING:
     import torch
@@ -18,4 +18,4 @@ def _end(device: torch.device, secret: bytes) -> ProcessEnd:
     return ProcessTransport(device, secret)
 
 
-register(TransportKind(name="gloo", default=lambda gpus, ranks: gpus < ranks, backend="gloo", end=_end))
+register(Processes(name="gloo", default=lambda gpus, ranks: gpus < ranks, backend="gloo", end=_end))

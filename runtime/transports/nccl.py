@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from partita.dsl.diagnostic import Diagnostic
-from partita.runtime.transports.registry import TransportKind, register
+from partita.runtime.transports.registry import Processes, register
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def _problem(gpus: int, ranks: int) -> Diagnostic | None:
 
 
 register(
-    TransportKind(
+    Processes(
         name="nccl",
         default=lambda gpus, ranks: gpus >= ranks,
         problem=_problem,

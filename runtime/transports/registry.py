@@ -20,28 +20,40 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class TransportKind:
-    """A transport: how it is chosen, and how a rank gets its end of it.
+    """How a transport is chosen.
 
     `default` says whether it is taken where none is asked for, with so many GPUs for so many ranks on this machine;
     `problem` why it cannot serve them. Each rank has a GPU of its own with `gpu`.
-
-    Ranks are processes that torch.distributed connects by `backend`, and `end` makes the end of one, on a device, of
-    those who know a secret; or all are in one process, and `cluster` makes the ends of so many ranks, strict or not,
-    with a seed.
     """
 
     name: str
     default: Callable[[int, int], bool] = lambda gpus, ranks: False
     problem: Callable[[int, int], Diagnostic | None] = lambda gpus, ranks: None
     gpu: bool = False
-    backend: str = ""
-    end: Callable[[torch.device, bytes], ProcessEnd] | None = None
-    cluster: Callable[[int, bool, int], Cluster] | None = None
 
 
-TRANSPORTS: Registry[TransportKind] = Registry("transport", "partita.runtime.transports", ("gloo", "nccl", "virtual"))
+@frozen(kw_only=True)
+class Processes(TransportKind):
+    """Of ranks that are processes, which torch.distributed connects by `backend`: `end` makes that of one, on a device,
+    among those who know a secret.
+    """
+
+    backend: str
+    end: Callable[[torch.device, bytes], ProcessEnd]
 
 
-def register(kind: TransportKind) -> TransportKind:
+@frozen(kw_only=True)
+class InProcess(TransportKind):
+    """Of ranks that are all in this process: `cluster` makes the ends of so many, strict or not, with a seed."""
+
+    cluster: Callable[[int, bool, int], Cluster]
+
+
+TRANSPORTS: Registry[Processes | InProcess] = Registry(
+    "transport", "partita.runtime.transports", ("gloo", "nccl", "virtual")
+)
+
+
+def register(kind: Processes | InProcess) -> Processes | InProcess:
     """Make a transport known. Raises ValueError where another one has its name."""
     return TRANSPORTS.register(kind)

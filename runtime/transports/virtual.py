@@ -28,7 +28,7 @@ from attrs import define, evolve, field
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.lines import Deadlock, Line, Post, Stray, line
-from partita.runtime.transports.registry import TransportKind, register
+from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import Tensors
 
 
@@ -83,8 +83,8 @@ class VirtualTransport:
         """Nothing to release."""
 
     def _transfer(self, kind: str, channel: Channel, end: int, tensor: torch.Tensor) -> Post:
-        line = self.channels.get(channel)
-        assert line is not None, f"rank {self.rank} has no end of {channel}"
+        assert channel in self.channels, f"rank {self.rank} has no end of {channel}"
+        line = self.channels[channel]
         assert line.ends[end] == self.rank, f"rank {self.rank} cannot {kind} on {channel}"
         assert tensor.is_contiguous(), f"rank {self.rank}: {kind} on {line.name} of a tensor that is not contiguous"
         return self._post(kind, line, (tensor,))
@@ -206,4 +206,4 @@ def _cycle(next_rank: dict[int, int]) -> tuple[int, ...]:
     return ()
 
 
-register(TransportKind(name="virtual", cluster=VirtualCluster))
+register(InProcess(name="virtual", cluster=VirtualCluster))
