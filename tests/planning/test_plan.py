@@ -85,7 +85,7 @@ def test_a_mesh_axis_of_another_purpose_stays():
     assert given is not None, diagnostics
     space = space_of(given)
     assert space.others == (("other", 3),)
-    best = Search(space, 1).run().plans[0]
+    best = Search(space, 1, 2.0).run().plans[0]
     assert best.file.mesh.size("other") == 3
     assert compile_spec(best.file).mesh.ranks == 48
     with pytest.raises(Refused, match="16 devices cannot all be used"):
@@ -358,7 +358,7 @@ def test_imports_stay(tmp_path):
         "train { model = gpt data = random() optimizer = sgd(lr = 0.1) steps = 1 layout = megatron schedule = fast }\n"
     )
     output = tmp_path / "planned.par"
-    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "-o", str(output)]) == 0
+    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "--within", "1", "-o", str(output)]) == 0
     given, diagnostics = load(output)
     assert given is not None, diagnostics
     assert (given.axes["batch"].size, given.axes["seq"].size) == (32, 256)
@@ -420,7 +420,7 @@ def test_nothing_fits_says_what_came_nearest():
 def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    assert main(["plan", str(GPT), "--top", "1", "-o", str(folder / "planned.par")]) == 1
+    assert main(["plan", str(GPT), "--top", "1", "--within", "1", "-o", str(folder / "planned.par")]) == 1
     assert "E0903" in capsys.readouterr().err
     assert not list(folder.iterdir())
 

@@ -16,6 +16,7 @@ from partita.dsl.load import load, load_text
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.supervision.agreement import Statement, agree, compared, digest
 from partita.runtime.transports.failures import ConnectionLost
+from tests.marks import soak
 
 SPECS = Path(__file__).parents[2] / "specs"
 TINY = (SPECS / "tiny.par").read_text()
@@ -213,13 +214,13 @@ def outcomes(
 
 
 @pytest.mark.parametrize(
-    ("start", "change"),
-    [(by_port, ("peak = 3e-3", "peak = 2e-3")), (by_port, ("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"))],
+    ("old", "new"),
+    [("mesh laptop(pipe = 2", "mesh laptop(pipe = 1"), *soak(("peak = 3e-3", "peak = 2e-3"))],
 )
-def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, start: object, change: tuple[str, str]):
-    changed = TINY.replace(*change)
+def test_a_rank_with_another_file_ends_the_run(tmp_path: Path, old: str, new: str):
+    changed = TINY.replace(old, new)
     assert changed != TINY
-    (first, shown), (second, silent) = outcomes(tmp_path, start, TINY, changed)
+    (first, shown), (second, silent) = outcomes(tmp_path, by_port, TINY, changed)
     assert (first, second) == (1, 1), shown + silent
     assert shown.count("error[E0612]: rank 1 has another file than rank 0") == 1
     assert "Traceback" not in shown + silent

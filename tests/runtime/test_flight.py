@@ -101,7 +101,7 @@ PLANS = {name: plan_of(name) for name in ("tiny.par", "llama.par", "gpt.par")}
 
 
 @given(st.sampled_from(sorted(PLANS)), st.data())
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
     """Wherever a rank freezes, the others come to wait for it, and it is the one that is named."""
     plan = PLANS[name]

@@ -220,6 +220,7 @@ def test_a_traced_run(tmp_path: Path):
     hold_trace(tmp_path / "trace", 4)
 
 
+@pytest.mark.soak
 def test_torchrun_hands_the_option_over(tmp_path: Path):
     torchrun = str(Path(sys.executable).parent / "torchrun")
     launcher = (torchrun, "--standalone", "--nproc-per-node=2")

@@ -42,7 +42,7 @@ def guardian_of(run: Run) -> int:
     return found
 
 
-@pytest.mark.parametrize("when", ["as a process", *soak("starting", "ready")])
+@pytest.mark.parametrize("when", soak("as a process", "starting", "ready"))
 def test_a_rank_that_is_stopped_before_it_begins_is_named(run: Run, when: str) -> None:
     """Also before it has a recorder: nothing could be read of it then."""
     run.start("--stall-timeout", str(STALL_SECONDS))
@@ -97,9 +97,14 @@ def test_a_rank_that_stands_ready_and_is_stopped_holds_nothing_up(run: Run) -> N
 @pytest.mark.parametrize(
     ("name", "end"),
     [
-        ("SIGSTOP", "SIGTERM"),
-        ("SIGKILL", "SIGKILL"),
-        *soak(("SIGSTOP", "itself"), ("SIGSTOP", "SIGKILL"), ("SIGKILL", "itself"), ("SIGKILL", "SIGTERM")),
+        ("SIGKILL", "SIGTERM"),
+        *soak(
+            ("SIGSTOP", "SIGTERM"),
+            ("SIGKILL", "SIGKILL"),
+            ("SIGSTOP", "itself"),
+            ("SIGSTOP", "SIGKILL"),
+            ("SIGKILL", "itself"),
+        ),
     ],
 )
 def test_a_guardian_is_not_needed_twice(run: Run, name: str, end: str) -> None:

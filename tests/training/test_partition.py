@@ -47,7 +47,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
 
 
 @given(program=programs(), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())
