@@ -31,7 +31,7 @@ error[E0411]: axis `hidden` of 12 does not divide over `tensor` of 5
 17  |   shard hidden -> tensor
     |         ^^^^^^
     = net.up: f32[width=6, hidden=12]   (declared at net.par:4:9)
-    help: choose sizes by which `hidden` divides into 5 parts in every microbatch
+    help: choose sizes so that `hidden` divides into 5 parts in every microbatch
 """
     )
 
@@ -46,7 +46,7 @@ error[E0411]: axis `batch` of 4 does not divide over `pod` of 2 × `data` of 4
 17  |   shard batch -> pod, data
     |         ^^^^^
     = x: f32[batch=4, width=6]   (declared at net.par:3:7)
-    help: choose sizes by which `batch` divides into 8 parts in every microbatch
+    help: choose sizes so that `batch` divides into 8 parts in every microbatch
 """
     )
 
@@ -67,7 +67,7 @@ def test_a_rule_for_one_tensor_that_does_not_divide() -> None:
 def test_a_mesh_axis_for_stages_and_for_tensors(order: int) -> None:
     rules = ["stage layer -> pipe", "shard batch -> pipe"][::order]
     found = refusal("pipe = 2", *rules)
-    assert "error[E0412]: mesh axis `pipe` is the pipeline's, and cannot split `batch` as well" in found
+    assert "error[E0412]: mesh axis `pipe` is used for the pipeline, and cannot also split `batch`" in found
     assert "|   shard batch -> pipe" in found
     assert f"= `stage layer -> pipe`   (net.par:{17 + rules.index('stage layer -> pipe')}:3)" in found
 

@@ -81,7 +81,7 @@ def test_it_stays_under_the_root(tmp_path, path):
     (tmp_path / "mine.sched").write_text(ORDERS)
     found = problem(tmp_path / "inside", None, f'from_file("{path}")')
     assert found.code == "E0010"
-    assert found.message == f"`{path}` lies outside the root directory"
+    assert found.message == f"`{path}` is outside the root directory"
     assert found.span.text == f'"{path}"'
 
 
