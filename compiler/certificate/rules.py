@@ -180,5 +180,5 @@ def ends(op: Move, i: int) -> tuple[State, State]:
 
 
 def _listed(states: Sequence[State]) -> str:
-    words = {None: "whole", SUM: "sum", MAX: "max"}
+    words = {None: "replicated", SUM: "sum", MAX: "max"}
     return ", ".join(words.get(state, str(state)) for state in states)

@@ -260,7 +260,7 @@ class _Tensors:
 def _states(node: Node, option: Option) -> str:
     """`h: whole, wq: heads → q: heads`."""
     if not any((*option.way.operands, *option.way.results)):
-        return "all whole"
+        return "all replicated"
 
     def words(values: Sequence[Value], states: Sequence[State]) -> str:
         pairs = zip(values, states, strict=True)

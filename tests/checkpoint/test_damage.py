@@ -113,7 +113,7 @@ def test_damage_is_named_and_the_commit_before_is_used(
     assert main(["checkpoint", "verify", str(copy)]) == 1
     shown = capsys.readouterr().out
     assert f"{path}: damaged: {named}" in shown
-    assert f"{copy}/checkpoints/step-00000002: whole (8 files" in shown
+    assert f"{copy}/checkpoints/step-00000002: intact (8 files" in shown
 
     resumed = trained(plan_of(), copy)
     assert resumed.found is not None

@@ -133,7 +133,7 @@ def test_compile_names_what_a_rule_for_a_class_leaves_whole() -> None:
     state = network("data = 2, tensor = 5", "shard batch -> data", "shard state -> tensor, data")
     assert summarize(state).as_json()["undivided"] == {"tensor": ["net.up", "net.down"]}
     page = shown(lambda console: compile_command.show(state, summarize(state), console), 110)
-    assert "kept whole, though stored over tensor: net.up, net.down; no axis divides" in page
+    assert "replicated, not stored split over tensor: net.up, net.down; no axis divides evenly" in page
 
 
 def test_the_keys_of_json_are_stable(state: Compilation) -> None:
@@ -217,7 +217,7 @@ def test_the_loss_and_metrics_by_their_names(state: Compilation) -> None:
 
 def test_one_rank_communicates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     status, output = answer(capsys, "laptop.pipe=1")
-    assert (status, output) == (0, "tiny: 1 rank, 8 microbatches\nnothing is communicated\n")
+    assert (status, output) == (0, "tiny: 1 rank, 8 microbatches\nno communication\n")
 
 
 def test_a_table_wraps_its_last_column() -> None:
