@@ -167,7 +167,7 @@ def test_nothing_waits_for_a_pipe_and_nothing_follows_into_a_folder(tmp_path: Pa
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("pipe", "folder", "device"):
-        with pytest.raises(Damaged, match=f"{name} is no regular file"), opened(tmp_path / name):
+        with pytest.raises(Damaged, match=f"{name} is not a regular file"), opened(tmp_path / name):
             pass
     with pytest.raises(Damaged, match="missing is no file of tensors"), opened(tmp_path / "missing"):
         pass

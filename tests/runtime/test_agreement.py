@@ -121,11 +121,11 @@ def test_those_who_differ_from_the_most_are_named():
         "error[E0612]: rank 0 has another file than ranks 1, 2\n"
         "  = ranks 1, 2: file 111111111111, program aaaaaaaaaaaa\n"
         "  = rank 0: file 222222222222, program bbbbbbbbbbbb\n"
-        "  help: copy one file to all machines, and start all ranks with the same overrides"
+        "  help: copy the same file to all machines, and start all ranks with the same overrides"
     )
     assert "rank 1 has another file than rank 0" in said([ONE, TWO])
     assert "ranks 1, 2 have another file than ranks 0, 3" in said([ONE, TWO, THREE, ONE])
-    assert "rank 1 has made another program of the same file" in said([ONE, THREE])
+    assert "rank 1 has compiled a different program from the same file" in said([ONE, THREE])
     many = said([Statement(str(i) * 64, "a" * 64) for i in range(10, 99)] + [ONE] * 200)
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 81 more have another file than ranks 89, 90" in many
     assert len(many.splitlines()) < 12
