@@ -111,7 +111,7 @@ def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
         if means(wanted, each):
             groups.setdefault((without_turns(each), each in found.whole), []).append(each)
     if not groups:
-        raise ValueError(f"`{name}` names no tensor of this program{instead_of(name, list(found.names()))}")
+        raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())
 
 

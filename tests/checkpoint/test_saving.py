@@ -251,7 +251,7 @@ def test_a_full_disk(tmp_path: Path):
     done = small_disk(f"{size / 1024:.0f}k", disk, ["sh", "-c", script])
     assert "status 3" in done.stdout, done.stdout + done.stderr
     assert "step 6/6  loss" in done.stdout
-    assert re.search(r"step-00000002: whole \(2 files", done.stdout)
+    assert re.search(r"step-00000002: intact \(2 files", done.stdout)
     assert done.stdout.split()[-2:] == ["lock", "step-00000002"]
     assert re.search(r"W0802\]: step 4 was not saved: .*No space left on device", done.stderr)
     assert "the last checkpoint is that of step 2" in done.stderr

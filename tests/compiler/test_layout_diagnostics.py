@@ -123,14 +123,14 @@ def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:
 def test_a_rule_for_a_class_where_nothing_divides() -> None:
     (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
     assert "warning[W0301]: `shard state -> tensor` applies to no tensor" in found
-    assert "= net.up: f32[width=6, hidden=12]: no axis that is whole divides by `tensor` of 5" in found
+    assert "= net.up: f32[width=6, hidden=12]: no unsplit axis divides evenly by `tensor` of 5" in found
     assert "help: choose sizes that divide" in found
 
 
 def test_a_rule_for_a_class_that_another_implies() -> None:
     (found,) = warnings("data = 2", BATCH, "shard param -> data", "shard state -> data")
     assert "warning[W0301]: `shard state -> data` applies to no tensor\n   --> net.par:19:9" in found
-    assert "help: what it is about is split over that already: leave it out" in found
+    assert "help: its tensors are already split over that: remove the rule" in found
 
 
 def test_a_mesh_axis_that_only_stores() -> None:

@@ -129,5 +129,5 @@ def test_a_parameter_that_a_rule_for_its_class_cannot_split() -> None:
 
 
 def test_a_name_that_is_none(state: Compilation) -> None:
-    with pytest.raises(ValueError, match=r"`wqq` names no tensor of this program; did you mean `wq`\?"):
+    with pytest.raises(ValueError, match=r"`wqq` is not a tensor of this program; did you mean `wq`\?"):
         explain(state, "wqq")

@@ -120,7 +120,7 @@ def test_a_deep_model_prints_no_more_than_a_shallow_one(capsys: pytest.CaptureFi
     assert len(summary) < 40
     assert len(causes) < 90
     assert any(line.startswith("1 to 46 ") and "layer.2 … layer.93" in line for line in summary)
-    assert "a turn of gpt.layer (0 to 95) sends from each rank" in causes
+    assert "each iteration of gpt.layer (0 to 95) sends from each rank" in causes
 
 
 def test_compile_says_how_bytes_are_counted(state: Compilation) -> None:
@@ -178,19 +178,19 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("wqq", "`wqq` names no tensor of this program; did you mean `wq`?"),
+        ("wqq", "`wqq` is not a tensor of this program; did you mean `wq`?"),
         ("layer.3.atention.wq", "did you mean `layer.attention.wq`?"),
         ("d(attention.qq)", "did you mean `d("),
-        ("layer.99.attention.wq", "it is in 4 turns, `tiny.layer.0.attention.wq` the first"),
+        ("layer.99.attention.wq", "it has 4 iterations, the first is `tiny.layer.0.attention.wq`"),
         ("attention", "but a part of the model: name a tensor in it, such as `attention.wq`"),
         ("layer.2", "but a part of the model: name a tensor in it, such as `attention.wq`"),
-        ("", "`` names no tensor of this program"),
-        (".", "`.` names no tensor of this program"),
-        ("d(", "`d(` names no tensor of this program"),
-        (")(", "`)(` names no tensor of this program"),
-        ("[bold]", "`[bold]` names no tensor of this program"),
-        ("\x1b[2J", "`\ufffd[2J` names no tensor of this program"),
-        ("x" * 5000, "names no tensor of this program\n"),
+        ("", "`` is not a tensor of this program"),
+        (".", "`.` is not a tensor of this program"),
+        ("d(", "`d(` is not a tensor of this program"),
+        (")(", "`)(` is not a tensor of this program"),
+        ("[bold]", "`[bold]` is not a tensor of this program"),
+        ("\x1b[2J", "`\ufffd[2J` is not a tensor of this program"),
+        ("x" * 5000, "is not a tensor of this program\n"),
     ],
 )
 def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str], name: str, expected: str) -> None:
@@ -206,7 +206,7 @@ def test_more_than_one_name(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_among_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     status, output = answer(capsys, "batch=16", "wq", "laptop.pipe=1")
     assert status == 0
-    assert output.startswith("tiny.layer.attention.wq: f32[embed=128, heads=4, key=32], a parameter in 4 turns\n")
+    assert output.startswith("tiny.layer.attention.wq: f32[embed=128, heads=4, key=32], a parameter in 4 iterations\n")
 
 
 def test_the_loss_and_metrics_by_their_names(state: Compilation) -> None:

@@ -99,9 +99,9 @@ def test_what_is_written_is_read_again():
 @pytest.mark.parametrize(
     ("wrong", "cause"),
     [
-        ("{", "it is not JSON"),
+        ("{", "it is not valid JSON"),
         ("[]", "the file has the keys records"),
-        (text(), "it holds no record"),
+        (text(), "it holds no profile"),
         (text({}), "a record has the keys"),
         (text(record(device={})), "`device` has the keys"),
         (text(record(ranks=0)), "`ranks` is above nothing"),
@@ -115,7 +115,7 @@ def test_what_is_written_is_read_again():
         (text(record(timings=[["dot", "f32", [64], 1]])), "a timing is [kernel"),
         (text(record(timings=[["dot", "f32", [64], 1, 0]])), "seconds is above nothing"),
         (text(record(timings=[["dot", "f32", [True], 1, 1]])), "a feature is a number"),
-        ("[" * 100_000, "it is not JSON"),
+        ("[" * 100_000, "it is not valid JSON"),
     ],
 )
 def test_a_wrong_record_is_refused_with_its_cause(tmp_path: Path, wrong: str, cause: str):

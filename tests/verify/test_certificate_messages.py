@@ -128,7 +128,7 @@ def test_totals_of_tied_parameters_reach_every_copy():
     total = "the total of `m.wte` of stage 0, from rank 0 to rank 1, is"
     assert f"{total} not sent" in transferred(0, sends=())
     assert f"{total} not received" in transferred(1, receives=())
-    assert f"{total} once too often sent" in transferred(0, sends=first.sends * 2)
+    assert f"{total} redundantly sent" in transferred(0, sends=first.sends * 2)
     assert "has no end of channel" in transferred(0, sends=second.sends)
 
 
