@@ -100,7 +100,7 @@ def test_a_second_rule_for_an_axis() -> None:
     (found,) = warnings("data = 2, tensor = 2", BATCH, "shard batch -> tensor")
     assert "warning[W0301]: `shard batch -> tensor` applies to no tensor" in found
     assert (
-        "= x: f32[batch=4, width=6]: `batch` is split over `data` of 2 already, `shard batch -> data` (net.par:17:3)"
+        "= x: f32[batch=4, width=6]: `batch` is already split over `data` of 2, `shard batch -> data` (net.par:17:3)"
         in found
     )
     assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found

@@ -86,7 +86,7 @@ def test_weights_are_a_last_resort(state: Compilation) -> None:
     """Two ways along `tensor` leave the gradient of `wq` where `wq` is: by heads, and computed whole by all."""
     found = only(state, "d(wq)")
     left = [each.states for each in found.alternatives if each.mesh_axis == "tensor" and not each.moves_weights]
-    assert left == ["h.again: whole, d(q): heads → d(wq): heads", "all whole"]
+    assert left == ["h.again: replicated, d(q): heads → d(wq): heads", "all replicated"]
     assert all(each.seconds > 1e-3 for each in found.alternatives if each.moves_weights)
 
 
