@@ -102,7 +102,7 @@ def test_a_link_out_of_the_root_is_no_way_out(tmp_path):
         ("F0.0 BW0.0\nF0.0 F0.0 BW0.0\n", "E0501", "mine.sched:2:6", "runs F0.0 2 times"),
         ("F0.0 F0.1 BW0.0 BW0.1\nF0.0 BW0.0 F0.1\n", "E0501", "mine.sched:2:12", "never runs B0.1"),
         ("F0.0 F0.1 BW0.1 BW0.0\nF0.0 F0.1 BW0.0 BW0.1\n", "E0501", "mine.sched:1:17", "runs BW0.0 after BW0.1"),
-        ("F0.0 BW0.0 F0.1 BW0.1\nF0.0 F0.1 BW0.0 BW0.1\n", "E0502", None, "ranks 0, 1 would wait for each other"),
+        ("F0.0 BW0.0 F0.1 BW0.1\nF0.0 F0.1 BW0.0 BW0.1\n", "E0502", None, "ranks 0, 1 wait for each other"),
         ("F0.0 BW0.0\n", "E0505", "net.par:13:14", "has 1 line of actions, but the pipeline has 2 ranks"),
         ("F0.0 BW0.0\n" * 3, "E0505", "net.par:13:14", "has 3 lines of actions, but the pipeline has 2 ranks"),
     ],

@@ -73,7 +73,7 @@ def test_the_form():
         ("placement = v\nplacement = v\nF0.0 BW0.0", "2:1", "`placement` is not an action"),
         ("F0.0 BW0.0\nplacement = v", "2:1", "`placement` is not an action"),
         ("F0.0+ B0.0 W0.0", "1:1", "`F0.0+` is not a forward followed by a full backward"),
-        ("F0.0 BW0.0+", "1:6", "`BW0.0+` is no forward"),
+        ("F0.0 BW0.0+", "1:6", "`BW0.0+` is not a forward"),
     ],
 )
 def test_wrong_placements_and_pairs_are_told_at_their_place(text, place, words):
