@@ -223,7 +223,7 @@ def test_other_data_in_the_file_is_another_setting(
     (tmp_path / "b.txt").write_bytes(b"x" * 520)
     status, said = run(capsys, "train.steps=6", 'train.data=text("*.txt")')
     assert status == 1
-    assert "`b.txt` has other content" in said
+    assert "`b.txt` has different content" in said
     assert "a.txt" not in said
 
 
