@@ -317,7 +317,7 @@ WRONG = {
     "empty file": (tokens("empty.bin"), WINDOWS, "E0603", "not a whole number of u16 ids"),
     "odd file": (tokens("odd.bin"), WINDOWS, "E0603", "3 bytes"),
     "negative ids": (tokens("negative.bin", "i32"), WINDOWS, "E0605", "must not be negative"),
-    "unknown input": (call("stdlib", holdout=0.1), (ids("words"),), "E0606", "nothing called `words`"),
+    "unknown input": (call("stdlib", holdout=0.1), (ids("words"),), "E0606", "no input called `words`"),
     "float input": (call("stdlib", holdout=0.1), (ids("tokens", dtype="f32"),), "E0607", "must be integers"),
     "no batch axis": (
         call("stdlib", holdout=0.1),
