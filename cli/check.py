@@ -8,7 +8,7 @@ import json
 from partita.cli.source import add_source_arguments, printable, summary
 from partita.dsl.load import load
 
-SUMMARY = "check a file: errors with place, cause and fix"
+SUMMARY = "check a file: errors with location, cause and fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
 
-SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program"
+SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form"
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
 FORMS = ("graph", "joint", "partitioned", "schedule", "python")
@@ -41,8 +41,8 @@ OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # that is of ra
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--emit", choices=FORMS, help="print this form of the program")
-    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, but of `schedule`: only this stage")
+    parser.add_argument("--emit", choices=FORMS, help="print this intermediate form")
+    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, except `schedule`: only this stage")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     add_output_argument(parser)
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"partita: --stage is for --emit {', '.join(OF_STAGES)}", file=sys.stderr)
         return 2
     if arguments.json and arguments.emit is not None:
-        print("partita: --json is the summary, --emit a form instead of it", file=sys.stderr)
+        print("partita: --json prints the summary and cannot be combined with --emit", file=sys.stderr)
         return 2
     state = compile_or_report(arguments)
     if state is None:
@@ -150,20 +150,20 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_table(console, transfer_table((*summary.transfers, *summary.tied), console.width))
     console.print()
     for axis, names in summary.undivided:
-        print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
+        print_text(console, f"replicated, not stored split over {axis}: {', '.join(names)}; no axis divides evenly")
     if summary.recomputed:
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
-        print_text(console, f"that is more than the {bytes_text(there)} of {state.device.name}")
+        print_text(console, f"that exceeds the {bytes_text(there)} of {state.device.name}")
     console.print()
     found, timeline = summary.prediction, summary.timeline
     end = found.step_time - timeline.makespan
     print_text(
         console,
-        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} of "
-        f"microbatches, {seconds_text(end)} at its ends), {count_text(found.tokens_per_second)} tokens/s, "
+        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} in "
+        f"microbatches, {seconds_text(end)} before and after), {count_text(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
     )
     if expected:
@@ -215,12 +215,12 @@ def _turns(turns: list[str]) -> str:
 
 
 def _recomputed(paths: Sequence[str]) -> str:
-    """`gpt.layer.mlp of turns 0 to 3; gpt.layer of turn 11`."""
+    """`gpt.layer.mlp of iterations 0 to 3; gpt.layer of iteration 11`."""
     found: dict[str, list[int]] = {}
     for path in paths:
         turn = next(int(part) for part in path.split(".") if part.isdigit())
         found.setdefault(without_turns(path), []).append(turn)
-    return "; ".join(f"{path} of turn{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
+    return "; ".join(f"{path} of iteration{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
 
 
 def _numbers(numbers: list[int]) -> str:

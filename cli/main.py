@@ -23,17 +23,17 @@ from partita.dsl.report import nearest
 # Name -> the SUMMARY of the module of that name in this folder, which is the command. It stands here too, so that
 # the overview imports none of them.
 COMMANDS = {
-    "init": "write a file to start from: a small model that trains on this machine as it is",
-    "check": "check a file: errors with place, cause and fix",
-    "fmt": "bring files into canonical form, comments kept",
-    "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
+    "init": "write a starter file: a small model that trains on this machine as is",
+    "check": "check a file: errors with location, cause and fix",
+    "fmt": "format files, keeping comments",
+    "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
     "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
-    "schedule": "show the timeline of one step: bubble, makespan, peak live activations by rank",
-    "verify": "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
-    "plan": "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best",
-    "run": "train: on this machine, or as one rank under torchrun or Slurm",
-    "profile": "measure this machine's device and links; the cost model reads the record",
-    "checkpoint": "list, show and verify checkpoints; export and import whole tensors",
+    "schedule": "show the timeline of one step: bubble, makespan, peak live activations per rank",
+    "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
+    "plan": "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
+    "run": "train: standalone on this machine, or as one rank under torchrun or Slurm",
+    "profile": "measure this machine's device and links, as a profile for the cost model",
+    "checkpoint": "list, show and verify checkpoints; export and import full tensors",
 }
 # What others call them.
 OTHERS = {
@@ -115,7 +115,7 @@ def _parsed(
         help = ""
         if option is not None and hasattr(parsed, "overrides"):
             key, _, value = option[2:].partition("=")
-            help = f"; settings are written without dashes: {key.replace('-', '_')}={value or '…'}"
+            help = f"; settings take no dashes: {key.replace('-', '_')}={value or '…'}"
         called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
@@ -124,7 +124,9 @@ def _parsed(
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]:
     """The parser, with the options of the one command that is called, that command's own, and its name."""
-    parser = argparse.ArgumentParser(prog="partita", description="Declarative pipelined training.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="partita", description="Declarative distributed training.", allow_abbrev=False
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     name = next((word for word in given if not word.startswith("-")), None)
@@ -147,7 +149,7 @@ def _unknown(name: str) -> str:
     near = OTHERS.get(name) or nearest(name, COMMANDS)
     help = f"did you mean `partita {near}`?" if near else f"there are {', '.join(COMMANDS)}"
     if name.endswith(".par"):
-        help = f"a file comes after one: `partita run {shown}`"
+        help = f"a file follows a command: `partita run {shown}`"
     return f"there is no command `{shown}`; {help}"
 
 

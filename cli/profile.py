@@ -20,7 +20,7 @@ from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.meeting import connect
 from partita.runtime.supervision.rendezvous import rank_from_environment
 
-SUMMARY = "measure this machine's device and links; the cost model reads the record"
+SUMMARY = "measure this machine's device and links, as a profile for the cost model"
 RANK_FILE = "--record"
 MOST_COUNTS = 8  # a record of each, in every precision: so many stay well within what a file may have
 
@@ -28,18 +28,16 @@ MOST_COUNTS = 8  # a record of each, in every precision: so many stay well withi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.set_defaults(needs="run")
-    parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the record")
-    parser.add_argument(
-        "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 …)"
-    )
+    parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the profile")
+    parser.add_argument("--ranks", type=_counts, metavar="N,…", help="numbers of concurrent ranks (default: 1, 2, 4 …)")
     parser.add_argument("--transport", choices=("gloo", "nccl"), help="default: nccl where there is a GPU")
     parser.add_argument(
         "--precision",
         choices=("f32", "bf16", "f64"),
         action="append",
-        help="of computation (default: f32, on a GPU bf16)",
+        help="compute dtype (default: f32, on a GPU bf16)",
     )
-    parser.add_argument("--quick", action="store_true", help="few sizes: seconds, and rougher")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes: takes seconds, but is less accurate")
     parser.add_argument(RANK_FILE, type=Path, help=argparse.SUPPRESS)
 
 
@@ -65,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     most = gpus if transport == "nccl" else max(2, len(usable()))
     counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
     if transport == "nccl" and counts[-1] > gpus:
-        help = "ask for fewer --ranks, or for --transport gloo"
-        print(f"partita: ranks: {counts[-1]}; GPUs, of which NCCL takes one each: {gpus}; {help}", file=sys.stderr)
+        help = "use fewer --ranks, or --transport gloo"
+        print(f"partita: ranks: {counts[-1]}; GPUs (NCCL needs one per rank): {gpus}; {help}", file=sys.stderr)
         return 2
     records = []
     with TemporaryDirectory() as folder:
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path), "--transport", transport]
             command += [word for each in arguments.precision or () for word in ("--precision", each)]
             command += ["--quick"] * arguments.quick
-            print(f"{count} rank{'s' * (count > 1)} at work:", flush=True)
+            print(f"{count} rank{'s' * (count > 1)} running:", flush=True)
             status = launch(command, count)
             if status != 0:
                 return status

@@ -41,8 +41,8 @@ class Layout:
         return any(state in (SUM, MAX) for _, state in self.states)
 
     def __str__(self) -> str:
-        """`batch/data seq/tensor`, `sum/tensor`; `whole`."""
-        return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "whole"
+        """`batch/data seq/tensor`, `sum/tensor`; `replicated`."""
+        return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "replicated"
 
 
 WHOLE = Layout()
@@ -55,8 +55,8 @@ def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
 
 
 def state_text(state: State) -> str:
-    """A state for people: an axis by name, `sum`, `max`, or `whole`."""
-    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)
+    """A state for people: an axis by name, `sum`, `max`, or `replicated`."""
+    return {None: "replicated", SUM: "sum", MAX: "max"}.get(state) or str(state)
 
 
 def is_split(state: State) -> bool:

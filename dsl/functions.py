@@ -66,7 +66,7 @@ class Constant:
             raise refuse("E0205", f"`{self.text}` is a number, not a boolean", self.span)
         if number == int(number):
             if dtype in INTEGERS and abs(number) >= 2 ** (31 if dtype == "i32" else 63):
-                raise refuse("E0214", f"`{self.text}` is out of the range of {dtype}", self.span)
+                raise refuse("E0214", f"`{self.text}` is out of range for {dtype}", self.span)
             return spec.Literal(int(number), value.formula)
         if dtype in INTEGERS:
             help = "cast the tensor: `cast(x, f32)`"

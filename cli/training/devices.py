@@ -32,8 +32,8 @@ def _settled(transport: str | None, gpus: int, ranks: int) -> str:
     if transport == "nccl" and gpus < ranks:
         raise refuse(
             "E0611",
-            f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",
-            help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
+            f"ranks on this machine: {ranks}; GPUs (NCCL needs one per rank): {gpus}",
+            help="start at most as many ranks per machine as it has GPUs, or use --transport gloo",
         )
     return transport or ("nccl" if gpus >= ranks else "gloo")
 
@@ -54,5 +54,5 @@ def device_of_rank(transport: str | None, identity: Identity) -> torch.device:
     if _settled(transport, gpus, ranks) == "nccl":
         return torch.device("cuda", number)
     if transport is None and gpus and identity.local_rank == 0:
-        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on processors", file=sys.stderr)
+        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on CPUs", file=sys.stderr)
     return torch.device("cpu")

@@ -91,8 +91,8 @@ class Rules:
             have = tuple(v.layout.state(over) for v in operands)
             made = tuple(v.layout.state(over) for v in results)
             if any((*have, *made)) and (have, made) not in ways:
-                change = f"from ({_listed(have)}) to ({_listed(made)})"
-                raise Violation(f"along mesh axis `{over}` no rule of `{op.label}` leads {change}", *placed)
+                change = f"({_listed(have)}) to ({_listed(made)})"
+                raise Violation(f"along mesh axis `{over}`, no sharding rule of `{op.label}` maps {change}", *placed)
         return whole
 
     def _infers(self, op: Op, operands: list[Type], results: list[Type], of: str, values: Sequence[Value]) -> None:
@@ -139,7 +139,7 @@ class Rules:
             return
         demand(op.count == len(sources) == len(targets), f"`{op.name}` has other tensors", *sources, *targets)
         demand(op.over in self.mesh.sharding, f"no tensor is laid out along mesh axis `{op.over}`", *sources)
-        demand(op.parts == self.mesh.sizes[op.over], f"mesh axis `{op.over}` has not {op.parts} ranks", *sources)
+        demand(op.parts == self.mesh.sizes[op.over], f"mesh axis `{op.over}` does not have {op.parts} ranks", *sources)
         types = [v.type for v in sources], [v.type for v in targets]
         self._infers(op, *types, "what one rank holds of", (*sources, *targets))
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
@@ -150,16 +150,16 @@ class Rules:
         before, after = ends(op, i)
         order = self.mesh.sharding
         inner = {source.layout.state(other) for other in order[order.index(op.over) + 1 :]}
-        leads = f"`{op.name}` leads from {_listed([before])} to {_listed([after])} along mesh axis `{op.over}`"
-        demand(source.layout.state(op.over) == before, f"{leads}, and its operand lies otherwise", source)
-        demand(before != after, f"`{op.name}` changes nothing", source)
+        leads = f"`{op.name}` converts {_listed([before])} to {_listed([after])} along mesh axis `{op.over}`"
+        demand(source.layout.state(op.over) == before, f"{leads}, but its operand has another layout", source)
+        demand(before != after, f"`{op.name}` does not change the layout", source)
         for axis in (before, after):
             innermost = not is_split(axis) or axis not in inner
             demand(innermost, f"axis `{axis}` is split along a mesh axis further inside `{op.over}`", source)
         reached = [(over, after if over == op.over else source.layout.state(over)) for over in order]
         states = tuple((over, state) for over, state in reached if state is not None)
-        demand(target.layout.states == states, f"{leads}, and its result is said to lie otherwise", source, target)
-        demand(self.whole(source) == self.whole(target), "the parts do not divide what they are cut from", source)
+        demand(target.layout.states == states, f"{leads}, but its result claims another layout", source, target)
+        demand(self.whole(source) == self.whole(target), "the shards do not divide the full tensor", source)
 
 
 def ends(op: Move, i: int) -> tuple[State, State]:
@@ -176,9 +176,9 @@ def ends(op: Move, i: int) -> tuple[State, State]:
         return None, op.axis
     if isinstance(op, Once):
         return None, SUM
-    raise Violation(f"`{op.name}` is no change of layout")
+    raise Violation(f"`{op.name}` is not a resharding")
 
 
 def _listed(states: Sequence[State]) -> str:
-    words = {None: "whole", SUM: "sum", MAX: "max"}
+    words = {None: "replicated", SUM: "sum", MAX: "max"}
     return ", ".join(words.get(state, str(state)) for state in states)

@@ -59,7 +59,7 @@ class Stages:
         with check.at():
             declared = [parameter for parameter, _ in self.whole.parameters.values()]
             alike = all(map(_same, self.partitioned.graph.parameters, declared))
-            demand(alike and len(declared) == len(self.partitioned.graph.parameters), "the parameters are other ones")
+            demand(alike and len(declared) == len(self.partitioned.graph.parameters), "the parameters differ")
         stages = [self._begun(index, graph) for index, graph in enumerate(self.partitioned.stages)]
         waiting: dict[Key, _Stage] = {}
         ready = list(reversed(stages))
@@ -97,7 +97,7 @@ class Stages:
                 self._add(stage, each.value, UNKNOWN, ORDER[Phase.FORWARD if each.batch else Phase.PROLOGUE])
                 number = check.given(self.whole.inputs[each.name, each.batch], each.value)
                 partial = any(state in (SUM, MAX) for _, state in each.value.layout.states)
-                demand(not partial, f"the data yields no parts of sums, as `{each.name}` is said to be", each.value)
+                demand(not partial, f"inputs cannot be partial, as `{each.name}` claims to be", each.value)
                 self._set(stage, each.value, number)
         for parameter in graph.parameters:
             with check.at(parameter.span, f"on stage {index}"):
@@ -130,7 +130,7 @@ class Stages:
 
     def _meaning(self, stage: _Stage, node: Node) -> tuple[int, ...]:
         phase = ORDER.get(node.phase)
-        demand(phase is not None, f"{quoted(node)} is no work of a microbatch")
+        demand(phase is not None, f"{quoted(node)} does not belong to a microbatch")
         assert phase is not None
         demand(node.stage == stage.graph.index, f"{quoted(node)} is said to be on stage {node.stage}")
         operands = []
@@ -174,7 +174,9 @@ class Stages:
         wanted = {target: found for (target, at), found in self.whole.contributions.items() if at == index}
         names = [each.name for each in stage.graph.accumulators]
         demand(len(set(names)) == len(names), f"stage {index} has two accumulators of one name")
-        demand(set(names) == wanted.keys(), f"stage {index} has other accumulators than the whole program gives it")
+        demand(
+            set(names) == wanted.keys(), f"stage {index} has other accumulators than the single-device program gives it"
+        )
         for each in stage.graph.accumulators:
             declared, number = self.whole.accumulators[each.name]
             with self.check.at(where=f"on stage {index}"):
@@ -184,9 +186,11 @@ class Stages:
                 if each.parameter is not None:
                     self._stored(each, each.parameter)
                 got, due = stage.contributions.get(each.name, []), wanted[each.name]
-                count = f"{len(got)} contributions, and {len(due)} in the whole program"
+                count = f"{len(got)} contributions, and {len(due)} in the single-device program"
                 demand(len(got) == len(due), f"`{each.name}` gets {count}", each.value)
-                demand(got == due, f"`{each.name}` gets other contributions than in the whole program", each.value)
+                demand(
+                    got == due, f"`{each.name}` gets other contributions than in the single-device program", each.value
+                )
 
     def _stored(self, each: Accumulator, parameter: str) -> None:
         """A gradient is stored split where the layout says so; elsewhere it may stay parts of a sum."""

@@ -56,14 +56,14 @@ class Updates:
         squares = [name for name, _, _ in update.statistics if name.startswith(SQUARE)]
         demand(len(squares) == len(update.norms), "the norms are not the last entries of the statistics")
         for name, value in zip(squares, update.norms, strict=True):
-            demand(value.layout == WHOLE, "a norm is whole once it is added over all ranks", value)
+            demand(value.layout == WHOLE, "a norm is replicated once it is added over all ranks", value)
             source, number = ending.entry(name)
             demand(value.type == source.type, f"`{value.name}` has not the type of its entry", value, source)
             values[value] = number
         numbers = list(values.values())
         ending.nodes(update.clip, values, Phase.UPDATE, "clipping", new=True)
         if self.clip is None or not squares:
-            demand(not update.clip, "gradients are clipped that are not to be")
+            demand(not update.clip, "gradients are clipped although clipping is off")
             return
         coefficient = update.clip[-1].output
         clips = self._clips(values[coefficient], numbers)

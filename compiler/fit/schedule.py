@@ -85,7 +85,7 @@ def _searched(state: Partitioned, conditions: Conditions, limit: float, span: Sp
         if excess <= 0:
             return found
         left -= excess
-    message = f"schedule `auto` finds no order that needs at most {limit:,.0f} bytes on each rank"
+    message = f"schedule `auto` found no order that needs at most {limit:,.0f} bytes on each rank"
     raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
 
 

@@ -288,10 +288,10 @@ class _Splitter:
         partial = any(state in (SUM, MAX) for state in states)
         what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
         if partial:
-            message = f"{what} is applied to a sum over `{self.batch}`, which microbatches make in parts"
+            message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
         else:
-            message = f"{what} needs the whole of `{self.batch}`, which microbatches cut"
+            message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
         notes = [
             f"{value.name}: {value.type}, {_described(state, self.batch)}"
@@ -313,7 +313,7 @@ class _Splitter:
         if state not in (None, SUM, MAX):
             raise refuse(
                 "E0407",
-                f"`{name}` still has the axis `{state}`, which microbatches cut",
+                f"`{name}` still has the axis `{state}`, which is split into microbatches",
                 node.span if node else None,
                 help="reduce over it",
             )

@@ -82,9 +82,9 @@ def place(
     if idle and not stage_rules:
         raise refuse(
             "E0404",
-            f"stage {idle[0]} of {pipeline.stages} holds nothing",
+            f"stage {idle[0]} of {pipeline.stages} is empty",
             pipeline.span,
-            help="place work on it, or use fewer ranks or chunks",
+            help="place operations on it, or use fewer ranks or chunks",
         )
     return placed
 
@@ -125,7 +125,9 @@ def _balanced_turns(
     """The stage of every turn of the staged repeats, in program order."""
     (rule, *others) = rules
     if others:
-        raise refuse("E0404", "a layout has one `stage` rule", others[0].span, help="name all repeats in one rule")
+        raise refuse(
+            "E0404", "a layout has at most one `stage` rule", others[0].span, help="name all repeats in one rule"
+        )
     names = _repeats(graph, rule.repeats)
     for repeat in rule.repeats:
         if repeat not in names.values():
@@ -154,18 +156,18 @@ def _balanced_turns(
         if len(rule.counts) != stages or sum(rule.counts) != len(paths):
             raise refuse(
                 "E0404",
-                f"`stage` gives {len(rule.counts)} counts of {sum(rule.counts)} turns in all, "
-                f"for {stages} stages and {len(paths)} turns",
+                f"`stage` gives {len(rule.counts)} counts, {sum(rule.counts)} layers in all, "
+                f"for {stages} stages and {len(paths)} layers",
                 rule.span,
                 notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
-                help="give one count for each stage, together as many as there are turns",
+                help="give one count for each stage, adding up to the number of layers",
             )
         counts = rule.counts
     else:
         if len(paths) < stages:
             raise refuse(
                 "E0403",
-                f"{stages} stages for {len(paths)} turns of `{', '.join(rule.repeats)}`",
+                f"{stages} stages for {len(paths)} iterations of `{', '.join(rule.repeats)}`",
                 rule.span,
                 notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
                 help="use fewer ranks or chunks, or repeat more often",
@@ -268,7 +270,7 @@ def _wishes(
                 names = [s.name for s in graph.scopes] + [p.name.rsplit(".", 1)[-1] for p in graph.parameters]
                 raise refuse(
                     "E0409",
-                    f"`{'.'.join(path)}` names no block, repeat, parameter or value of the model",
+                    f"`{'.'.join(path)}` is not a block, repeat, parameter or value of the model",
                     span,
                     help=_nearest_help(names),
                 )
@@ -283,7 +285,7 @@ def _wishes(
             if values:
                 raise refuse(
                     "E0404",
-                    f"value `{'.'.join(path)}` stands on one stage, not on {rule.first} to {rule.last}",
+                    f"value `{'.'.join(path)}` is on one stage, not on {rule.first} to {rule.last}",
                     span,
                 )
 
@@ -314,7 +316,7 @@ def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Cal
     if len(costs) < count:
         raise refuse(
             "E0403",
-            f"`{scope}` has {len(costs)} turns to spread over {count} stages",
+            f"`{scope}` has {len(costs)} iterations for {count} stages",
             span,
             help="place it on fewer stages, or repeat more often",
         )

@@ -89,7 +89,7 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
             if not paths:
                 raise refuse(
                     "E0409",
-                    f"`{'.'.join(path)}` names no block or repeat of the model",
+                    f"`{'.'.join(path)}` is not a block or repeat of the model",
                     span,
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )

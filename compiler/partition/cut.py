@@ -183,9 +183,9 @@ def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, .
             if onward and node.phase is Phase.FORWARD and destination < source:
                 raise refuse(
                     "E0405",
-                    f"`{value.name}` is made on stage {source} but read on stage {destination}, before it",
+                    f"`{value.name}` is produced on stage {source} but read on the earlier stage {destination}",
                     node.span,
-                    notes=[f"made at {producer.span.place}" if producer.span else "made there"],
+                    notes=[f"produced at {producer.span.place}" if producer.span else "made there"],
                     help="place its reader on the same stage or a later one",
                 )
             assert onward or destination < source, f"{value.name} would cross from B of {source} to {destination}"

@@ -111,7 +111,7 @@ def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
         if means(wanted, each):
             groups.setdefault((without_turns(each), each in found.whole), []).append(each)
     if not groups:
-        raise ValueError(f"`{name}` names no tensor of this program{instead_of(name, list(found.names()))}")
+        raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())
 
 
@@ -260,7 +260,7 @@ class _Tensors:
 def _states(node: Node, option: Option) -> str:
     """`h: whole, wq: heads → q: heads`."""
     if not any((*option.way.operands, *option.way.results)):
-        return "all whole"
+        return "all replicated"
 
     def words(values: Sequence[Value], states: Sequence[State]) -> str:
         pairs = zip(values, states, strict=True)

@@ -112,7 +112,7 @@ class Homes:
             own = [each for each in taken if each[2] == wish.target.name]
             mesh_axis, before, axis = (own or [each for each in taken if each[0] in wish.mesh_axes])[0]
             over = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
-            because = f"`{axis}` is split over {over} already" if own else f"{over} is taken by `{axis}`"
+            because = f"`{axis}` is already split over {over}" if own else f"{over} is taken by `{axis}`"
             yield wish, because, before
 
     def _alone(self, name: str) -> str | None:
@@ -184,8 +184,8 @@ class Homes:
         if wish.target.is_class:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in wish.mesh_axes)
             tried = self.undivided.get(wish, {})
-            notes = [f"{name}: {type}: no axis that is whole divides by {over}" for name, type in tried.items()]
-            help = "choose sizes that divide" if notes else "what it is about is split over that already: leave it out"
+            notes = [f"{name}: {type}: no unsplit axis divides evenly by {over}" for name, type in tried.items()]
+            help = "choose sizes that divide" if notes else "its tensors are already split over that: remove the rule"
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"

@@ -77,7 +77,7 @@ def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
         raise Refused(
             Diagnostic(
                 "E0609",
-                f"`random()` cannot tell how large the integers of `{given.name}` may be",
+                f"`random()` cannot determine the range of the integers of `{given.name}` may be",
                 call.span,
                 (f"{given.name}: {given.type}, with which no `embedding` or `cross_entropy` indexes",),
                 "use data of your own: `arrays(…)`",

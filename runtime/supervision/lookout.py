@@ -70,7 +70,7 @@ class Lookout:
             patience = max(patience, STARTING_SECONDS)
         if seconds <= patience:
             return None
-        return f"nothing has moved for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
+        return f"no progress for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
 
     def begun(self, directory: Path) -> bool:
         """Whether all ranks have come to their first step, and none is at the end."""

@@ -242,9 +242,9 @@ def test_checkpoints_that_would_not_be_used_are_an_error(folder: Path, prepare: 
     for how in ((), ("--transport", "gloo")):
         ended = run(folder, *arguments, *how)
         assert ended.returncode == 1, ended.stderr
-        assert "error[E0814]: this run would not go on from the checkpoints in" in ended.stderr
-        assert "to begin anew, name another directory with --run-dir" in ended.stderr
-    with pytest.raises(Refused, match="would not go on from"):
+        assert "error[E0814]: this run would not resume from the checkpoints in" in ended.stderr
+        assert "to start over, name another directory with --run-dir" in ended.stderr
+    with pytest.raises(Refused, match="would not resume from"):
         partita.train(folder / "m.par", *arguments, run_dir=folder / "run")
     after = state_of(folder)
     assert {path: seen for path, seen in after.items() if "lock" not in path} == {

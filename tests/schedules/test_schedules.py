@@ -425,7 +425,7 @@ def test_the_language_and_the_compiler_know_the_same_schedules():
         ),
         (
             ("policy", 4, 3, 8, {"in_flight": 2}),
-            "schedule `policy`: in_flight = 2 does not hold one microbatch on 3 chunks",
+            "schedule `policy`: in_flight = 2 is too small for one microbatch on 3 chunks",
             None,
         ),
         (

@@ -304,7 +304,7 @@ def test_auto_says_what_memory_lacks():
         make("auto", 2, 1, 4, conditions=conditions)
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E0505"
-    assert diagnostic.message == ("schedule `auto`: rank 1 has room for 1.5 of activations, and one microbatch keeps 2")
+    assert diagnostic.message == ("schedule `auto`: rank 1 has room for 1.5 of activations, but one microbatch needs 2")
 
 
 @given(random_orders(shapes(4, 3, 6)))

@@ -54,7 +54,7 @@ def test_a_rank_that_is_stopped_before_it_begins_is_named(run: Run, when: str) -
     os.kill(process, signal.SIGSTOP)
     ended = run.finish()
     assert ended.status == 3
-    assert re.search(r"nothing has moved for 10 s\n  rank 1 is stopped, .* for \d+ s", ended.errors), ended.errors
+    assert re.search(r"no progress for 10 s\n  rank 1 is stopped, .* for \d+ s", ended.errors), ended.errors
     run.check_nothing_runs()
 
 
@@ -148,6 +148,6 @@ def test_a_rank_that_never_comes_is_named_under_another_launcher(run: Run) -> No
     run.start("--stall-timeout", "1", prefix=(sys.executable, *TORCHRUN))
     wait_until(lambda: len(launched(run.mark)) == RANKS, "both ranks are started")
     os.kill(launched(run.mark)[1], signal.SIGSTOP)
-    wait_until(lambda: "rank 0: rank 1 has not come to the meeting of all ranks" in run.errors, "it is said", 300)
+    wait_until(lambda: "rank 0: rank 1 has not come to the rendezvous" in run.errors, "it is said", 300)
     os.kill(launched(run.mark)[1], signal.SIGCONT)
     assert run.finish().status != 0

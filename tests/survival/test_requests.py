@@ -106,7 +106,7 @@ def test_a_run_outlives_its_display(run: Run, expected: list[dict], how: str, tr
     errors = (run.folder / "errors").read_text()
     assert done.returncode == 0, errors
     assert run.records() == expected
-    why = {"a reader that leaves": "nobody reads it any more", "a full disk": "No space left on device"}.get(how)
+    why = {"a reader that leaves": "its reader has exited", "a full disk": "No space left on device"}.get(how)
     assert errors.count("standard output is lost") == (0 if why is None else 1)
     assert why is None or why in errors
 
@@ -165,7 +165,7 @@ def test_whatever_is_no_wrong_input_is_started_again(
     ended = run.finish()
     assert (run.folder / "once").exists()
     assert ended.status == 0, ended
-    assert ended.errors.count("starting all ranks again, 1 of at most 1 times") == 1
+    assert ended.errors.count("restarting all ranks, 1 of at most 1 times") == 1
     assert "rank 1 ended with exit status 1" in ended.errors
     assert run.records() == expected
 
@@ -199,4 +199,4 @@ def test_wrong_input_is_not_tried_again(run: Run) -> None:
     ended = run.finish()
     assert ended.status == 1, ended
     assert ended.errors.count("error[E0605]") == 1
-    assert "starting all ranks again" not in ended.errors
+    assert "restarting all ranks" not in ended.errors

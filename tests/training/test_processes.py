@@ -37,7 +37,7 @@ def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):
 
 @pytest.mark.parametrize("threads", ["4,2", *soak("many")])
 def test_any_number_of_threads_will_do(tmp_path: Path, threads: str):
-    """OpenMP takes a list of them; what is no number is none of its user's."""
+    """OpenMP takes a list of them; what is no number is not one of its user's."""
     launcher = ("env", f"OMP_NUM_THREADS={threads}", sys.executable)
     command = ("run", str(SPECS / "mlp.par"), "train.steps=1", "--transport", "virtual", "--run-dir=run")
     done = partita(*command, cwd=tmp_path, launcher=launcher)
