@@ -274,9 +274,9 @@ def op(name: str) -> Callable[[_Class], _Class]:
     return register
 
 
-def make(name: str, *arguments: Any) -> Op:
-    """An operation by its name: for rules of operations that are each other's gradients."""
-    return OPS[name](*arguments)
+def make(name: str, *arguments: Any, **named: Any) -> Op:
+    """An operation by its name: for functions of the language, and for operations that are each other's gradients."""
+    return OPS[name](*arguments, **named)
 
 
 def agree(*types: Type) -> bool:
