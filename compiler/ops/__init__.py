@@ -1,4 +1,10 @@
-"""The primitive operations, one class each: every module of this folder, registered by name in `OPS`."""
+"""The primitive operations, one class each: every module of this folder, registered by name in `OPS`.
+
+An operation of the language takes three files: the rule that gives it a type, in `partita.dsl.rules`; the operation
+here, under the function's name, whose fields are the options that the rule returns; and its kernel in
+`partita.runtime.kernels`, if one expression over torch is not enough. A function that takes several operations has a
+lowering too, in `partita.compiler.lowering.functions`.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
