@@ -43,10 +43,12 @@ LOWERINGS: dict[str, Lowering] = {}
 
 
 def lowering(*names: str) -> Callable[[Lowering], Lowering]:
-    """Register the lowering of a language function."""
+    """Register the lowering of a language function. ValueError where it has one."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
+            if name in LOWERINGS:
+                raise ValueError(f"there is a lowering of `{name}` already")
             LOWERINGS[name] = function
         return function
 

@@ -262,11 +262,12 @@ _Class = TypeVar("_Class", bound=type[Op])
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def op(name: str) -> Callable[[_Class], _Class]:
-    """Register an operation under the name it has in the textual form."""
+    """Register an operation under the name it has in the textual form. ValueError where another one has that."""
 
     def register(cls: _Class) -> _Class:
         cls = frozen(cls)
-        assert name not in OPS, name
+        if name in OPS:
+            raise ValueError(f"there is an operation `{name}` already")
         cls.name = name
         OPS[name] = cls
         return cls

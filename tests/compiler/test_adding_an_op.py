@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from partita.compiler.lowering.functions import LANGUAGE_POINTWISE, LOWERINGS
+from partita.compiler.lowering.functions import LANGUAGE_POINTWISE, LOWERINGS, lowering
 from partita.compiler.ops import OPS
-from partita.dsl.functions import FUNCTIONS
+from partita.compiler.ops.op import Op, op
+from partita.dsl.functions import FUNCTIONS, function
 from partita.runtime import kernels
 from partita.runtime.kernels.registry import KERNELS, kernel
 from tests.commands import computed, here
@@ -180,5 +181,11 @@ def test_every_function_of_the_language_is_lowered():
 
 
 def test_a_name_is_taken_once():
-    with pytest.raises(ValueError, match="a kernel `relu_gradient` already"):
-        kernel(kernels.relu_gradient)
+    for register, given, name in (
+        (function("dot", slots=["x"]), len, "dot"),
+        (lowering("softmax"), len, "softmax"),
+        (op("gather"), type("Gather", (Op,), {}), "gather"),
+        (kernel, kernels.relu_gradient, "relu_gradient"),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` already"):
+            register(given)
