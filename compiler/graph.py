@@ -75,7 +75,8 @@ class Node:
     @property
     def home(self) -> int:
         """The stage of a placed node."""
-        assert self.stage is not None, self
+        if self.stage is None:
+            raise LookupError(f"{self!r} has no stage")
         return self.stage
 
     @property
@@ -222,7 +223,7 @@ class Builder:
         self.span: Span | None = None
         self.phase = Phase.FORWARD
         self.stage: int | None = None
-        self.constants: dict[Value, Op] = {}  # values that are literals
+        self.literals: dict[Value, float] = {}
         self._taken: dict[str, int] = dict.fromkeys(taken, 1)
         self._keys: dict[str, int] = {}
 
@@ -264,8 +265,8 @@ class Builder:
         stem = name or f"{self.scope}.{op.label}"
         outputs = tuple(self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types))
         self.nodes.append(Node(op, inputs, outputs, self.scope, self.span, self.phase, self.stage))
-        if op.free and not inputs:
-            self.constants.update(dict.fromkeys(outputs, op))
+        if op.literal is not None:
+            self.literals.update(dict.fromkeys(outputs, op.literal))
         return outputs
 
     def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:

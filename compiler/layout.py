@@ -8,7 +8,7 @@ mesh axis that the mesh declares first is the outermost: its ranks hold the larg
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from attrs import field, frozen
 
@@ -59,9 +59,14 @@ def state_text(state: State) -> str:
     return {None: "replicated", SUM: "sum", MAX: "max"}.get(state) or str(state)
 
 
-def is_split(state: State) -> bool:
+def is_split(state: State) -> TypeGuard[str]:
     """Whether a state splits an axis (rather than being whole or partial)."""
     return state is not None and state not in (SUM, MAX)
+
+
+def split_axes(states: Iterable[State]) -> list[str]:
+    """The axes that some of these states split, each once."""
+    return [state for state in dict.fromkeys(states) if is_split(state)]
 
 
 def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:

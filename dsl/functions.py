@@ -189,10 +189,14 @@ LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # known
 def function(
     *names: str, slots: Iterable[Slot | str], turns: tuple[int, int | None] = (0, 0)
 ) -> Callable[[Rule], Rule]:
-    """Register a rule for functions of these names; a slot given by name alone takes a tensor."""
+    """Register a rule for functions of these names; a slot given by name alone takes a tensor. ValueError where there
+    is one of such a name.
+    """
 
     def register(rule: Rule) -> Rule:
         for name in names:
+            if name in FUNCTIONS:
+                raise ValueError(f"there is a function `{name}` already")
             full = tuple(Slot(slot) if isinstance(slot, str) else slot for slot in slots)
             FUNCTIONS[name] = Function(name, full, rule, turns)
         return rule

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from partita.compiler.ops import OPS, Op
+
 ROOT = Path(__file__).parents[1]
 
 # What each folder may import of the others.
@@ -172,3 +174,78 @@ def test_imports_within_functions_keep_something_heavy_out():
                     if not (brought or rare or inner):
                         needless.append(f"{known[name].relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
     assert needless == []
+
+
+# ---------------------------------------------------------------- operations answer for themselves
+
+# How often the house asks which operation one is. A pass asks for a trait (`partita.compiler.ops.op`), unless it is
+# about that one operation. Less is better: lower it where there is less.
+ASKED = 43
+
+
+def which_op(tree: ast.AST, names: Collection[str]) -> Iterator[int]:
+    """The lines that ask of which class an operation is, or whether it has one of some names."""
+    classes = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("partita.compiler.ops")
+        for alias in node.names
+        if alias.name in kinds_of_ops()
+    }
+    tables = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and mentioned(node.value) & classes
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    known = classes | tables
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, which]) | ast.MatchClass(cls=which):
+                asked = bool(mentioned(which) & known)
+            case ast.Compare(left=ast.Call(func=ast.Name("type")), comparators=compared):
+                asked = any(mentioned(each) & known for each in compared)
+            case ast.Compare(left=ast.Attribute(attr="name" | "label"), comparators=compared):
+                texts = {each.value for side in compared for each in ast.walk(side) if isinstance(each, ast.Constant)}
+                asked = bool(texts & set(names)) and "op" in mentioned(node.left)
+            case _:
+                asked = False
+        if asked:
+            yield node.cls.lineno if isinstance(node, ast.MatchClass) else node.lineno
+
+
+def mentioned(node: ast.AST) -> set[str]:
+    """The names and attributes in an expression."""
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+@cache
+def kinds_of_ops() -> set[str]:
+    return {kind.__name__ for op in OPS.values() for kind in op.__mro__ if issubclass(kind, Op) and kind is not Op}
+
+
+def test_passes_do_not_ask_which_operation_one_is():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in modules().values()
+        for line in which_op(ast.parse(path.read_text()), OPS)
+    ]
+    assert len(found) <= ASKED, "\n".join(sorted(found))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "isinstance(node.op, Dot)",
+        "isinstance(op, (str, Gather))",
+        "VIEWS = (Dot, Gather)\nany(isinstance(each.op, (*VIEWS, str)) for each in nodes)",
+        "type(node.op) is Dot",
+        "node.op.name in ('dot', 'gather')",
+        "match node.op:\n  case Dot(over=over): pass",
+    ],
+)
+def test_whoever_asks_is_found(text: str):
+    text = f"from partita.compiler.ops.dot import Dot\nfrom partita.compiler.ops.lookup import Gather\n{text}"
+    assert len(list(which_op(ast.parse(text), OPS))) == 1

@@ -19,7 +19,6 @@ from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
 from partita.compiler.graph import Node, Parameter, Phase, Value
 from partita.compiler.layout import SUM, layout_of
-from partita.compiler.ops.collective import Move
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
@@ -96,7 +95,7 @@ class Ending:
                 values[each.value] = self.check.meanings.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
                 with self.check.at(node.span, where):
-                    demand(isinstance(node.op, Move), f"{quoted(node)} is not a resharding")
+                    demand(node.op.reshards, f"{quoted(node)} is not a resharding")
                 self.nodes([node], values, Phase.REDUCE, where)
             for each, total in zip(stage.accumulators, totals, strict=True):
                 with self.check.at(where=where):

@@ -40,9 +40,11 @@ class Updates:
         values: Values = {}
         with check.at(where="clipping"):
             self._clipping(values)
+        if self.call is None:
+            return
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
-                self._update(each, values)
+                self._update(each, self.call, values)
 
     def _of(self, op: Op, *operands: int) -> int:
         """The meaning of an operation's result; unknown where an operand is."""
@@ -89,11 +91,10 @@ class Updates:
 
     # ------------------------------------------------------------ one parameter
 
-    def _update(self, each: ParameterUpdate, clipping: Values) -> None:
+    def _update(self, each: ParameterUpdate, call: Call, clipping: Values) -> None:
         ending = self.ending
         declared = ending.declared(each.name)
-        assert self.call is not None
-        op = optimizer(self.call, declared.decays)
+        op = optimizer(call, declared.decays)
         demand(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
         own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.analysis.liveness import VIEWS
 from partita.compiler.emission.segments import Segment, literals, segmented
 from partita.compiler.emission.sums import accumulated, summed
 from partita.compiler.graph import Node, Value
@@ -270,7 +269,7 @@ class Writer:
                 assert expression is not None
                 names = ", ".join(self.name(value) for value in outputs)
                 local.update(outputs)
-                if isinstance(node.op, VIEWS):
+                if node.op.is_view:
                     # What is viewed once more may be a copy, and ends with its line.
                     self.texts.update((value, evolve(self.argument(value), views=None)) for value in outputs)
                 self._line(f"{names} = {expression}" if names else expression, node)

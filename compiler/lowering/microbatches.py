@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
-from partita.compiler.layout import MAX, SUM, State
+from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.lowering.gradients import without_dead
 from partita.compiler.ops.op import Op, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch, Positioned
+from partita.compiler.ops.position import TIME, Microbatch
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.fits import unequal
 from partita.dsl.source import Span
@@ -184,7 +184,7 @@ class _Splitter:
         """Whether a way cuts nothing but what is cut: results follow operands, or the node makes the batch itself."""
         if self._cuts_itself(node):
             return self.batch in way.results
-        return any(map(_is_axis, way.operands)) or not any(map(_is_axis, way.results))
+        return any(map(is_split, way.operands)) or not any(map(is_split, way.results))
 
     def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
         """What it costs to bring a value from one state to another; None if it cannot be. `alone`: its reader is."""
@@ -252,18 +252,13 @@ class _Splitter:
         results: Iterable[State] = way.results if way else (None,) * len(node.outputs)
         op = node.op
         if way is not None:
-            cut = dict.fromkeys(s for s in (*way.operands, *way.results) if s not in (None, SUM, MAX))
-            for axis in cut:
-                assert axis is not None
-                op = op.resized(axis, self._part(node, axis))
-                if isinstance(op, Positioned):
-                    op = op.sharded(axis, TIME, self.count)
+            for axis in split_axes((*way.operands, *way.results)):
+                op = op.sharded(axis, self._part(node, axis), TIME, self.count)
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state
             type = value.type
-            if state not in (None, SUM, MAX):
-                assert state is not None
+            if is_split(state):
                 type = type.resized(state, self._part(node, state))
             local = value if type == value.type else Value(value.name, type)
             self.local[value] = local
@@ -310,7 +305,7 @@ class _Splitter:
         state = self.state[value]
         node = self.producers.get(value)
         self.build.at(reader or node or next(each for each in self.source.nodes if value in each.inputs))
-        if state not in (None, SUM, MAX):
+        if is_split(state):
             raise refuse(
                 "E0407",
                 f"`{name}` still has the axis `{state}`, which is split into microbatches",
@@ -383,11 +378,11 @@ class _Splitter:
     def _at_the_end(self, node: Node, value: Value, original: Node) -> Value:
         """A value that a put-off node reads. `original` is the node where it stood."""
         producer = self.producers.get(value)
-        if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
+        if self.state[value] is None and producer is not None and producer.op.literal is not None:
             constant = Value(self.build.unique(f"{value.name}.total"), value.type)
             self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
-        if self.state[value] not in (None, SUM, MAX):
+        if is_split(self.state[value]):
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
         if (value, node.stage) not in self.totals:
             name = f"sum {value.name} on {node.stage}"
@@ -399,10 +394,6 @@ class _Splitter:
                 sent = self.local[value]
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
-
-
-def _is_axis(state: State) -> bool:
-    return state not in (None, SUM, MAX)
 
 
 def _described(state: State, batch: str) -> str:

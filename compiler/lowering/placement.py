@@ -204,25 +204,23 @@ def _cut(
     Costs are sums of floats: differences within rounding are no reason for an uneven cut.
     """
     n = len(total) - 1
-    # best[i]: cost and counts of the first i values in the parts so far.
-    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ())] + [None] * n
+    # best[i]: cost and counts of the first i values in the parts so far, where these can be cut so.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for part in range(parts):
-        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (n + 1)
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in range(part + 1, n - (parts - part - 1) + 1):
             for start in range(end - 1, part - 1, -1):
                 own = total[end] - total[start]
                 if own > most:
                     break  # longer parts cost more still
-                before = best[start]
+                before = best.get(start)
                 if before is None:
                     continue
-                cost, known = joined(before[0], own), following[end]
+                cost, known = joined(before[0], own), following.get(end)
                 if known is None or cost < known[0] * (1 - NEAR):
                     following[end] = cost, (*before[1], end - start)
         best = following
-    found = best[n]
-    assert found is not None
-    return found
+    return best[n]
 
 
 # ---------------------------------------------------------------- place
@@ -349,15 +347,14 @@ def _spread(graph: Graph, turns: dict[str, int], explicit: Sequence[int | None])
         if stage is not None:
             at |= dict.fromkeys(node.outputs, stage)
     # Without a `stage` rule: what nothing placed feeds goes where it is first read.
-    for i in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[i]
-        if stages[i] is None:
-            stages[i] = min((at[value] for value in node.outputs if value in at), default=0)
-        stage = stages[i]
-        assert stage is not None
+    found: list[int] = []
+    for node, stage in zip(reversed(graph.nodes), reversed(stages), strict=True):
+        if stage is None:
+            stage = min((at[value] for value in node.outputs if value in at), default=0)
         for value in node.inputs:
             at[value] = min(at.get(value, stage), stage)
-    return [stage if stage is not None else 0 for stage in stages]
+        found.append(stage)
+    return found[::-1]
 
 
 def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:

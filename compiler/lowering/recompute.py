@@ -13,7 +13,6 @@ from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value, without_turns
 from partita.compiler.lowering.placement import named_scopes
-from partita.compiler.ops.pointwise import Constant
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
 
@@ -41,7 +40,7 @@ def recompute(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[st
             and node.phase is Phase.FORWARD
             and home[value] is not None
             and value not in leaving
-            and not isinstance(node.op, Constant)
+            and node.op.literal is None
         )
 
     def copy(wanted: Value, phase: Phase) -> None:

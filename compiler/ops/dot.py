@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
@@ -26,6 +27,13 @@ class Dot(Op):
     """
 
     over: tuple[str, ...]
+    reads_weights = True
+    fusible = False
+
+    def fans(self, type: Type) -> tuple[int, int] | None:
+        """What is summed, and the rest."""
+        summed = prod(type.axis(name).size for name in self.over)
+        return summed, max(1, type.elements // summed)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """a's remaining axes, then b's."""
@@ -47,21 +55,22 @@ class Dot(Op):
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product."""
-        a = operands[0]
-        depth = 1
-        for name in self.over:
-            depth *= a.axis(name).size
-        return 2 * depth * results[0].elements
+        return 2 * prod(operands[0].axis(name).size for name in self.over) * results[0].elements
+
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """All."""
+        return self.flops(operands, results)
+
+    def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
+        """None of two vectors: their product is a reduction."""
+        return _Plan(self, [Argument("x", type) for type in operands]).sizes if results[0].axes else None
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By rows, depth and columns of the matrices, and how many there are."""
+        """By how many matrices there are, if several, and their rows, depth and columns."""
         plan = _Plan(self, [Argument("x", type) for type in operands])
-        rows, columns = plan.matrix_shape
-        sizes = (float(rows), float(_size(plan.depth)), float(columns))
-        work = float(self.flops(operands, results))
-        if plan.batch:
-            return Kernel("dot.batched", (float(_size(plan.batch)), *sizes), work)
-        return Kernel("dot.turned" if plan.left_is_turned else "dot", sizes, work)
+        name = "dot.batched" if plan.batch else "dot.turned" if plan.left_is_turned else "dot"
+        sizes = (*plan.sizes[3:], *plan.sizes[:3])
+        return Kernel(name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """oneDNN copies a left matrix that lies transposed in memory."""
@@ -144,6 +153,12 @@ class _Plan:
         return _size(self.rows), _size(self.columns)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows, depth and columns of the matrices; and how many there are, with batch axes."""
+        rows, columns = self.matrix_shape
+        return rows, _size(self.depth), columns, *((_size(self.batch),) if self.batch else ())
+
+    @property
     def flat(self) -> bool:
         """Whether the product of the matrices is the result as it is."""
         return not self.batch and len(self.rows) == len(self.columns) == 1
@@ -185,7 +200,4 @@ class _Plan:
 
 
 def _size(axes: tuple) -> int:  # type: ignore[type-arg]
-    product = 1
-    for axis in axes:
-        product *= axis.size
-    return product
+    return prod(axis.size for axis in axes)

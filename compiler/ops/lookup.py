@@ -33,6 +33,12 @@ class Gather(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
+    reads_weights = True
+    fusible = False
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The first operand, along `over`."""
+        return 0, operands[1].axis(self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""
@@ -94,6 +100,7 @@ class ScatterAdd(Positioned):
     table: tuple[Axis, ...]
     guarded: bool = False
     shards: Shards = ()
+    fusible = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The table's axes."""

@@ -11,7 +11,7 @@ from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -28,6 +28,10 @@ class NegativeLogLikelihood(Op):
     over: str
     guarded: bool = False
     results = ("", "denominator")
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The targets, along the classes."""
+        return 1, operands[0].axis(self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The targets' axes, twice."""

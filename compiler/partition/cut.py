@@ -14,8 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import refuse
 
@@ -100,18 +99,16 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
 
 def message_of(node: Node) -> Message:
     """The message that a send or a receive is one end of."""
-    if isinstance(node.op, Send):
-        (value,) = node.inputs
-        return Message(node.op.value, node.home, node.op.destination, node.op.direction, value.type.bytes)
-    assert isinstance(node.op, Receive), node
-    return Message(node.op.value, node.op.source, node.home, node.op.direction, node.op.type.bytes)
+    assert isinstance(node.op, Transfer), node
+    (value,) = (*node.inputs, *node.outputs)
+    return Message(node.op.value, *node.op.stages(node.home), node.op.direction, value.type.bytes)
 
 
 def _stage(
     graph: Graph, index: int, nodes: Sequence[Node], known: dict[tuple[str, int | None], Accumulator]
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
-    targets = [node.op.target for node in nodes if isinstance(node.op, Accumulate)]
+    targets = [target for node in nodes if (target := node.op.accumulator) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
@@ -202,7 +199,7 @@ def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tup
         _described(node)
         for stage in partitioned.stages
         for node in stage.nodes
-        if not isinstance(node.op, (Send, Receive))
+        if not (node.op.sends or node.op.receives)
     }
     return tuple(sorted(everything))
 

@@ -15,7 +15,6 @@ from attrs import evolve
 
 from partita.compiler.graph import Node, Phase
 from partita.compiler.lowering.placement import turn_of
-from partita.compiler.ops.collective import Collective
 from partita.compiler.partition.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth
 from partita.compiler.partition.cut import PartitionedGraph
 
@@ -44,7 +43,7 @@ def _delayed(nodes: Sequence[Node]) -> list[Node]:
     found: list[Node] = []
     held: list[Node] = []
     for node in nodes:
-        if isinstance(node.op, Collective):
+        if node.op.communicates:
             if any(value in other.outputs for other in held for value in node.inputs):
                 found += held
                 held = []

@@ -161,7 +161,7 @@ class _Ending:
         coefficient = self._coefficient(whole) if norms else None
         clip_nodes = tuple(self.build.nodes)
         return UpdateGraph(
-            tuple(self._updated(each, coefficient) for each in parameters),
+            tuple(self._updated(each, self.call, coefficient) for each in parameters) if self.call else (),
             reduce,
             totals,
             tuple(statistics),
@@ -284,9 +284,8 @@ class _Ending:
 
     # ------------------------------------------------------------ updates
 
-    def _updated(self, each: ParameterUpdate, coefficient: Value | None) -> ParameterUpdate:
-        assert self.call is not None
-        op = optimizer(self.call, each.decays)
+    def _updated(self, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
+        op = optimizer(call, each.decays)
         type, layout = each.gradient.type, each.layouts.state
         states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
         self._stand(each.name, Phase.UPDATE, None)

@@ -132,10 +132,7 @@ class _Tensors:
         }
         self.graph = state.sharded.graph
         self.local = {
-            value.name: (value, node)
-            for node in self.graph.nodes
-            if not isinstance(node.op, Move)
-            for value in node.outputs
+            value.name: (value, node) for node in self.graph.nodes if not node.op.reshards for value in node.outputs
         }
 
     def names(self) -> Iterator[str]:

@@ -38,14 +38,17 @@ class Wish:
     rule: Span
 
     def names(self, tensor: str) -> bool:
-        """Whether the target's path means this tensor: with or without turn numbers, whole or its end."""
-        assert self.target.path is not None
+        """Whether the target's path means this tensor: with or without turn numbers, whole or its end. One without a
+        path means all.
+        """
+        if self.target.path is None:
+            return True
         path = ".".join(self.target.path)
         return any(name == path or name.endswith("." + path) for name in (tensor, without_turns(tensor)))
 
     def stores(self, kind: str, parameter: str) -> bool:
         """Whether a rule for a class is about the `kind` (`param`, `grad` or `state`) of this parameter."""
-        return kind in IMPLIED[self.target.name] and (self.target.path is None or self.names(parameter))
+        return kind in IMPLIED[self.target.name] and self.names(parameter)
 
     def __str__(self) -> str:
         """The rule with this target alone: `shard gpt.wte: embed -> tensor`."""

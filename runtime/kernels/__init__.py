@@ -1,60 +1,24 @@
-"""What emitted functions call where one torch expression is not enough.
+"""What emitted functions call where one torch expression is not enough: functions of the modules of this folder that
+are marked as kernels.
 
 Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
 """
 
-from partita.runtime.kernels.attention import attend, attend_gradient, attend_heads, attend_heads_gradient
-from partita.runtime.kernels.compiling import compiled
-from partita.runtime.kernels.optimizers import adamw, sgd
-from partita.runtime.kernels.pointwise import (
-    gelu,
-    gelu_gradient,
-    relu_gradient,
-    sigmoid_gradient,
-    silu_gradient,
-    tanh_gradient,
-)
-from partita.runtime.kernels.positions import random, rope
-from partita.runtime.kernels.products import add_matmul, matmul
-from partita.runtime.kernels.rows import (
-    add_rows,
-    exp_sum,
-    first_index,
-    layer_norm_gradient,
-    lookup,
-    nll,
-    nll_gradient,
-    normalize,
-    normalize_gradient,
-    pick,
-)
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
 
-__all__ = [
-    "adamw",
-    "add_matmul",
-    "add_rows",
-    "attend",
-    "attend_gradient",
-    "attend_heads",
-    "attend_heads_gradient",
-    "compiled",
-    "exp_sum",
-    "first_index",
-    "gelu",
-    "gelu_gradient",
-    "layer_norm_gradient",
-    "lookup",
-    "matmul",
-    "nll",
-    "nll_gradient",
-    "normalize",
-    "normalize_gradient",
-    "pick",
-    "random",
-    "relu_gradient",
-    "rope",
-    "sgd",
-    "sigmoid_gradient",
-    "silu_gradient",
-    "tanh_gradient",
-]
+from partita.runtime.kernels.registry import KERNELS
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+# Found here at once, also where a module has a kernel's name.
+globals().update(KERNELS)
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """A kernel of a module elsewhere."""
+    if name not in KERNELS:
+        raise AttributeError(f"there is no kernel `{name}`")
+    return KERNELS[name]
