@@ -215,6 +215,12 @@ class Part(Move):
     over: str
     parts: int
     axis: str
+    is_view = True
+
+    @property
+    def reads_context(self) -> bool:
+        """The rank's place."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut into `parts`."""
@@ -233,6 +239,11 @@ class Once(Move):
 
     over: str
     parts: int
+
+    @property
+    def reads_context(self) -> bool:
+        """The rank's place."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""

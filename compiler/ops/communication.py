@@ -16,6 +16,7 @@ class Send(Op):
     destination: int
     direction: str
     results = ()
+    sends = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -38,6 +39,7 @@ class Receive(Op):
     source: int
     direction: str
     type: Type
+    receives = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """As it was sent."""

@@ -107,6 +107,7 @@ class NormalizeGradient(Op):
 
     over: tuple[str, ...]
     center: bool
+    sums = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The normalized tensor's."""
@@ -143,7 +144,7 @@ class NormalizeGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.normalize_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.normalize_gradient({self._call(arguments)}, plus={other.text})"
 
@@ -162,6 +163,7 @@ class LayerNormGradient(Op):
 
     over: tuple[str, ...]
     results = ("", "scale", "shift")
+    sums = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The normalized tensor's, and twice its axes `over`."""
@@ -203,7 +205,7 @@ class LayerNormGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.layer_norm_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
 

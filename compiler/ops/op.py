@@ -8,7 +8,7 @@ everything is whole always exists and is not listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
@@ -33,17 +33,17 @@ class Argument:
     """An operand in emitted source: its text (a name or a literal) and type. A literal that has axes is the same number
     everywhere.
 
-    `views` gives the text of a view of it, where such views are made once for all that take them.
+    `views` has the names of views of it that are made once for all that take them, by what makes them.
     """
 
     text: str
     type: Type
     literal: bool = False
-    views: Callable[[str], str] | None = field(default=None, eq=False)
+    views: Mapping[str, str] = field(factory=dict, eq=False)
 
     def viewed(self, how: str) -> str:
         """The text of a view of it; `how` is what makes it, `.t()`, and copies nothing."""
-        return self.views(how) if self.views else self.text + how
+        return self.views.get(how) or self.text + how
 
 
 class Op:
@@ -54,15 +54,32 @@ class Op:
 
     name: ClassVar[str]
     results: ClassVar[tuple[str, ...]] = ("",)
-    # Writes literal operands as numbers; other operations get them as tensors of their dtype.
-    takes_numbers: ClassVar[bool] = False
     # Costs next to nothing and depends on no activation: copied to each stage that uses it rather than sent.
     free: ClassVar[bool] = False
+    # Its result shows its operand's memory.
+    is_view: ClassVar[bool] = False
+    # Its result is its operand over again: of a number the same number.
+    repeats: ClassVar[bool] = False
+    # Can add a tensor of its first result's type to that (`emit_sum`), to the same bits and better than by `+`.
+    sums: ClassVar[bool] = False
+    # The one or the other end of a message between stages.
+    sends: ClassVar[bool] = False
+    receives: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
         """The stem of names for results that the user has not named."""
         return self.name
+
+    @property
+    def literal(self) -> float | None:
+        """The number that it is, if it is known at compile time and written as such."""
+        return None
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether its source reads the context `c`: the device, the rank's place, the microbatch, the step."""
+        return False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """Types of the results. Operands were checked with the spec; what does not fit is an internal error."""
@@ -100,19 +117,31 @@ class Op:
         """
         return None
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """The operands as its source takes them: literals as tensors of their dtype, where they cannot be numbers."""
+        return [as_tensor(argument) for argument in arguments]
+
+    def views(self, operands: Sequence[Type]) -> Sequence[str]:
+        """What makes the view that its source takes of each operand, `.t()`, where that is all that it takes of it and
+        nothing is copied; "" for other operands. Nothing where it takes no views.
+        """
+        return ()
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A Python expression over torch that computes the result (a tuple for several)."""
         raise NotImplementedError
 
-    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
-        """A statement that adds the result to `target` in place, or None where there is none better than `+=`."""
-        return None
+    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
+        """Whether it can add its result to a tensor of type `target` in place (`emit_added`), better than by `+=`."""
+        return False
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """An expression for the results, with `other`, which is of the first one's type, added to that, to the same
-        bits; None where there is none better than `+`.
-        """
-        return None
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
+        """A statement that adds the result to `target`, where that can be."""
+        raise NotImplementedError
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """An expression for the results, with `other` added to the first, whose type it has; of what `sums`."""
+        raise NotImplementedError
 
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to parts of `size`: axes among the fields change."""

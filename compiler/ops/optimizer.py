@@ -81,6 +81,11 @@ class Update(Op):
 
     states: ClassVar[tuple[str, ...]]
 
+    @property
+    def reads_context(self) -> bool:
+        """The learning rate and the number of the update."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new parameter and states."""
         parameter, gradient, *states = types

@@ -50,6 +50,16 @@ class Positioned(Op):
 
     shards: Shards
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The axes of which its source says where the shard begins."""
+        return ()
+
+    @property
+    def reads_context(self) -> bool:
+        """Where such an axis is cut."""
+        return any(axis in self.begins for axis, _, _ in self.shards)
+
     def sharded(self, axis: str, mesh_axis: str, parts: int) -> Op:
         """The same operation on a shard of `axis`, the innermost cut so far."""
         return evolve(self, shards=(*self.shards, (axis, mesh_axis, parts)))  # type: ignore[misc]
@@ -62,6 +72,11 @@ class Iota(Positioned):
     axis: Axis
     shards: Shards = ()
     free = True
+
+    @property
+    def reads_context(self) -> bool:
+        """The device."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """i64 with that axis."""
@@ -91,6 +106,11 @@ class Rope(Positioned):
     base: float
     inverse: bool = False
     shards: Shards = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""
@@ -149,6 +169,11 @@ class Random(Positioned):
         """`keep` or `random`."""
         return "keep" if self.distribution == "keep" else "random"
 
+    @property
+    def reads_context(self) -> bool:
+        """The seed and the step."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """As declared."""
         return (Type(self.dtype, self.axes),)
@@ -178,6 +203,12 @@ class Microbatch(Positioned):
     axis: str
     size: int
     shards: Shards
+    is_view = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The batch."""
+        return (self.axis,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut to `size`."""

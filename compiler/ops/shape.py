@@ -32,6 +32,7 @@ class Arrange(Op):
     """Another order of the axes: a view."""
 
     order: tuple[str, ...]
+    is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same axes in `order`."""
@@ -60,6 +61,7 @@ class Rename(Op):
     """Other names for axes: nothing moves."""
 
     pairs: tuple[tuple[str, str], ...]
+    is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same sizes under new names."""
@@ -90,6 +92,7 @@ class Split(Op):
 
     axis: str
     into: tuple[Axis, ...]
+    is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes in place of the old one."""
@@ -167,6 +170,8 @@ class Expand(Op):
     """New axes along which the tensor repeats; a view."""
 
     axes: tuple[Axis, ...]
+    is_view = True
+    repeats = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes behind the old ones."""
@@ -203,6 +208,7 @@ class Slice(Op):
     axis: str
     into: Axis
     start: int
+    is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axis in place of the old one."""
