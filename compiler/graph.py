@@ -47,12 +47,25 @@ class Phase(StrEnum):
 class Value:
     """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`).
 
-    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what.
+    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what. `of` is
+    the model's name of the tensor that it is, or of which it is the cotangent or a copy (computed again, moved), where
+    that is another: names with a number, `h~2`, are the second of their name.
     """
 
     name: str
     type: Type
     layout: Layout = WHOLE
+    of: str | None = None
+    cotangent: bool = False
+
+    @property
+    def tensor(self) -> str:
+        """The model's name of the tensor that it is, or of which it is the cotangent or a copy."""
+        return self.of or self.name
+
+    def derived(self, name: str, type: Type | None = None, layout: Layout | None = None) -> Value:
+        """A copy of it, or of a part of it, under another name."""
+        return evolve(self, name=name, type=type or self.type, layout=layout or self.layout, of=self.tensor)
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}" + (f" {{{self.layout}}}" if self.layout.states else "")
@@ -213,6 +226,11 @@ def without_turns(path: str) -> str:
     return ".".join(part for part in path.split(".") if not part.isdigit())
 
 
+def within(path: str, scope: str) -> bool:
+    """Whether what has a path stands in a scope."""
+    return path.startswith(f"{scope}.")
+
+
 class Builder:
     """Appends nodes, names values uniquely, and holds the scope, span and phase that new nodes get."""
 
@@ -256,7 +274,8 @@ class Builder:
 
     def value(self, name: str, type: Type) -> Value:
         """A new value in the graph, uniquely named."""
-        return Value(self.unique(name), type)
+        unique = self.unique(name)
+        return Value(unique, type, of=None if unique == name else name)
 
     def apply_all(self, op: Op, *inputs: Value, name: str | None = None) -> tuple[Value, ...]:
         """Append a node and return its results. `name` is the full name of the first result."""
@@ -271,6 +290,13 @@ class Builder:
     def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:
         """Append a node with one result and return that."""
         (value,) = self.apply_all(op, *inputs, name=name)
+        return value
+
+    def derive(self, op: Op, source: Value, *inputs: Value, ending: str) -> Value:
+        """Append a node whose result is a copy of `source`, or a part of it, called by that and an ending."""
+        (type,) = op.infer(*(value.type for value in inputs))
+        value = source.derived(self.unique(f"{source.name}.{ending}"), type)
+        self.nodes.append(Node(op, inputs, (value,), self.scope, self.span, self.phase, self.stage))
         return value
 
 

@@ -15,7 +15,7 @@ from partita.compiler.emission.names import View, identifier
 from partita.compiler.emission.statements import Call, End, Keep, Load, Return
 from partita.compiler.emission.sums import targets
 from partita.compiler.emission.writer import Module, Writer
-from partita.compiler.graph import Node, Phase, Value, without_turns
+from partita.compiler.graph import Node, Phase, Value, within, without_turns
 from partita.compiler.ops.op import Argument
 
 # Arguments of a stage's functions.
@@ -192,8 +192,8 @@ class StageEmitter:
                 continue
             # What comes from outside has the same name in every turn, wherever it comes from.
             outside = None
-            if value not in self.constants and not _within(value, turn):
-                outside = "d" if value.name.startswith("d(") else "x"
+            if value not in self.constants and not within(value.tensor, turn):
+                outside = "d" if value.cotangent else "x"
             given[value] = inner.names.name(value, outside)
             if value in writer.names.lent:
                 inner.names.lent.add(value)
@@ -217,11 +217,6 @@ class StageEmitter:
         for value in results:
             writer.names.name(value)
         writer.add(Call(function, tuple(given), results, without_turns(turn), inner.waits))
-
-
-def _within(value: Value, scope: str) -> bool:
-    """Whether a value, or the one whose cotangent it is, belongs to a scope."""
-    return value.name.removeprefix("d(").startswith(scope + ".")
 
 
 def _ordered(values: set[Value], nodes: Iterable[Node]) -> list[Value]:

@@ -179,7 +179,7 @@ class _Ending:
     def _moved(self, value: Value, target: Layout) -> Value:
         """The value in another layout."""
         for step in self.moves.path(value.type, value.layout, target):
-            moved = Value(self.build.unique(value.name), step.type, step.layout)
+            moved = value.derived(self.build.unique(value.name), step.type, step.layout)
             node = Node(step.op, (value,), (moved,), self.build.scope, self.build.span, self.build.phase)
             self.build.nodes.append(evolve(node, stage=self.build.stage))
             value = moved

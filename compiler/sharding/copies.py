@@ -169,7 +169,7 @@ class Copies:
         value = source
         for step in self.moves.path(source.type, source.layout, target):
             ending = ENDINGS.get(step.op.name, "moved")
-            moved = Value(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
+            moved = source.derived(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
             self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
             value = moved
         return value
@@ -179,8 +179,9 @@ class Copies:
         if layout in known.kept:
             return known.kept[layout]
         whole = known.value
-        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
-        value = Value(name, local_type(whole.type, layout, self.moves.mesh.sizes), layout)
+        value = evolve(whole, type=local_type(whole.type, layout, self.moves.mesh.sizes), layout=layout)
+        if known.kept:
+            value = value.derived(self.build.unique(f"{whole.name}.part"))
         if known.node is None:
             self.inputs.append(evolve(self.declared[whole], value=value))
         else:

@@ -141,7 +141,7 @@ class _Sharder:
         }
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
-        value = Value(parameter.name, type, stored["param"])
+        value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
         known = Known(parameter.value, compute, weight=True, primary=value, phase=Phase.PROLOGUE)
         known.kept[value.layout] = value
@@ -170,7 +170,7 @@ class _Sharder:
         op = localized(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
-            Value(value.name, type, layout)
+            evolve(value, type=type, layout=layout)
             for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
         )
         local = evolve(node, op=op, inputs=inputs, outputs=outputs)
@@ -277,7 +277,7 @@ class _Sharder:
             each = declared[target]
             name = each.value.name if each.parameter is None else f"{each.value.name}@{stage}"
             type = local_type(each.value.type, layout, self.sizes)
-            total = Value(name, type, layout)
+            total = evolve(each.value, name=name, type=type, layout=layout)
             self.accumulators.append(evolve(each, value=total, stage=stage))
             for i in positions:
                 node = self.build.nodes[i]
