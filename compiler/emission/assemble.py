@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import asdict, evolve
+from attrs import asdict
 
 from partita.compiler.emission.emit import StageEmitter
 from partita.compiler.emission.functions import read_by, receives, sends
@@ -89,12 +89,9 @@ def _stage_program(
         for node, send in sends(stage.nodes)
         if node.inputs[0] not in (read_later if send.direction == ONWARD else read_by_weight)
     }
-    slots = [emitter.slots.slot(each.value) for each in stage.inputs if each.batch is not None]
     return StageProgram(
-        **{
-            **asdict(plan, recurse=False),
-            "inputs": tuple(evolve(part, slot=slot) for part, slot in zip(plan.inputs, slots, strict=True)),
-        },
+        **asdict(plan, recurse=False),
+        input_slots=tuple(emitter.slots.slot(each.value) for each in stage.inputs if each.batch is not None),
         frame=len(emitter.slots.of),
         sends=sent,
         receives=received,

@@ -106,7 +106,6 @@ def _check_ends(partitioned: PartitionedGraph) -> None:
 def _parameter_record(
     parameter: Parameter, layouts: ParameterLayouts, stages: tuple[int, ...], update: ParameterUpdate | None
 ) -> ParameterRecord:
-    states = tuple(value.name.split("(", 1)[0] for value in update.states) if update else ()
     return ParameterRecord(
         parameter.name,
         parameter.master,
@@ -115,7 +114,7 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        states,
+        update.state_names if update else (),
     )
 
 
@@ -137,9 +136,9 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
         rank=rank,
         chunk=chunk,
         parameters=tuple(p.name for p in stage.parameters),
-        whole_inputs=tuple(InputPart(each.name, None, None, each.value.layout) for each in functions.whole_inputs),
+        whole_inputs=tuple(InputPart(each.name, None, each.value.layout) for each in functions.whole_inputs),
         inputs=tuple(
-            InputPart(each.name, None, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
+            InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
         ),
         accumulators=tuple(
             AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in stage.accumulators
