@@ -64,7 +64,7 @@ class Value:
         return self.of or self.name
 
     def derived(self, name: str, type: Type | None = None, layout: Layout | None = None) -> Value:
-        """A copy of it, or of a part of it, under another name."""
+        """A copy of it under another name."""
         return evolve(self, name=name, type=type or self.type, layout=layout or self.layout, of=self.tensor)
 
     def __repr__(self) -> str:
@@ -292,10 +292,15 @@ class Builder:
         (value,) = self.apply_all(op, *inputs, name=name)
         return value
 
+    def part(self, source: Value, ending: str, type: Type | None = None) -> Value:
+        """A new tensor that is part of `source` or made for it, and called by that and an ending."""
+        of = f"{source.tensor}.{ending}"
+        return evolve(source, name=self.unique(f"{source.name}.{ending}"), type=type or source.type, of=of)
+
     def derive(self, op: Op, source: Value, *inputs: Value, ending: str) -> Value:
-        """Append a node whose result is a copy of `source`, or a part of it, called by that and an ending."""
+        """Append a node whose result is such a tensor."""
         (type,) = op.infer(*(value.type for value in inputs))
-        value = source.derived(self.unique(f"{source.name}.{ending}"), type)
+        value = self.part(source, ending, type)
         self.nodes.append(Node(op, inputs, (value,), self.scope, self.span, self.phase, self.stage))
         return value
 

@@ -236,12 +236,12 @@ class _Splitter:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
                 else:
-                    whole = each.value.derived(self.build.unique(f"{each.value.name}.whole"))
+                    whole = self.build.part(each.value, "whole")
                     self.whole[each.value] = whole
                     self.inputs.append(evolve(each, value=whole, batch=None))
         for node in self.source.nodes:
             if any(result in wanted and result not in self.whole for result in node.outputs):
-                outputs = tuple(v.derived(self.build.unique(f"{v.name}.whole")) for v in node.outputs)
+                outputs = tuple(self.build.part(v, "whole") for v in node.outputs)
                 self.whole.update(zip(node.outputs, outputs, strict=True))
                 inputs = tuple(self.whole[operand] for operand in node.inputs)
                 self.prologue.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.PROLOGUE))
@@ -373,7 +373,7 @@ class _Splitter:
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:
                     totals[operand] = self._at_the_end(node, operand, original)
-            outputs = tuple(v.derived(self.build.unique(f"{v.name}.total")) for v in node.outputs)
+            outputs = tuple(self.build.part(v, "total") for v in node.outputs)
             totals.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(totals[operand] for operand in node.inputs)
             self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
@@ -383,7 +383,7 @@ class _Splitter:
         """A value that a put-off node reads. `original` is the node where it stood."""
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
-            constant = value.derived(self.build.unique(f"{value.name}.total"))
+            constant = self.build.part(value, "total")
             self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
         if self.state[value] not in (None, SUM, MAX):

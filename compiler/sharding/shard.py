@@ -154,7 +154,7 @@ class _Sharder:
             self._accumulate(node, node.op)
             return
         if node.op.free and not node.inputs:
-            home = self.homes.home(node.output.name, node.output.type)
+            home = self.homes.home(node.output.tensor, node.output.type)
             self.known[node.output] = Known(node.output, home, free=True, node=node)
             return
         operands = tuple(self._operand(value, node) for value in node.inputs)
@@ -199,7 +199,7 @@ class _Sharder:
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
             return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
-        return Result(value.type, self.homes.home(value.name, value.type, node.span), value in self.deferred)
+        return Result(value.type, self.homes.home(value.tensor, value.type, node.span), value in self.deferred)
 
     def _unsplittable(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand lies split, and which the op itself cannot split."""
