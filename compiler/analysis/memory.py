@@ -208,7 +208,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
             if part.batch is not None:
                 times = program.microbatches
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
-            parts[evolve(part, slot=None)] = times * local_type(type, part.layout, state.mesh.sizes).bytes
+            parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
     return whole + sum(parts.values())
 

@@ -34,6 +34,10 @@ def differentiate(graph: Graph) -> Graph:
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}
 
+    def cotangent_of(value: Value, unnamed: Value) -> Value:
+        """A cotangent under its value's name."""
+        return Value(build.unique(f"d({value.name})"), unnamed.type, of=value.tensor, cotangent=True)
+
     def cotangent(value: Value, home: Node) -> Value | None:
         """The sum of a value's contributions, in the order in which they arose.
 
@@ -56,7 +60,7 @@ def differentiate(graph: Graph) -> Graph:
         for part in sums[1:]:
             result = pointwise(build, "add", result, part)
         if result not in renamed:
-            renamed[result] = Value(build.unique(f"d({value.name})"), result.type)
+            renamed[result] = cotangent_of(value, result)
         if value in activations:
             marked.add(result)
         return result
@@ -101,7 +105,7 @@ def differentiate(graph: Graph) -> Graph:
     for parameter in graph.parameters:
         for d, reader in contributions[parameter.value]:
             if d not in renamed:
-                renamed[d] = Value(build.unique(f"d({parameter.name})"), d.type)
+                renamed[d] = cotangent_of(parameter.value, d)
             gradients_out.append(Gradient(parameter.name, d, reader.stage))
     joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
     return _renamed(_phased(without_dead(joint), marked), renamed)

@@ -111,7 +111,7 @@ class _Splitter:
             self.inputs.append(each)
             return
         self.state[each.value] = self.batch
-        part = Value(each.value.name, type.resized(self.batch, self._divided(self.batch, each.value, each)))
+        part = evolve(each.value, type=type.resized(self.batch, self._divided(self.batch, each.value, each)))
         self.local[each.value] = part
         self.inputs.append(evolve(each, value=part, batch=self.batch))
 
@@ -216,7 +216,7 @@ class _Splitter:
         if (value, axis) not in self.parts:
             size = self._divided(axis, whole, self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
-            self.parts[value, axis] = self.build.apply(op, whole, name=f"{value.name}.of_microbatch")
+            self.parts[value, axis] = self.build.derive(op, value, whole, ending="of_microbatch")
         return self.parts[value, axis]
 
     def _portion(self, value: Value) -> Value:
@@ -225,8 +225,7 @@ class _Splitter:
         if key not in self.portions:
             local = self.local[value]
             share = self.build.apply(Constant(1 / self.count, local.type.dtype))
-            name = f"{value.name}.portion"
-            self.portions[key] = self.build.apply(Pointwise("multiply"), local, share, name=name)
+            self.portions[key] = self.build.derive(Pointwise("multiply"), value, local, share, ending="portion")
         return self.portions[key]
 
     def _over_whole_batch(self, value: Value) -> Value:
@@ -237,12 +236,12 @@ class _Splitter:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
                 else:
-                    whole = self.build.value(f"{each.value.name}.whole", each.value.type)
+                    whole = self.build.part(each.value, "whole")
                     self.whole[each.value] = whole
                     self.inputs.append(evolve(each, value=whole, batch=None))
         for node in self.source.nodes:
             if any(result in wanted and result not in self.whole for result in node.outputs):
-                outputs = tuple(self.build.value(f"{v.name}.whole", v.type) for v in node.outputs)
+                outputs = tuple(self.build.part(v, "whole") for v in node.outputs)
                 self.whole.update(zip(node.outputs, outputs, strict=True))
                 inputs = tuple(self.whole[operand] for operand in node.inputs)
                 self.prologue.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.PROLOGUE))
@@ -260,7 +259,7 @@ class _Splitter:
             type = value.type
             if is_split(state):
                 type = type.resized(state, self._part(node, state))
-            local = value if type == value.type else Value(value.name, type)
+            local = value if type == value.type else evolve(value, type=type)
             self.local[value] = local
             outputs.append(local)
         self.build.nodes.append(evolve(node, op=op, inputs=tuple(operands), outputs=tuple(outputs)))
@@ -369,7 +368,7 @@ class _Splitter:
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:
                     totals[operand] = self._at_the_end(node, operand, original)
-            outputs = tuple(Value(self.build.unique(f"{v.name}.total"), v.type) for v in node.outputs)
+            outputs = tuple(self.build.part(v, "total") for v in node.outputs)
             totals.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(totals[operand] for operand in node.inputs)
             self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
@@ -379,7 +378,7 @@ class _Splitter:
         """A value that a put-off node reads. `original` is the node where it stood."""
         producer = self.producers.get(value)
         if self.state[value] is None and producer is not None and producer.op.literal is not None:
-            constant = Value(self.build.unique(f"{value.name}.total"), value.type)
+            constant = self.build.part(value, "total")
             self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
         if is_split(self.state[value]):
@@ -389,7 +388,7 @@ class _Splitter:
             if producer is None and original.stage != node.stage:
                 # A parameter is where it is read, and sent from there.
                 self.build.at(original).phase = Phase.FORWARD
-                sent = self.build.apply(Detach(), self.local[value], name=f"{value.name}.sent")
+                sent = self.build.derive(Detach(), value, self.local[value], ending="sent")
             else:
                 sent = self.local[value]
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)

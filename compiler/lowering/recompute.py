@@ -56,7 +56,7 @@ def recompute(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[st
             if missing:
                 stack.extend(missing)
                 continue
-            outputs = tuple(Value(f"{v.name}.again", v.type) for v in node.outputs)
+            outputs = tuple(v.derived(f"{v.name}.again") for v in node.outputs)
             copies.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(copies.get(v, v) if inner(v) else v for v in node.inputs)
             nodes.append(evolve(node, inputs=inputs, outputs=outputs, phase=phase))

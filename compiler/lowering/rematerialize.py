@@ -31,7 +31,7 @@ def rematerialize(graph: Graph, gathered: bool) -> Graph:
         if value in needed and value not in copies:
             node = producers[value]
             inputs = tuple(copy(each) for each in node.inputs)
-            copies[value] = Value(f"{value.name}.again", value.type)
+            copies[value] = value.derived(f"{value.name}.again")
             nodes.append(evolve(node, inputs=inputs, outputs=(copies[value],), phase=_NAMES[needed[value]]))
         return copies.get(value, value)
 

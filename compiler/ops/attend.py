@@ -34,6 +34,11 @@ class _Attention(Positioned):
         """Those of all its products."""
         return ()
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions, where only earlier keys are seen."""
+        return (self.over,) if self.causal else ()
+
     def _check(self, q: Type, *others: Type) -> None:
         """Sizes agree, but for queries' own positions."""
         assert agree(q.without([self.over]), *others), (self, q, others)

@@ -298,6 +298,11 @@ class Part(Move):
         """From whole to split."""
         return ((None, self.axis),)
 
+    @property
+    def reads_context(self) -> bool:
+        """The rank's place."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut into `parts`."""
         return (types[0].resized(self.axis, types[0].axis(self.axis).size // self.parts),)
@@ -325,6 +330,11 @@ class Once(Move):
     def ends(self) -> Ends:
         """From whole to parts of a sum."""
         return ((None, SUM),)
+
+    @property
+    def reads_context(self) -> bool:
+        """The rank's place."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""

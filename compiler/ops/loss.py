@@ -90,7 +90,11 @@ class NegativeLogLikelihoodGradient(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
-    takes_numbers = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The classes."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The logits'."""
@@ -110,10 +114,13 @@ class NegativeLogLikelihoodGradient(Positioned):
         """Logits less the denominator."""
         return wide_bytes(operands[1])
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """d may be a number."""
+        return [arguments[0], *map(as_tensor, arguments[1:])]
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, to which d may be a number; classes last."""
-        d = arguments[0]
-        logits, targets, denominator = map(as_tensor, arguments[1:])
+        d, logits, targets, denominator = arguments
         order = [*targets.type.names, self.over]
         views = [
             d.text if d.literal else permuted(d.text, d.type.names, targets.type.names),
@@ -163,6 +170,11 @@ class Pick(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """What an index counts."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The indices' axes."""

@@ -134,6 +134,7 @@ class NormalizeGradient(Op):
 
     over: tuple[str, ...]
     center: bool
+    sums = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ class NormalizeGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.normalize_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.normalize_gradient({self._call(arguments)}, plus={other.text})"
 
@@ -188,6 +189,7 @@ class LayerNormGradient(Op):
 
     over: tuple[str, ...]
     results = ("", "scale", "shift")
+    sums = True
 
     @property
     def reduces(self) -> tuple[str, ...]:
@@ -232,7 +234,7 @@ class LayerNormGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.layer_norm_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
 

@@ -12,7 +12,7 @@ need not know which operations there are, and a new one is in no list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
@@ -38,17 +38,17 @@ class Argument:
     """An operand in emitted source: its text (a name or a literal) and type. A literal that has axes is the same number
     everywhere.
 
-    `views` gives the text of a view of it, where such views are made once for all that take them.
+    `views` has the names of views of it that are made once for all that take them, by what makes them.
     """
 
     text: str
     type: Type
     literal: bool = False
-    views: Callable[[str], str] | None = field(default=None, eq=False)
+    views: Mapping[str, str] = field(factory=dict, eq=False)
 
     def viewed(self, how: str) -> str:
         """The text of a view of it; `how` is what makes it, `.t()`, and copies nothing."""
-        return self.views(how) if self.views else self.text + how
+        return self.views.get(how) or self.text + how
 
 
 class Op:
@@ -59,8 +59,6 @@ class Op:
 
     name: ClassVar[str]
     results: ClassVar[tuple[str, ...]] = ("",)
-    # Writes literal operands as numbers; other operations get them as tensors of their dtype.
-    takes_numbers: ClassVar[bool] = False
 
     # ------------------------------------------------------------ traits
 
@@ -84,6 +82,10 @@ class Op:
     # Changes the layout of tensors, which stay what they are; and does so by communication between ranks.
     reshards: ClassVar[bool] = False
     communicates: ClassVar[bool] = False
+    # Its result is its operand over again: of a number the same number.
+    repeats: ClassVar[bool] = False
+    # Can add a tensor of its first result's type to that (`emit_sum`), to the same bits and better than by `+`.
+    sums: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -118,6 +120,11 @@ class Op:
     @property
     def of_microbatch(self) -> bool:
         """Whether it asks which microbatch is under way."""
+        return False
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether its source reads the context `c`: the device, the rank's place, the microbatch, the step."""
         return False
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
@@ -215,19 +222,31 @@ class Op:
         """
         return (None,) * len(node.inputs)
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """The operands as its source takes them: literals as tensors of their dtype, where they cannot be numbers."""
+        return [as_tensor(argument) for argument in arguments]
+
+    def views(self, operands: Sequence[Type]) -> Sequence[str]:
+        """What makes the view that its source takes of each operand, `.t()`, where that is all that it takes of it and
+        nothing is copied; "" for other operands. Nothing where it takes no views.
+        """
+        return ()
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A Python expression over torch that computes the result (a tuple for several)."""
         raise NotImplementedError
 
-    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
-        """A statement that adds the result to `target` in place, or None where there is none better than `+=`."""
-        return None
+    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
+        """Whether it can add its result to a tensor of type `target` in place (`emit_added`), better than by `+=`."""
+        return False
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
-        """An expression for the results, with `other`, which is of the first one's type, added to that, to the same
-        bits; None where there is none better than `+`.
-        """
-        return None
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
+        """A statement that adds the result to `target`, where that can be."""
+        raise NotImplementedError
+
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """An expression for the results, with `other` added to the first, whose type it has; of what `sums`."""
+        raise NotImplementedError
 
 
 def _resized(value: object, axis: str, size: int) -> object:

@@ -94,6 +94,11 @@ class Update(Op):
     fusible = False
     allocates = False  # it works in place
 
+    @property
+    def reads_context(self) -> bool:
+        """The learning rate and the number of the update."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new parameter and states."""
         parameter, gradient, *states = types

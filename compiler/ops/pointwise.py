@@ -158,7 +158,6 @@ class Pointwise(Op):
     """A function of the table applied element by element."""
 
     function: str
-    takes_numbers = True
 
     @property
     def label(self) -> str:
@@ -212,20 +211,22 @@ class Pointwise(Op):
             for result, operand in zip(results, node.inputs, strict=True)
         )
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """Numbers where one can be. Functions of torch take none, but that bounds are `clamp`'s, and `where` would give
+        them torch's default dtype; and somebody must have the axes.
+        """
+        if not any(not each.literal and len(each.type.axes) == len(results[0].axes) for each in arguments):
+            return [as_tensor(each) for each in arguments]
+        called = () if self.function in ("maximum", "minimum") else FUNCTIONS[self.function].called_with
+        return [as_tensor(each) if i in called else each for i, each in enumerate(arguments)]
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
-        # Functions of torch take no numbers, and `where` would give them torch's default dtype; and somebody must have
-        # the axes.
-        covered = any(not each.literal and len(each.type.axes) == len(names) for each in arguments)
-        if covered and self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
+        if self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
             tensor, number = sorted(arguments, key=lambda each: each.literal)
             bound = "min" if self.function == "maximum" else "max"
             return f"{broadcast(tensor, names)}.clamp({bound}={number.text})"
-        called = FUNCTIONS[self.function].called_with
-        arguments = [
-            as_tensor(argument) if i in called or not covered else argument for i, argument in enumerate(arguments)
-        ]
         texts = [broadcast(argument, names) for argument in arguments]
         if arguments[0].literal and self.function in ("equal", "not_equal"):
             texts.reverse()

@@ -57,6 +57,16 @@ class Positioned(Op):
         """Where it lies in a part that is cut in time."""
         return any(mesh_axis == TIME for _, mesh_axis, _ in self.shards)
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The axes of which its source says where the shard begins."""
+        return ()
+
+    @property
+    def reads_context(self) -> bool:
+        """Where such an axis is cut."""
+        return any(axis in self.begins for axis, _, _ in self.shards)
+
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
         """With this cut."""
         shards = (*self.shards, (axis, mesh_axis, parts))
@@ -78,6 +88,11 @@ class Iota(Positioned):
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """The axis."""
         return 0, self.axis.size - 1
+
+    @property
+    def reads_context(self) -> bool:
+        """The device."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """i64 with that axis."""
@@ -115,6 +130,11 @@ class Rope(Positioned):
         parts = prod(parts for name, _, parts in self.shards if name == self.over)
         numbers = parts * x.axis(self.over).size * pairs
         return (numbers, pairs, self.base, x.dtype), numbers * wide_bytes(x) // x.elements
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""
@@ -175,6 +195,11 @@ class Random(Positioned):
         """`keep` or `random`."""
         return "keep" if self.distribution == "keep" else "random"
 
+    @property
+    def reads_context(self) -> bool:
+        """The seed and the step."""
+        return True
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """As declared."""
         return (Type(self.dtype, self.axes),)
@@ -205,6 +230,11 @@ class Microbatch(Positioned):
     size: int
     shards: Shards
     is_view = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The batch."""
+        return (self.axis,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut to `size`."""

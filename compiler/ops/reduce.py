@@ -137,6 +137,11 @@ class FirstIndex(Positioned):
     over: str
     shards: Shards = ()
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """What an index counts."""
+        return (self.over,)
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The peak's axes, i64."""
         x, peak = types

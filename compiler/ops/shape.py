@@ -191,6 +191,7 @@ class Expand(Op):
 
     axes: tuple[Axis, ...]
     is_view = True
+    repeats = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes behind the old ones."""

@@ -75,7 +75,7 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
                 if value not in mapping and value in home:
                     source = home[value].home
                     direction = ONWARD if home[value].phase is Phase.FORWARD else BACK
-                    mapping[value] = Value(value.name, value.type, value.layout)
+                    mapping[value] = evolve(value)
                     op = Receive(value.name, source, direction, value.type)
                     phase = Phase.FORWARD if direction == ONWARD else Phase.BACKWARD
                     nodes[stage].append(Node(op, (), (mapping[value],), node.scope, node.span, phase, stage))

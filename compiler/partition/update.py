@@ -38,7 +38,8 @@ class ParameterUpdate:
     """How one parameter is updated.
 
     `stages` is its stage set; `totals` the reduced totals it sums, one for each stage that makes any, with that
-    stage; `states` are the optimizer's tensors. `finish` and `update` are the nodes of both phases.
+    stage; `states` are the optimizer's tensors, which it calls `state_names`. `finish` and `update` are the nodes of
+    both phases.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ParameterUpdate:
     finish: tuple[Node, ...]
     update: tuple[Node, ...]
     decays: bool
+    state_names: tuple[str, ...] = ()
 
     __repr__ = shortened
 
@@ -179,7 +181,7 @@ class _Ending:
     def _moved(self, value: Value, target: Layout) -> Value:
         """The value in another layout."""
         for step in self.moves.path(value.type, value.layout, target):
-            moved = Value(self.build.unique(value.name), step.type, step.layout)
+            moved = value.derived(self.build.unique(value.name), step.type, step.layout)
             node = Node(step.op, (value,), (moved,), self.build.scope, self.build.span, self.build.phase)
             self.build.nodes.append(evolve(node, stage=self.build.stage))
             value = moved
@@ -302,7 +304,7 @@ class _Ending:
             # The update wrote into this rank's part of the parameter; now the parts come together.
             whole = self._moved(new, each.layouts.param)
             self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))
-        return evolve(each, states=states, update=tuple(self.build.nodes))
+        return evolve(each, states=states, state_names=tuple(op.states), update=tuple(self.build.nodes))
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have a layout; returns the first."""

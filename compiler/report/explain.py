@@ -155,16 +155,24 @@ class _Tensors:
         value, node = known[name]
         type = whole_type(value.type, value.layout, self.mesh.sizes)
         stages = tuple(sorted({known[each][1].home for each in names}))
-        return self._value(self._of(names, "a value", type, node.span, stages), name)
+        return self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
 
     # ------------------------------------------------------------ home
 
     def _of(
-        self, names: tuple[str, ...], role: str, type: Type, span: Span | None, stages: tuple[int, ...]
+        self,
+        names: tuple[str, ...],
+        role: str,
+        type: Type,
+        span: Span | None,
+        stages: tuple[int, ...],
+        tensor: str | None = None,
     ) -> Explanation:
-        home = self.homes.home(names[0], type, span)
+        """`tensor` is what the file calls the first of them, where that is another name."""
+        tensor = tensor or names[0]
+        home = self.homes.home(tensor, type, span)
         local = local_type(type, home, self.mesh.sizes)
-        reasons = splits(self.homes, names[0], type), late(self.homes, names[0], type)
+        reasons = splits(self.homes, tensor, type), late(self.homes, tensor, type)
         return Explanation(names, role, type, local, span, home, *reasons, stages)
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:

@@ -178,7 +178,7 @@ class Copies:
         self.build.stage, self.build.phase = stage, phase
         value = source
         for step in self.moves.path(source.type, source.layout, target):
-            moved = Value(self.build.unique(f"{source.name}.{step.op.made}"), step.type, step.layout)
+            moved = source.derived(self.build.unique(f"{source.name}.{step.op.made}"), step.type, step.layout)
             self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
             value = moved
         return value
@@ -188,8 +188,9 @@ class Copies:
         if layout in known.kept:
             return known.kept[layout]
         whole = known.value
-        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
-        value = Value(name, local_type(whole.type, layout, self.moves.mesh.sizes), layout)
+        value = evolve(whole, type=local_type(whole.type, layout, self.moves.mesh.sizes), layout=layout)
+        if known.kept:
+            value = value.derived(self.build.unique(f"{whole.name}.part"))
         if known.node is None:
             self.inputs.append(evolve(self.declared[whole], value=value))
         else:

@@ -119,12 +119,7 @@ class Homes:
             yield wish, because, before
 
     def _alone(self, name: str) -> str | None:
-        """The name under which a rule for one tensor means this one, or the one whose cotangent or copy it is."""
-        if not self.tensor_wishes:
-            return None
-        name = name.split("~")[0].removesuffix(".again")
-        if name.startswith("d(") and name.endswith(")"):
-            name = name[2:-1]
+        """The name, if a rule for one tensor means it."""
         return name if any(wish.names(name) for wish in self.tensor_wishes) else None
 
     def _check(self, name: str, type: Type, layout: Layout, span: Span | None) -> None:

@@ -138,7 +138,7 @@ class _Sharder:
         }
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
-        value = Value(parameter.name, type, stored["param"])
+        value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
         self.known[parameter.value] = Known(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
 
@@ -149,7 +149,7 @@ class _Sharder:
             self._accumulate(node, node.op)
             return
         if node.op.free and not node.inputs:
-            home = self.homes.home(node.output.name, node.output.type)
+            home = self.homes.home(node.output.tensor, node.output.type)
             self.known[node.output] = Free(node.output, home, node)
             return
         operands = tuple(self._operand(value, node) for value in node.inputs)
@@ -165,7 +165,7 @@ class _Sharder:
         op = localized(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
-            Value(value.name, type, layout)
+            evolve(value, type=type, layout=layout)
             for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
         )
         local = evolve(node, op=op, inputs=inputs, outputs=outputs)
@@ -193,7 +193,7 @@ class _Sharder:
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
             return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
-        return Result(value.type, self.homes.home(value.name, value.type, node.span), value in self.deferred)
+        return Result(value.type, self.homes.home(value.tensor, value.type, node.span), value in self.deferred)
 
     def _unsplittable(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand lies split, and which the op itself cannot split."""
@@ -271,7 +271,7 @@ class _Sharder:
             each = declared[target]
             name = each.value.name if each.parameter is None else f"{each.value.name}@{stage}"
             type = local_type(each.value.type, layout, self.sizes)
-            total = Value(name, type, layout)
+            total = evolve(each.value, name=name, type=type, layout=layout)
             self.accumulators.append(evolve(each, value=total, stage=stage))
             for i, op in contributions:
                 self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))

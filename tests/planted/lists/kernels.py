@@ -41,12 +41,8 @@ MISTAKES = [
     Planted(
         "summed-axes-in-each-operands-order",
         "compiler/ops/dot.py",
-        "            self._matrix(self.b, self.depth, self.columns),\n",
-        "            self._matrix(\n"
-        "                self.b,\n"
-        "                tuple(axis for axis in self.b.type.axes if axis in self.depth),\n"
-        "                self.columns,\n"
-        "            ),\n",
+        "self._matrix(b, self.depth, self.columns)",
+        "self._matrix(b, tuple(axis for axis in b.type.axes if axis in self.depth), self.columns)",
         f"{FILE}[axes]",
     ),
     Planted(

@@ -312,8 +312,8 @@ MISTAKES = [
     Planted(
         "handed-over-after-the-wrong-pass",
         "compiler/emission/assemble.py",
-        'kind = "F" if node.op.direction == ONWARD else "B"',
-        'kind = "B" if node.op.direction == ONWARD else "F"',
+        'kind = "F" if send.direction == ONWARD else "B"',
+        'kind = "B" if send.direction == ONWARD else "F"',
         SKIPS,
     ),
     Planted(
