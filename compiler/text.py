@@ -379,7 +379,7 @@ def read_lines(text: str, words: Mapping[str, Callable[[str], object]], node: Ca
                 words[word](rest)
             else:
                 node(said)
-        except (IndexError, KeyError, SyntaxError, TypeError, ValueError) as error:
+        except (AssertionError, IndexError, KeyError, SyntaxError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} cannot be read: {line}") from error
 
 
