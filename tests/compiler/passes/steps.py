@@ -86,13 +86,13 @@ model any(x: [{first}]) {{
   {uses}
   loss {loss}
 }}
-mesh cluster({mesh})
+mesh cluster({mesh}) {{ {links} }}
 layout split on cluster {{ {rules} }}
 train {{ model = any layout = split data = random() optimizer = {optimizer} steps = 1 }}
 """
 
 
-def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr = 0.1)") -> Spec:
+def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr = 0.1)", links: str = "") -> Spec:
     """A file that declares the axes, blocks, repeats and parameters of a graph, a mesh, a layout and an optimizer."""
     inputs = (each.value.type for each in graph.inputs)
     nodes = (value.type for node in graph.nodes for value in node.outputs)
@@ -115,6 +115,7 @@ def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr =
         ),
         loss=" + ".join(["mean(y)", *(f"mean({name})" for name in parameters)]),
         mesh=mesh,
+        links=f"link = [{links}]" if links else "",
         rules=rules,
         optimizer=optimizer,
     )
@@ -182,10 +183,10 @@ def split(form: Form, *, microbatches: int, over: str = "batch") -> Form:
     return whole(split_batch(form.graph(), over, microbatches))
 
 
-def shard(form: Form, *, mesh: str, rules: str, hoist: bool = True) -> Form:
+def shard(form: Form, *, mesh: str, rules: str, links: str = "", hoist: bool = True) -> Form:
     """Every value laid out over a mesh."""
     graph = form.graph()
-    spec = file_of(graph, mesh, rules)
+    spec = file_of(graph, mesh, rules, links=links)
     on, _ = mesh_and_pipe(spec)
     found = sharding(graph, homes_of(spec.layout, on), Moves(on), cutting.portable_values(graph), hoist)
     return Form(sharded_text(found, places=False), found)

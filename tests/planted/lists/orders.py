@@ -1,4 +1,4 @@
-"""What is sent, kept and made when: mistakes that change no number, but what a step costs; cases of passes show them."""
+"""What is sent, kept and made when: mistakes that change no number but what a step costs; cases of passes show them."""
 
 from tests.planted.planted import Planted
 
