@@ -34,8 +34,8 @@ def overlapped(partitioned: PartitionedGraph) -> PartitionedGraph:
             return turn_of(node.scope, repeats), node.phase is Phase.FORWARD
 
         for (_, forward), run in groupby(rest, part):
-            turn = _small_sums_first(list(run))
-            nodes += bucketed(turn if forward else _delayed(turn), SMALL_BYTES)
+            turn = list(run)
+            nodes += bucketed(_small_sums_first(turn if forward else _delayed(turn)), SMALL_BYTES)
         stages.append(evolve(stage, nodes=tuple(nodes)))
     return evolve(partitioned, stages=tuple(stages))
 

@@ -19,8 +19,8 @@ MISTAKES = [
     Planted(
         "small-sums-where-they-are-read",
         "compiler/partition/overlap.py",
-        "turn = _small_sums_first(list(run))",
-        "turn = list(run)",
+        "_small_sums_first(turn if forward else _delayed(turn))",
+        "turn if forward else _delayed(turn)",
         case("overlap/sums_of_a_split_loss"),
     ),
     Planted(
