@@ -18,10 +18,12 @@ from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.memory import PARTS
 from partita.compiler.graph import without_turns
+from partita.compiler.partition.text import stage_text, stages_text, update_text
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.text import write
-from partita.compiler.text import graph_text, node_text
+from partita.compiler.sharding.text import sharded_text
+from partita.compiler.text import graph_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 SUMMARY = "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form"
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
-FORMS = ("graph", "joint", "partitioned", "schedule", "python")
+FORMS = ("graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python")
 OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # that is of ranks
 
 
@@ -83,26 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
     """The text of one form, of one stage where that is asked for."""
-    if form in ("graph", "joint"):
-        graph = state.placed if form == "graph" else state.joint
+    whole = {"graph": state.placed, "joint": state.joint, "microbatch": state.step, "sharded": state.sharded.graph}
+    if form == "sharded" and stage is None:
+        return sharded_text(state.sharded)
+    if form in whole:
+        graph = whole[form]
         if stage is not None:
             graph = evolve(graph, nodes=tuple(node for node in graph.nodes if node.stage == stage))
         return graph_text(graph)
     if form == "partitioned":
-        lines = []
-        for part in state.partitioned.stages:
-            if stage in (None, part.index):
-                lines.append(f"stage {part.index}")
-                lines += [f"parameter %{p.name}: {p.value.type}" for p in part.parameters]
-                lines += [node_text(node) for node in part.nodes]
-        if stage is None:
-            lines.append("update")
-            for _, nodes in (*state.update.reduce, *state.update.finish):
-                lines += [node_text(node) for node in nodes]
-            lines += [node_text(node) for node in state.update.clip]
-            for each in state.update.parameters:
-                lines += [node_text(node) for node in (*each.finish, *each.update)]
-        return "\n".join(lines) + "\n"
+        if stage is not None:
+            return stage_text(state.partitioned.stages[stage], state.partitioned.graph.name)
+        return stages_text(state.partitioned) + update_text(state.update)
     if form == "schedule":
         return write(state.schedule)
     if stage is None:

@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from partita.dsl.types import Type
 
-SUM, MAX = "+", "max"
+SUM, MAX = "+", ">"  # no names of axes, which may be called anything
 State: TypeAlias = str | None
 
 

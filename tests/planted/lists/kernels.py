@@ -8,6 +8,7 @@ ORDERS = "tests/compiler/test_ops.py::test_results_do_not_depend_on_the_order_of
 DERIVATIVE = "tests/compiler/test_ops.py::test_gradient_is_the_derivative"
 PRODUCTS = "tests/runtime/test_products.py"
 DTYPES = "tests/compiler/test_dtypes.py"
+PASSES = "tests/compiler/test_passes.py::test_a_pass_makes_what_is_expected"
 
 MISTAKES = [
     Planted(
@@ -232,14 +233,14 @@ MISTAKES = [
         "compiler/lowering/functions.py",
         "wide = [cast(site.build, value, accumulation(value.type.dtype)) for value in (a, b)]",
         "wide = [a, b]",
-        DTYPES,
+        f"{PASSES}[build/differences_in_bf16]",
     ),
     Planted(
         "softmax-in-half-precision",
         "compiler/lowering/functions.py",
         "    x = cast(site.build, x, accumulation(x.type.dtype))\n    peak",
         "    peak",
-        DTYPES,
+        f"{PASSES}[build/softmax_in_bf16]",
     ),
     Planted(
         "masters-in-half-precision",
