@@ -38,24 +38,24 @@ MEMORY: Numbers = {"F": 1.0, "W": 1.0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that make a schedule without a file."""
-    group = parser.add_argument_group("a schedule by itself", "FILE is then the schedule's name, or a call of it")
-    group.add_argument("--stages", "--ranks", type=count, metavar="P", help="ranks of the pipeline")
-    group.add_argument("--microbatches", type=count, metavar="M", help="microbatches of a step")
-    group.add_argument("--chunks", type=count, metavar="V", help="stages on each rank, where that can be chosen")
+    group = parser.add_argument_group("a schedule without a program", "FILE is then a schedule's name, or a call of it")
+    group.add_argument("--stages", "--ranks", type=count, metavar="P", help="number of pipeline ranks")
+    group.add_argument("--microbatches", type=count, metavar="M", help="number of microbatches")
+    group.add_argument("--chunks", type=count, metavar="V", help="stages per rank, if the schedule takes it")
     group.add_argument(
         "--times",
         type=_numbers(TIMES),
         default=TIMES,
         metavar="F=1,B=1,W=1,comm=0",
-        help="of one microbatch on one rank, and of a transfer; FB=: of a forward and a whole backward that overlap",
+        help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward",
     )
-    group.add_argument("--memory-limit", type=number, metavar="X", help="what microbatches may take up on a rank")
+    group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
     group.add_argument(
         "--memory",
         type=_numbers(MEMORY),
         default=MEMORY,
         metavar="F=1,W=1",
-        help="what one microbatch takes up on a rank after F, and after B until W",
+        help="memory of one microbatch on a rank from F to B, and from B to W",
     )
 
 
@@ -73,10 +73,10 @@ def asked(arguments: argparse.Namespace) -> str | None:
     written = generator is not None and generator.written is not None and "(" in arguments.file
     missing = [] if written else [name for name, size in sizes.items() if size is None]
     if missing:
-        return f"a schedule by itself needs {' and '.join(missing)}"
+        return f"a schedule without a program needs {' and '.join(missing)}"
     forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
     if pair is not None and pair < max(forward, backward + weight):
-        return f"--times: FB={pair:g} is less than a forward or a whole backward by itself"
+        return f"--times: FB={pair:g} is less than a forward or a full backward alone"
     return ""
 
 
@@ -102,7 +102,7 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
     own = own_arguments(call)
     if own.pop(BOUND.name, None) is not None:
-        raise refuse("E0505", "a schedule by itself has no bytes: its memory is --memory-limit", call.span)
+        raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     check_schedule(schedule)
     programs = communicate(schedule, messages, overlap="FB" in times)
@@ -134,9 +134,9 @@ def _hold(schedule: Schedule, memory: Memory) -> None:
         peak = memory.peak(actions, stages)
         if not memory.holds(rank, peak):
             amount, limit = memory.text(peak), memory.text(memory.limit[rank])
-            message = f"rank {rank} of schedule `{schedule.name}` takes up {amount}, and the limit is {limit}"
+            message = f"rank {rank} of schedule `{schedule.name}` needs {amount}, but the limit is {limit}"
             searched = ", ".join(f"`{each.name}`" for each in SCHEDULES.values() if each.bounded)
-            help = f"{searched} searches within a limit" if searched else None
+            help = f"{searched} searches within the limit" if searched else None
             raise refuse("E0504", message, help=help)
 
 
@@ -148,7 +148,7 @@ def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
         for part in text.split(","):
             key, _, value = part.partition("=")
             if key.strip() not in found:
-                raise argparse.ArgumentTypeError(f"`{part}` is none of {', '.join(f'{each}=…' for each in found)}")
+                raise argparse.ArgumentTypeError(f"`{part}` is not one of {', '.join(f'{each}=…' for each in found)}")
             found[key.strip()] = number(value)
         return found
 

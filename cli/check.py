@@ -29,5 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 register(
-    Command("check", "check a file: errors with place, cause and fix", add_arguments, run, others=("lint", "validate"))
+    Command(
+        "check", "check a file: errors with location, cause and fix", add_arguments, run, others=("lint", "validate")
+    )
 )

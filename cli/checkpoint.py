@@ -26,7 +26,7 @@ from partita.runtime.checkpoint.store import commit_name, steps_in
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
 
-DIRECTORY_HELP = "a directory of checkpoints, one of them, or the directory of a run"
+DIRECTORY_HELP = "a directory of checkpoints, a single checkpoint, or a run directory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,31 +42,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         what = "the directory to import into" if name == "import" else DIRECTORY_HELP
         subparser.add_argument("directory", metavar="DIR", type=Path, help=what)
         if name != "ls":
-            which = {"import": "of which step it is to be (default: 0)", "verify": "only this step's"}
+            which = {
+                "import": "the step after which training resumes (default: 0)",
+                "verify": "only the one of this step",
+            }
             what = which.get(name, "which one (default: the newest)")
             subparser.add_argument("--step", type=_step, metavar="N", help=what)
         if name != "export":
             subparser.add_argument("--json", action="store_true", help="the same as JSON")
         if name in ("export", "import"):
-            subparser.add_argument("--names", type=Path, metavar="MAP", help="a JSON file of names of ours to theirs")
+            subparser.add_argument(
+                "--names", type=Path, metavar="MAP", help="a JSON map from Partita's names to the other program's"
+            )
         return subparser
 
     add("ls", "list the checkpoints of a directory")
-    add("show", "what a checkpoint holds, and of which run it is")
-    add("verify", "read checkpoints from the first to the last byte")
-    export = add("export", "write whole tensors to one safetensors file, under their .par names or others")
+    add("show", "show the contents of a checkpoint, and the run that it is from")
+    add("verify", "read checkpoints completely and check them for damage")
+    export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
     export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
-    export.add_argument("--states", action="store_true", help="the optimizer's tensors too")
-    importing = add("import", "make a checkpoint of a file's model from the whole tensors of a safetensors file")
+    export.add_argument("--states", action="store_true", help="include optimizer state")
+    importing = add("import", "make a checkpoint of a file's model from the full tensors of a safetensors file")
     importing.add_argument("tensors", metavar="TENSORS", type=Path, help="a safetensors file")
-    what = "refuse tensors that are not used, and orders of axes that sizes and MAP leave open"
+    what = "reject unused tensors, and orders of axes that sizes and MAP leave ambiguous"
     importing.add_argument("--strict", action="store_true", help=what)
     add_source_arguments(importing)
 
 
 def _step(text: str) -> int:
     if not text.isdecimal() or int(text) > MOST_STEPS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no step")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step")
     return int(text)
 
 
@@ -179,7 +184,7 @@ def _show(arguments: argparse.Namespace) -> int:
         ("layout", manifest.layout or "none"),
         ("schedule", manifest.schedule or "none"),
         *manifest.settings.items(),
-        *([("left out", f"{manifest.history.skipped:,} steps")] if manifest.history.skipped else []),
+        *([("skipped", f"{manifest.history.skipped:,} steps")] if manifest.history.skipped else []),
     ):
         table.add_row(shown(name), shown(text))
     _print(table)
@@ -216,7 +221,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             continue
         if manifest is not None and not problems:
             files = f"{len(manifest.files)} file{'s' * (len(manifest.files) > 1)}"
-            print(f"{path / _name(step)}: whole ({files}, {bytes_text(manifest.bytes)})")
+            print(f"{path / _name(step)}: intact ({files}, {bytes_text(manifest.bytes)})")
         for problem in problems:
             print(f"{path / _name(step)}: damaged: {shown(problem)}")
     if arguments.json:
@@ -291,7 +296,7 @@ def _import(arguments: argparse.Namespace) -> int:
     table, more = importing.binding_table(made.bindings)
     _print(table)
     if more:
-        print(f"and {more:,} more; --json names them all")
+        print(f"and {more:,} more; --json lists them all")
     for line in (*importing.unused_lines(made.unused), *importing.training_lines(arguments, state.spec)):
         print(line)
     return 0
@@ -300,7 +305,7 @@ def _import(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "checkpoint",
-        "list, show and verify checkpoints; export and import whole tensors",
+        "list, show and verify checkpoints; export and import full tensors",
         add_arguments,
         run,
         others=("checkpoints", "ckpt"),

@@ -19,10 +19,12 @@ from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.memory import PARTS
 from partita.compiler.graph import without_turns
+from partita.compiler.partition.text import stage_text, stages_text, update_text
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.text import write
-from partita.compiler.text import graph_text, node_text
+from partita.compiler.sharding.text import sharded_text
+from partita.compiler.text import graph_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,15 +36,15 @@ if TYPE_CHECKING:
 
 # So many rows of memory are shown; of more, the least and the most.
 MOST_ROWS = 8
-FORMS = ("graph", "joint", "partitioned", "schedule", "python")
+FORMS = ("graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python")
 OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # that is of ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--emit", choices=FORMS, help="print this form of the program")
-    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, but of `schedule`: only this stage")
+    parser.add_argument("--emit", choices=FORMS, help="print this intermediate form")
+    parser.add_argument("--stage", type=int, metavar="N", help="with --emit, except `schedule`: only this stage")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     add_output_argument(parser)
 
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"partita: --stage is for --emit {', '.join(OF_STAGES)}", file=sys.stderr)
         return 2
     if arguments.json and arguments.emit is not None:
-        print("partita: --json is the summary, --emit a form instead of it", file=sys.stderr)
+        print("partita: --json prints the summary and cannot be combined with --emit", file=sys.stderr)
         return 2
     state = compile_or_report(arguments)
     if state is None:
@@ -83,26 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
     """The text of one form, of one stage where that is asked for."""
-    if form in ("graph", "joint"):
-        graph = state.placed if form == "graph" else state.joint
+    whole = {"graph": state.placed, "joint": state.joint, "microbatch": state.step, "sharded": state.sharded.graph}
+    if form == "sharded" and stage is None:
+        return sharded_text(state.sharded)
+    if form in whole:
+        graph = whole[form]
         if stage is not None:
             graph = evolve(graph, nodes=tuple(node for node in graph.nodes if node.stage == stage))
         return graph_text(graph)
     if form == "partitioned":
-        lines = []
-        for part in state.partitioned.stages:
-            if stage in (None, part.index):
-                lines.append(f"stage {part.index}")
-                lines += [f"parameter %{p.name}: {p.value.type}" for p in part.parameters]
-                lines += [node_text(node) for node in part.nodes]
-        if stage is None:
-            lines.append("update")
-            for _, nodes in (*state.update.reduce, *state.update.finish):
-                lines += [node_text(node) for node in nodes]
-            lines += [node_text(node) for node in state.update.clip]
-            for each in state.update.parameters:
-                lines += [node_text(node) for node in (*each.finish, *each.update)]
-        return "\n".join(lines) + "\n"
+        if stage is not None:
+            return stage_text(state.partitioned.stages[stage], state.partitioned.graph.name)
+        return stages_text(state.partitioned) + update_text(state.update)
     if form == "schedule":
         return write(state.schedule)
     if stage is None:
@@ -150,20 +144,20 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_table(console, transfer_table((*summary.transfers, *summary.tied), console.width))
     console.print()
     for axis, names in summary.undivided:
-        print_text(console, f"kept whole, though stored over {axis}: {', '.join(names)}; no axis divides")
+        print_text(console, f"replicated, not stored split over {axis}: {', '.join(names)}; no axis divides evenly")
     if summary.recomputed:
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
-        print_text(console, f"that is more than the {bytes_text(there)} of {state.device.name}")
+        print_text(console, f"that exceeds the {bytes_text(there)} of {state.device.name}")
     console.print()
     found, timeline = summary.prediction, summary.timeline
     end = found.step_time - timeline.makespan
     print_text(
         console,
-        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} of "
-        f"microbatches, {seconds_text(end)} at its ends), {count_text(found.tokens_per_second)} tokens/s, "
+        f"predicted on {state.device.name}: step {seconds_text(found.step_time)} ({seconds_text(timeline.makespan)} in "
+        f"microbatches, {seconds_text(end)} before and after), {count_text(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}, bubble {timeline.bubble:.1%}, exposed communication {found.exposed_communication:.1%}",
     )
     if expected:
@@ -215,12 +209,12 @@ def _turns(turns: list[str]) -> str:
 
 
 def _recomputed(paths: Sequence[str]) -> str:
-    """`gpt.layer.mlp of turns 0 to 3; gpt.layer of turn 11`."""
+    """`gpt.layer.mlp of iterations 0 to 3; gpt.layer of iteration 11`."""
     found: dict[str, list[int]] = {}
     for path in paths:
         turn = next(int(part) for part in path.split(".") if part.isdigit())
         found.setdefault(without_turns(path), []).append(turn)
-    return "; ".join(f"{path} of turn{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
+    return "; ".join(f"{path} of iteration{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -261,7 +255,7 @@ def _expected(expected: Sequence[Outcome], width: int) -> Table:
 register(
     Command(
         "compile",
-        "compile a file: stages, collectives, memory, predicted step, claims; or print a form of the program",
+        "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
         add_arguments,
         run,
         others=("build",),

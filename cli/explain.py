@@ -97,7 +97,7 @@ def show(found: Communication, console: Console) -> None:
         console.print()
         print_table(console, transfer_table(found.transfers, console.width))
     if not found.causes and not found.transfers:
-        print_text(console, "nothing is communicated")
+        print_text(console, "no communication")
     if found.axes:
         console.print()
     for axis, cost in found.axes:
@@ -107,15 +107,15 @@ def show(found: Communication, console: Console) -> None:
     if found.axes:
         print_text(console, RINGS)
     if found.mesh.ranks > 1:
-        figures = f"{found.statistics} figures (loss, metrics, squares of gradients)"
-        print_text(console, f"over all ranks: {figures}, once a step")
+        figures = f"{found.statistics} scalars (loss, metrics, squared gradient norms)"
+        print_text(console, f"over all ranks: {figures}, once per step")
 
 
 def _turns(turn: Turn) -> str:
     numbers = turn.numbers
     if len(numbers) == 1:
-        return f"turn {numbers[0]} of {turn.repeat}"
-    return f"a turn of {turn.repeat} ({_listed(numbers)})"
+        return f"iteration {numbers[0]} of {turn.repeat}"
+    return f"each iteration of {turn.repeat} ({_listed(numbers)})"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -130,7 +130,7 @@ def _shares(turn: Turn, width: int) -> Table:
     from partita.cli.table import Column, Table
 
     rows = []
-    for when, shares in (("each microbatch", turn.microbatch), ("once a step", turn.step)):
+    for when, shares in (("per microbatch", turn.microbatch), ("once per step", turn.step)):
         for i, each in enumerate(shares):
             of = "of parameters" if each.of == "parameters" else ""
             figures = each.phase, f"{each.count}", each.kind, f"over {each.axis}", of, bytes_text(each.bytes)
@@ -165,11 +165,11 @@ def show_tensor(found: Explanation, console: Console) -> None:
     def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
         print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
 
-    turns = f" in {len(found.names)} turns" if len(found.names) > 1 else ""
+    turns = f" in {len(found.names)} iterations" if len(found.names) > 1 else ""
     print_text(console, f": {found.type}, {found.role}{turns}", title=found.name)
     _place_line(console, found.span)
     reasons = [
-        (f"{each.mesh_axis} ({each.parts})", each.axis or "whole", _rule(each.rule) if each.rule else each.because)
+        (f"{each.mesh_axis} ({each.parts})", each.axis or "replicated", _rule(each.rule) if each.rule else each.because)
         for each in found.splits
     ]
     late = [("", f"not {each.axis}", f"{_rule(each.rule)}: {each.because}") for each in found.late]
@@ -179,18 +179,19 @@ def show_tensor(found: Explanation, console: Console) -> None:
     stored = []
     for kept in found.stored:
         rules = ", ".join(_rule(rule) for rule in kept.rules)
-        whole = f"no axis divides over {', '.join(kept.whole)}" if kept.whole else ""
+        whole = f"no axis divides evenly over {', '.join(kept.whole)}" if kept.whole else ""
         because = "; ".join(each for each in (rules, whole) if each)
         stored.append((STORED[kept.what], str(kept.layout), str(kept.type), because))
-    columns = [Column("kept"), Column("layout"), Column("on a rank", spare=1), Column("because")]
+    columns = [Column("stored"), Column("layout"), Column("per rank", spare=1), Column("because")]
     print_table(console, Table(columns, stored, console.width))
     if found.instead:
-        print_text(console, f"`{found.operation}` cannot be split so; in its place stand {', '.join(found.instead)}")
+        print_text(console, f"`{found.operation}` cannot be split so; it is replaced by {', '.join(found.instead)}")
     if found.alternatives:
         print_text(
-            console, f"made by `{found.operation}`, as {found.made}; the ways of that, and what each would move:"
+            console,
+            f"made by `{found.operation}`, as {found.made}; its sharding rules, and the resharding time of each:",
         )
-    ways = [(way.mesh_axis, "taken" if way.taken else "", _time(way), way.states) for way in found.alternatives]
+    ways = [(way.mesh_axis, "chosen" if way.taken else "", _time(way), way.states) for way in found.alternatives]
     table("over, , time, operands → result", ways)
     copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in found.copies]
     columns = [Column("copy"), Column("by", spare=1), Column("in"), Column("for")]
@@ -217,7 +218,7 @@ def _time(way: Alternative) -> str:
 def _place_line(console: Console, span: Span | None) -> None:
     """`gpt.par:12  let q = dot(h, wq, over = embed)`, as much of it as fits."""
     if span is None:
-        text = "for no line of the file"
+        text = "no source line"
     else:
         text = printable(f"{span.source.name}:{span.line}  {span.source.line(span.line).strip()}")
     console.print(text, style="cyan", overflow="ellipsis", no_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`partita fmt`: bring files into canonical form, comments kept."""
+"""`partita fmt`: format files, keeping comments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from partita.dsl.reader import read_source
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a .par file")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
-    parser.add_argument("-o", "--output", metavar="OUT", help="write the one FILE's form here (`-`: stdout)")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file would change")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write the formatted FILE here (`-`: stdout)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Format each file. 0, or 1 where a file is wrong, cannot be written, or (with --check) would change."""
     if arguments.output is not None and (len(arguments.files) > 1 or arguments.check):
-        print("partita fmt: -o goes with one FILE, and without --check", file=sys.stderr)
+        print("partita fmt: -o needs exactly one FILE, and no --check", file=sys.stderr)
         return 2
     return max(_format(name, arguments) for name in arguments.files)
 
@@ -83,4 +83,4 @@ def _umask() -> int:
     return mask
 
 
-register(Command("fmt", "bring files into canonical form, comments kept", add_arguments, run, others=("format",)))
+register(Command("fmt", "format files, keeping comments", add_arguments, run, others=("format",)))

@@ -56,7 +56,7 @@ def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
         if not is_state(each.tensor)
     )
     table = Table(box=None, pad_edge=False)
-    for heading in ("tensor", "type", "", "from", "shape", "its axes"):
+    for heading in ("tensor", "type", "", "from", "shape", "axes"):
         table.add_column(heading, overflow="fold")
     for family in found[:MOST_LINES]:
         ours, theirs = family.names
@@ -78,7 +78,7 @@ def unused_lines(names: Sequence[str]) -> Iterator[str]:
     yield f"not used: {', '.join(shown(family.names[0]) for family in found[:8])}"
     more = sum(family.count for family in found[8:])
     if more:
-        yield f"  and {more:,} more; --json names them all"
+        yield f"  and {more:,} more; --json lists them all"
 
 
 def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
@@ -109,7 +109,7 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
     command += ["--root", arguments.root] if arguments.root else []
     if run is not None and run.resolve() != Path(f"runs/{given.name}").resolve():
         command += ["--run-dir", str(run)]
-    yield "to train from it"
+    yield "to train from this checkpoint"
     if move is not None:
         yield f"  {' && '.join(move)}"
     if entry is not None:

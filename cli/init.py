@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file. 2 where it cannot be written, or where one of that name is there already."""
     path = Path(arguments.name)
     if not path.name.removesuffix(".par").strip("."):
-        print("partita: the file needs a name: `partita init NAME`", file=sys.stderr)
+        print("partita: missing file name: `partita init NAME`", file=sys.stderr)
         return 2
     path = path.with_name(f"{path.name.removesuffix('.par')}.par")
     shown = printable(str(path))
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except FileExistsError:
-        print(f"partita: {shown} is there already, and is left as it is", file=sys.stderr)
+        print(f"partita: {shown} already exists, and is left unchanged", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "init",
-        "write a file to start from: a small model that trains on this machine as it is",
+        "write a starter file: a small model that trains on this machine as is",
         add_arguments,
         run,
         others=("new", "create"),

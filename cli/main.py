@@ -84,7 +84,7 @@ def _parsed(
         help = ""
         if option is not None and hasattr(parsed, "overrides"):
             key, _, value = option[2:].partition("=")
-            help = f"; settings are written without dashes: {key.replace('-', '_')}={value or '…'}"
+            help = f"; settings take no dashes: {key.replace('-', '_')}={value or '…'}"
         called.error(f"unrecognized arguments: {' '.join(strays or rest)}{help}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
@@ -93,7 +93,9 @@ def _parsed(
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]:
     """The parser, with the options of the one command that is called, that command's own, and its name."""
-    parser = argparse.ArgumentParser(prog="partita", description="Declarative pipelined training.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="partita", description="Declarative distributed training.", allow_abbrev=False
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     name = next((word for word in given if not word.startswith("-")), None)
@@ -117,7 +119,7 @@ def _unknown(name: str) -> str:
     near = OPTIONS.get(name) or same or nearest(name, COMMANDS)
     help = f"did you mean `partita {near}`?" if near else f"there are {', '.join(COMMANDS)}"
     if name.endswith(".par"):
-        help = f"a file comes after one: `partita run {shown}`"
+        help = f"a file follows a command: `partita run {shown}`"
     return f"there is no command `{shown}`; {help}"
 
 

@@ -34,11 +34,11 @@ def draw(directory: Path, program: Program) -> None:
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        print(f"partita: no trace is drawn: {directory} has no {missing[0]}{more}", file=sys.stderr)
+        print(f"partita: cannot draw the trace: {directory} has no {missing[0]}{more}", file=sys.stderr)
         return
     found = measure(program, [Marks.read(path) for path in paths])
     schedule, typical = program.schedule, found.typical
-    simulated = f"simulated from the costs of its actions: {seconds_text(found.simulated.makespan)}"
+    simulated = f"simulated from its action costs: {seconds_text(found.simulated.makespan)}"
     below = Picture(simulated, found.simulated, schedule, start=typical.start)
     steps = [Picture("measured", each.timeline, schedule, f"step {each.number}", each.start) for each in found.steps]
     save([*steps, below], directory / TRACE)
@@ -50,6 +50,6 @@ def draw(directory: Path, program: Program) -> None:
     else:
         print(f"partita: {problem}", file=sys.stderr)
     print(
-        f"measured step {seconds_text(found.seconds)} (median of {len(found.steps)}), simulated from its actions "
+        f"measured step {seconds_text(found.seconds)} (median of {len(found.steps)}), simulated from its action costs "
         f"{seconds_text(found.simulated.makespan)} ({found.difference:+.1%}); {directory / TRACE}"
     )

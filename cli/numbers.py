@@ -13,7 +13,7 @@ from partita.dsl.units import shortened
 def count(text: str) -> int:
     """A count from 1 up."""
     if not (text.isdecimal() and len(text) <= DIGITS and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"`{shortened(text)}` is no count from 1 up")
+        raise argparse.ArgumentTypeError(f"`{shortened(text)}` is not a positive integer")
     return int(text)
 
 
@@ -36,5 +36,5 @@ def number(text: str) -> float:
     except ValueError:
         value = -1.0
     if not (isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"`{text}` is no number from 0 up")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a non-negative number")
     return value

@@ -37,9 +37,9 @@ class Patient:
     def _lose(self, error: OSError) -> None:
         abandon(self._stream)
         if self._other is not None:
-            why = "nobody reads it any more" if error.errno == errno.EPIPE else str(error.strerror)
+            why = "its reader has exited" if error.errno == errno.EPIPE else str(error.strerror)
             with suppress(OSError):
-                print(f"partita: {self._name} is lost: {why}; the run goes on", file=self._other, flush=True)
+                print(f"partita: {self._name} failed: {why}; the run continues", file=self._other, flush=True)
 
 
 @contextmanager

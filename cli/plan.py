@@ -30,12 +30,14 @@ A_DAY = 24 * 60 * 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_source_arguments(parser)
-    parser.add_argument("--devices", type=up_to(RANKS), metavar="N", help="so many, instead of the mesh's")
-    parser.add_argument("--device", metavar="NAME", help="a100, h100, h200 or b200 in usual machines, for the mesh's")
-    parser.add_argument("--keep-mesh", action="store_true", help="keep the sizes of the mesh")
-    parser.add_argument("--top", type=count, default=10, metavar="K", help="so many plans (default: 10)")
+    parser.add_argument("--devices", type=up_to(RANKS), metavar="N", help="number of devices (default: the mesh's)")
     parser.add_argument(
-        "--within", type=up_to(A_DAY), default=15, metavar="SECONDS", help="search for about so long (default: 15)"
+        "--device", metavar="NAME", help="a100, h100, h200 or b200 in standard machines (default: the mesh's)"
+    )
+    parser.add_argument("--keep-mesh", action="store_true", help="keep the mesh sizes")
+    parser.add_argument("--top", type=count, default=10, metavar="K", help="number of plans to show (default: 10)")
+    parser.add_argument(
+        "--within", type=up_to(A_DAY), default=15, metavar="SECONDS", help="search budget in seconds (default: 15)"
     )
     parser.add_argument("--json", action="store_true", help="the plans as JSON")
     parser.add_argument("-o", "--output", metavar="OUT", help="write the best plan as a complete file")
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         return deliver(json.dumps(as_json(found), indent=2) + "\n", None)
     status = deliver(text_of(lambda console: show(found, console), None), None)
     if text is not None:
-        best = "the best of those tried is the file itself: it" if found.plans[0].given else "the best"
+        best = "the best is the original file, which" if found.plans[0].given else "the best"
         print(f"{best} is in {arguments.output}")
     return status
 
@@ -148,7 +150,7 @@ def show(found: Found, console: Console) -> None:
         Column("MFU", right=True, spare=2),
         Column("bubble", right=True, spare=4),
         Column("memory", right=True),
-        Column("why worse"),
+        Column("why slower"),
     )
     print_table(console, Table(columns, rows, console.width))
     sizes = f"{space.data} × {space.pipe} × {space.tensor}"
@@ -157,11 +159,11 @@ def show(found: Found, console: Console) -> None:
         candidate, outlook = found.larger
         print_text(
             console,
-            f"faster, if it fitted: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
+            f"faster, but does not fit: {described(space, candidate)}: about {seconds_text(outlook.parts.step)}, "
             f"and {bytes_text(outlook.peak)} on a rank",
         )
     if space.unplaced:
-        print_text(console, f"left out, as they name stages: {', '.join(space.unplaced)}")
+        print_text(console, f"dropped, since they name stages: {', '.join(space.unplaced)}")
     bounds, outlooks, plans = found.looked
     print_text(
         console,
@@ -173,18 +175,18 @@ def _as_it_is(found: Found) -> str:
     """What the file as it is takes; nothing where it has another number of devices."""
     own, best = found.own, found.plans[0]
     if own is None:
-        return f"the file as it is does not compile: {found.wrong.message}" if found.wrong else ""
-    there = f"the file as it is: {seconds_text(own.prediction.step_time)}, {bytes_text(own.peak)}; "
+        return f"the original file does not compile: {found.wrong.message}" if found.wrong else ""
+    there = f"the original file: {seconds_text(own.prediction.step_time)}, {bytes_text(own.peak)}; "
     if not found.own_fits:
         return f"{there}it does not fit"
     if best.given:
-        return f"{there}nothing that was tried is faster"
+        return f"{there}no faster plan was found"
     return f"{there}{own.prediction.step_time / best.prediction.step_time - 1:+.1%}: {reason(own, best)}"
 
 
 def _why(plan: Plan, best: Plan) -> str:
     """Which plan is the file as it is; how much longer one takes than the best, and why."""
-    words = ["the file as it is"] * plan.given
+    words = ["the original file"] * plan.given
     if plan is not best:
         words.append(f"+{plan.prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}")
     return "; ".join(words)
@@ -200,7 +202,7 @@ def _layout(plan: Plan) -> str:
 register(
     Command(
         "plan",
-        "search meshes, layouts and schedules for so many devices: a ranked table, or a file of the best",
+        "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
         add_arguments,
         run,
         others=("search", "autotune", "tune"),

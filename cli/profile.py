@@ -29,18 +29,16 @@ MOST_COUNTS = 8  # a record of each, in every precision: so many stay well withi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.set_defaults(needs="run")
-    parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the record")
-    parser.add_argument(
-        "--ranks", type=_counts, metavar="N,…", help="numbers of ranks at work at once (default: 1, 2, 4 …)"
-    )
+    parser.add_argument("-o", "--output", default="machine.json", metavar="FILE", help="the profile")
+    parser.add_argument("--ranks", type=_counts, metavar="N,…", help="numbers of concurrent ranks (default: 1, 2, 4 …)")
     parser.add_argument("--transport", choices=tuple(TRANSPORTS), help="default: nccl where there is a GPU")
     parser.add_argument(
         "--precision",
         choices=("f32", "bf16", "f64"),
         action="append",
-        help="of computation (default: f32, on a GPU bf16)",
+        help="compute dtype (default: f32, on a GPU bf16)",
     )
-    parser.add_argument("--quick", action="store_true", help="few sizes: seconds, and rougher")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes: takes seconds, but is less accurate")
     parser.add_argument(RANK_FILE, type=Path, help=argparse.SUPPRESS)
 
 
@@ -70,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = arguments.ranks or tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= max(1, most))
     problem = kind.problem(gpus, counts[-1])
     if problem is not None:
-        print(f"partita: {problem.message}; ask for fewer --ranks, or for another --transport", file=sys.stderr)
+        print(f"partita: {problem.message}; use fewer --ranks, or another --transport", file=sys.stderr)
         return 2
     records = []
     with TemporaryDirectory() as folder:
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             command = [sys.executable, "-m", "partita", "profile", RANK_FILE, str(path), "--transport", kind.name]
             command += [word for each in arguments.precision or () for word in ("--precision", each)]
             command += ["--quick"] * arguments.quick
-            print(f"{count} rank{'s' * (count > 1)} at work:", flush=True)
+            print(f"{count} rank{'s' * (count > 1)} running:", flush=True)
             status = launch(command, count)
             if status != 0:
                 return status
@@ -128,7 +126,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "profile",
-        "measure this machine's device and links; the cost model reads the record",
+        "measure this machine's device and links, as a profile for the cost model",
         add_arguments,
         run,
         others=("benchmark",),

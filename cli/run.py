@@ -21,29 +21,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None is a prefix of one of torchrun's, which would swallow it."""
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
-    parser.add_argument("--run-dir", metavar="DIR", help="where metrics.jsonl and checkpoints go (default: runs/NAME)")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="directory for metrics.jsonl and checkpoints (default: runs/NAME)"
+    )
     parser.add_argument(
         "--transport",
         choices=tuple(TRANSPORTS),
         help="default: nccl where there is a GPU for each rank, else gloo; virtual: all ranks in one process",
     )
     parser.add_argument(
-        "--restarts", type=_count, default=0, metavar="N", help="start all ranks again after a failure, up to N times"
+        "--restarts", type=_count, default=0, metavar="N", help="restart all ranks after a failure, up to N times"
     )
     parser.add_argument(
         "--stall-timeout",
         type=_seconds,
         default=STALL_SECONDS,
         metavar="SECONDS",
-        help=f"end a run in which nothing has moved for so long (default: {STALL_SECONDS:g})",
+        help=f"end a run that makes no progress for this long (default: {STALL_SECONDS:g})",
     )
     parser.add_argument(
         "--changed-data",
         action="store_true",
-        help="go on from a checkpoint though the files of the data are not what they were",
+        help="resume from a checkpoint even if the data files have changed",
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="DIR", help="measure the timeline of up to 20 steps, and draw it there"
+        "--trace", type=Path, metavar="DIR", help="record the timeline of up to 20 steps, and draw it there"
     )
 
 
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(
             f"partita: --transport {asked} runs all ranks in one process; start it without a launcher"
             if identity is not None
-            else f"partita: --trace measures ranks that run at once; --transport {asked} runs them by turns",
+            else f"partita: --trace needs ranks that run concurrently; --transport {asked} runs them one after another",
             file=sys.stderr,
         )
         return 2
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "run",
-        "train: on this machine, or as one rank under torchrun or Slurm",
+        "train: standalone on this machine, or as one rank under torchrun or Slurm",
         add_arguments,
         run,
         others=("train", "start", "launch", "torchrun"),

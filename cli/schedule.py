@@ -107,14 +107,14 @@ def headline(
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
 ) -> str:
-    """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms, of that microbatches 92.8 ms, bubble 25.9%`."""
+    """`one_f_one_b: 4 ranks, 8 microbatches; step 95.5 ms (microbatches 92.8 ms), bubble 25.9%`."""
     chunks = f" × {schedule.chunks} chunks" if schedule.chunks > 1 else ""
     whole = number(timeline.makespan)
     if step is not None:
-        whole = f"{number(step)}, of that microbatches {whole}"
+        whole = f"{number(step)} (microbatches {whole})"
     least = ""
     if schedule.search is not None:
-        least = f"; cost {number(timeline.cost)}, at least {number(schedule.search.least)}"
+        least = f"; cost {number(timeline.cost)}, lower bound {number(schedule.search.least)}"
     return (
         f"{schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}{chunks}, "
         f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)}; "
@@ -141,6 +141,9 @@ def show(
 
 register(
     Command(
-        "schedule", "show the timeline of one step: bubble, makespan, peak live activations by rank", add_arguments, run
+        "schedule",
+        "show the timeline of one step: bubble, makespan, peak live activations per rank",
+        add_arguments,
+        run,
     )
 )

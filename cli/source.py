@@ -22,7 +22,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="batch=128 cluster.pipe=4 train.steps=10 layout=zero3 schedule=gpipe",
     )
-    parser.add_argument("--root", metavar="DIR", help="imports may not leave it (default: FILE's directory)")
+    parser.add_argument("--root", metavar="DIR", help="imports must stay within it (default: FILE's directory)")
 
 
 def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:

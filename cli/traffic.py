@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from partita.compiler.report.causes import Moved
 
 # What the figures of collectives are, wherever they stand.
-BUSIEST = "the rank that sends most, in a step"
+BUSIEST = "the rank that sends the most, per step"
 RINGS = (
-    "bytes as rings send them: to all-reduce K bytes each of N ranks sends 2K(N−1)/N, to gather, scatter or exchange "
-    "them K(N−1)/N"
+    "bytes with ring algorithms: an all-reduce of K bytes over N ranks sends 2K(N−1)/N per rank, an all-gather, "
+    "reduce-scatter or all-to-all K(N−1)/N"
 )
 MOVED = (
     Column("phase"),

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="the figures, and what is wrong, as JSON")
+    parser.add_argument("--json", action="store_true", help="the results as JSON")
     add_output_argument(parser)
 
 
@@ -58,16 +58,16 @@ def show(file: str, found: Verification, console: Console) -> None:
     nodes, moves = (sum(getattr(each, what) for each in found.certificates) for what in ("nodes", "moves"))
     most, execution = max(found.peak_memory), found.execution
     rows = [
-        ("laws", "hold", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock"),
+        ("invariants", "hold", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock"),
         ("memory", "bounded" if found.memory is None or most <= found.memory else "exceeded", _memory(found, most)),
         (
-            "certificate",
-            "holds" if certified else "fails",
-            f"{nodes:,} operations and {moves:,} changes of layout, each by its rule",
+            "translation",
+            "valid" if certified else "invalid",
+            f"{nodes:,} operations and {moves:,} reshardings checked against their rules",
         ),
     ]
     if execution is None:
-        rows.append(("execution", "not decided", "no small copy tells right from wrong"))
+        rows.append(("execution", "not decided", "no proxy could be compared"))
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))
@@ -89,7 +89,7 @@ def _memory(found: Verification, most: int) -> str:
         return f"at most {bytes_text(most)} on {ranks}"
     if most <= found.memory:
         return f"at most {bytes_text(most)} of {bytes_text(found.memory)} on {ranks}"
-    return f"up to {bytes_text(most)} on a rank, and {bytes_text(found.memory)} there"
+    return f"up to {bytes_text(most)} on a rank, which has {bytes_text(found.memory)}"
 
 
 def _copy(found: Execution) -> str:
@@ -112,7 +112,7 @@ def _compared(found: Execution) -> str:
 register(
     Command(
         "verify",
-        "prove a file: certificate, laws, memory, and a shrunken copy run against one device",
+        "verify a file: translation validation, invariants, memory, and a proxy run against one device",
         add_arguments,
         run,
         others=("prove",),

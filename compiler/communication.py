@@ -176,7 +176,7 @@ def _transfers(
                 arrival = made[number, action.microbatch]
                 lines[channels[number]].consumed[arrival[2].index] = begin
                 inputs[rank].setdefault(begin, []).append(arrival)
-    assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: law 1"
+    assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: invariant 1"
     return outputs, inputs, list(lines.values())
 
 

@@ -47,12 +47,25 @@ class Phase(StrEnum):
 class Value:
     """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`).
 
-    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what.
+    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what. `of` is
+    the model's name of the tensor that it is, or of which it is the cotangent or a copy (computed again, moved), where
+    that is another: names with a number, `h~2`, are the second of their name.
     """
 
     name: str
     type: Type
     layout: Layout = WHOLE
+    of: str | None = None
+    cotangent: bool = False
+
+    @property
+    def tensor(self) -> str:
+        """The model's name of the tensor that it is, or of which it is the cotangent or a copy."""
+        return self.of or self.name
+
+    def derived(self, name: str, type: Type | None = None, layout: Layout | None = None) -> Value:
+        """A copy of it under another name."""
+        return evolve(self, name=name, type=type or self.type, layout=layout or self.layout, of=self.tensor)
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}" + (f" {{{self.layout}}}" if self.layout.states else "")
@@ -75,7 +88,8 @@ class Node:
     @property
     def home(self) -> int:
         """The stage of a placed node."""
-        assert self.stage is not None, self
+        if self.stage is None:
+            raise LookupError(f"{self!r} has no stage")
         return self.stage
 
     @property
@@ -213,6 +227,11 @@ def without_turns(path: str) -> str:
     return ".".join(part for part in path.split(".") if not part.isdigit())
 
 
+def within(path: str, scope: str) -> bool:
+    """Whether what has a path stands in a scope."""
+    return path.startswith(f"{scope}.")
+
+
 class Builder:
     """Appends nodes, names values uniquely, and holds the scope, span and phase that new nodes get."""
 
@@ -222,7 +241,7 @@ class Builder:
         self.span: Span | None = None
         self.phase = Phase.FORWARD
         self.stage: int | None = None
-        self.constants: dict[Value, Op] = {}  # values that are literals
+        self.literals: dict[Value, float] = {}
         self._taken: dict[str, int] = dict.fromkeys(taken, 1)
         self._keys: dict[str, int] = {}
 
@@ -256,7 +275,8 @@ class Builder:
 
     def value(self, name: str, type: Type) -> Value:
         """A new value in the graph, uniquely named."""
-        return Value(self.unique(name), type)
+        unique = self.unique(name)
+        return Value(unique, type, of=None if unique == name else name)
 
     def apply_all(self, op: Op, *inputs: Value, name: str | None = None) -> tuple[Value, ...]:
         """Append a node and return its results. `name` is the full name of the first result."""
@@ -264,13 +284,25 @@ class Builder:
         stem = name or f"{self.scope}.{op.label}"
         outputs = tuple(self.value(stem if not i else f"{stem}.{op.results[i]}", type) for i, type in enumerate(types))
         self.nodes.append(Node(op, inputs, outputs, self.scope, self.span, self.phase, self.stage))
-        if op.free and not inputs:
-            self.constants.update(dict.fromkeys(outputs, op))
+        if op.literal is not None:
+            self.literals.update(dict.fromkeys(outputs, op.literal))
         return outputs
 
     def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:
         """Append a node with one result and return that."""
         (value,) = self.apply_all(op, *inputs, name=name)
+        return value
+
+    def part(self, source: Value, ending: str, type: Type | None = None) -> Value:
+        """A new tensor that is part of `source` or made for it, and called by that and an ending."""
+        of = f"{source.tensor}.{ending}"
+        return evolve(source, name=self.unique(f"{source.name}.{ending}"), type=type or source.type, of=of)
+
+    def derive(self, op: Op, source: Value, *inputs: Value, ending: str) -> Value:
+        """Append a node whose result is such a tensor."""
+        (type,) = op.infer(*(value.type for value in inputs))
+        value = self.part(source, ending, type)
+        self.nodes.append(Node(op, inputs, (value,), self.scope, self.span, self.phase, self.stage))
         return value
 
 

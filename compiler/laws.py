@@ -52,10 +52,10 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.source import Span
 
 LAWS = {
-    1: "law 1: every F, B and W runs exactly once per chunk and microbatch, after what it needs",
-    3: "law 3: sends and receives match one to one and in the same order on each channel",
-    4: "law 4: live activations stay within the bound that the schedule states",
-    6: "law 6: the microbatches of one chunk and kind run in ascending order",
+    1: "invariant 1: every F, B and W runs exactly once per chunk and microbatch, after its dependencies",
+    3: "invariant 3: sends and receives match one to one and in the same order on each channel",
+    4: "invariant 4: live activations stay within the bound that the schedule declares",
+    6: "invariant 6: the microbatches of one chunk and kind run in ascending order",
 }
 
 _MOST_ERRORS = 10
@@ -121,7 +121,7 @@ def _shape(schedule: Schedule) -> Problems:
                 or not 0 <= action.chunk < schedule.chunks
                 or not 0 <= action.microbatch < schedule.microbatches
             ):
-                message = f"{_where(schedule, rank)} runs {action}, which it does not have"
+                message = f"{_where(schedule, rank)} runs {action}, which is out of range"
                 yield _problem("E0501", 1, message, span=_span(schedule, rank, position))
 
 
@@ -195,8 +195,8 @@ def _bounded(schedule: Schedule, rank: int) -> Problems:
             "E0504",
             4,
             f"{_where(schedule, rank)} holds {live} live activations after {culprit} and {peak} at its peak, "
-            f"and states a bound of {bound}",
-            "run backwards earlier, or state the greater bound",
+            f"but declares a bound of {bound}",
+            "run backwards earlier, or declare a larger bound",
             _span(schedule, rank, position),
         )
 

@@ -8,13 +8,13 @@ mesh axis that the mesh declares first is the outermost: its ranks hold the larg
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from attrs import field, frozen
 
 from partita.dsl.types import Type
 
-SUM, MAX = "+", "max"
+SUM, MAX = "+", ">"  # no names of axes, which may be called anything
 State: TypeAlias = str | None
 
 
@@ -41,8 +41,8 @@ class Layout:
         return any(state in (SUM, MAX) for _, state in self.states)
 
     def __str__(self) -> str:
-        """`batch/data seq/tensor`, `sum/tensor`; `whole`."""
-        return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "whole"
+        """`batch/data seq/tensor`, `sum/tensor`; `replicated`."""
+        return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "replicated"
 
 
 WHOLE = Layout()
@@ -55,13 +55,18 @@ def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
 
 
 def state_text(state: State) -> str:
-    """A state for people: an axis by name, `sum`, `max`, or `whole`."""
-    return {None: "whole", SUM: "sum", MAX: "max"}.get(state) or str(state)
+    """A state for people: an axis by name, `sum`, `max`, or `replicated`."""
+    return {None: "replicated", SUM: "sum", MAX: "max"}.get(state) or str(state)
 
 
-def is_split(state: State) -> bool:
+def is_split(state: State) -> TypeGuard[str]:
     """Whether a state splits an axis (rather than being whole or partial)."""
     return state is not None and state not in (SUM, MAX)
+
+
+def split_axes(states: Iterable[State]) -> list[str]:
+    """The axes that some of these states split, each once."""
+    return [state for state in dict.fromkeys(states) if is_split(state)]
 
 
 def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:

@@ -27,9 +27,9 @@ def instead_of(name: str, tensors: Sequence[str]) -> str:
     """What else might be meant by the name of no tensor: another turn, a tensor in a block, or a name that is near."""
     inner = without_turns(_inner(name))
     if turns := [each for each in tensors if means(without_turns(name), each)]:
-        return f": it is in {len(turns)} turns, `{turns[0]}` the first"
+        return f": it has {len(turns)} iterations, the first is `{turns[0]}`"
     if inside := [each for each in map(without_turns, tensors) if f".{inner}." in f".{each}"]:
-        return f", but a part of the model: name a tensor in it, such as `{end_of(inside[0], inner.count('.') + 2)}`"
+        return f", but is a part of the model: name a tensor in it, such as `{end_of(inside[0], inner.count('.') + 2)}`"
     near = nearest(without_turns(name), dict.fromkeys(end_of(each, inner.count(".") + 1) for each in tensors))
     return f"; did you mean `{near}`?" if near else ""
 

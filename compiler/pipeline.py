@@ -30,7 +30,6 @@ from partita.compiler.lowering.recompute import recompute
 from partita.compiler.lowering.rematerialize import rematerialize
 from partita.compiler.lowering.rows import of_more_rows
 from partita.compiler.mesh import mesh_of
-from partita.compiler.ops.position import Dropout, Random
 from partita.compiler.partition.cut import cut, portable_values
 from partita.compiler.partition.overlap import overlapped
 from partita.compiler.partition.update import update_graph
@@ -195,7 +194,7 @@ def _place(state: Built) -> Placed:
 
     def cost(node: Node) -> float:
         node = of_one_batch.get(node.outputs[0].name, node)
-        return 0.0 if isinstance(node.op, (Dropout, Random)) else seconds(node, state.device)
+        return 0.0 if node.op.random else seconds(node, state.device)
 
     return extended(Placed, state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
 

@@ -56,11 +56,10 @@ class InputRecord:
 
 @frozen(cache_hash=True)
 class InputPart:
-    """What a stage gets of an input: in frame slot `slot` for each microbatch, cut along `batch`; or, where `batch`
-    is None, whole and once a step. `layout` says which part of that."""
+    """What a stage gets of an input: for each microbatch, cut along `batch`; or, where `batch` is None, whole and once
+    a step. `layout` says which part of that. Stages that read the same share it."""
 
     name: str
-    slot: int | None
     batch: str | None
     layout: Layout
 
@@ -133,12 +132,13 @@ class StagePlan:
 
 @frozen(kw_only=True)
 class StageProgram(StagePlan):
-    """With the slots of its `frame`: of inputs, of messages (`sends` and `receives`), and those of sent values that no
-    later function of this stage reads (`released`). `functions` names those that are not empty, by kind (P, F, B, W,
-    BW, R).
+    """With the slots of its `frame`: of inputs (`input_slots`), of messages (`sends` and `receives`), and those of sent
+    values that no later function of this stage reads (`released`). `functions` names those that are not empty, by kind
+    (P, F, B, W, BW, R).
     """
 
     frame: int
+    input_slots: tuple[int, ...]
     sends: Mapping[Message, int]
     receives: Mapping[Message, tuple[int, Type]]
     hand_overs: tuple[HandOver, ...]

@@ -217,9 +217,9 @@ def deadlock(programs: Sequence[Sequence[Instruction]], positions: Sequence[int]
     cycle = seen[seen.index(rank) :]
     return refuse(
         "E0502",
-        f"ranks {', '.join(map(str, cycle))} would wait for each other forever",
-        notes=(*(waits[each][1] for each in cycle), "law 2: no rank waits for what waits for it"),
-        help="run an action that is waited for before the action that waits",
+        f"deadlock: ranks {', '.join(map(str, cycle))} wait for each other",
+        notes=(*(waits[each][1] for each in cycle), "invariant 2: no cyclic waits between ranks"),
+        help="run the action that is waited for before the one that waits",
     )
 
 

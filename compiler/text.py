@@ -1,34 +1,73 @@
-"""The textual form of a graph, for people and for tests: it parses back to an equal graph.
+"""The textual form of a graph, for people and for tests of passes: it reads back as an equal graph.
 
     graph tiny
-    input tokens: i64[batch=32, seq=128] limit 256
-    parameter tiny.wte: f32[vocab=256, embed=128] master f32
-    %tiny.layer.0.mlp.h: f32[…] = normalize(%tiny.x; over=('embed',), eps=1e-05) F0 @tiny.layer.0.mlp tiny.par:20
-    loss %tiny.cross_entropy
-    gradient tiny.wte %d(tiny.wte) 0
+    scope tiny.layer layer turns 4
+    input %tiny.tokens: i64[batch=32, seq=128] limit vocab=256
+    parameter %tiny.wte: f32[vocab=256, embed=128] normal(std=0.02) fans 128, 256 decays
+    %tiny.h: f32[batch=8, embed=64] {batch/data embed/tensor} = dot(%tiny.x, %tiny.w; over=('embed',)) F0  # tiny.par:20
+    %tiny.y: f32[batch=8] {batch/data +/tensor} = reduce(%tiny.h; function='sum', over=('embed',), dtype='f32') F0
+    loss %tiny.y
+    gradient tiny.w %d(tiny.w) stage 0
 
-Attributes stand behind the semicolon as Python literals, axes as `name=size` in angle brackets. Source places are
-printed for people and not read back.
+A line for each node: its results, each with the type of what one rank holds and in braces its layout, if it is not
+whole (`axis/mesh axis`; `+` is a partial sum, `>` a partial maximum); the operation, a function of the pointwise table
+by its own name; the phase, with the stage once there is one; and behind `@` the scope, if it is not the graph itself.
+Attributes are Python literals, axes and types among them in angle brackets. A value that has another's name gets a
+number: `%x^2`. A copy of another tensor says so, `of 'x'`, and so does a cotangent, `of 'd(x)'`. What stands behind
+` # ` is for people, as the source places are, which are not read back.
+
+What is as it usually is is left out: an input's name that ends its value's; a master in the dtype of accumulation, of
+the value's axes; `zeros()`; fans of all but the last axis, and of that; attributes with a default. Who writes a graph
+may also leave out types of results, which follow from the operation, and a phase that is F.
+
+    line        fields in their order, those in [] where there are any
+    scope       path name [turns COUNT]
+    input       [name] value [limit AXIS] [cut AXIS]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays]
+    accumulator name value [parameter NAME] [maximum] [stage STAGE]
+    gradient    parameter value [stage STAGE]
+    metric      name value
+    guard       name AXIS
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
+from attrs import NOTHING
+
 from partita.compiler.graph import Accumulator, Gradient, Graph, Guard, Input, Node, Parameter, Phase, Scope, Value
+from partita.compiler.layout import WHOLE, Layout
 from partita.compiler.ops import OPS
-from partita.compiler.ops.op import Op, attributes
+from partita.compiler.ops.op import Op, accumulation, attributes
+from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
+from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 
+ZEROS = Call("zeros", {})
+
+
+def usual_fans(type: Type) -> tuple[int, int]:
+    """The fans of a parameter that no `dot` reads."""
+    return (prod(type.shape[:-1]), type.shape[-1]) if type.axes else (1, 1)
+
+
+def usual_master(type: Type) -> Type:
+    """The type of a master copy: that of the value, in the dtype of accumulation."""
+    return type.with_dtype(accumulation(type.dtype))
+
+
+# ---------------------------------------------------------------- writing
+
 
 def attribute_text(value: Any) -> str:
-    """An attribute of an op."""
-    if isinstance(value, Axis):
-        return f"<{value}>"
-    if isinstance(value, Type):
+    """An attribute of an op, or an argument of a call."""
+    if isinstance(value, (Axis, Type)):
         return f"<{value}>"
     if isinstance(value, tuple):
         inner = ", ".join(attribute_text(item) for item in value)
@@ -36,182 +75,357 @@ def attribute_text(value: Any) -> str:
     return repr(value)
 
 
-def op_text(op: Op, operands: str) -> str:
-    """`dot(%a, %b; over=('embed',))`."""
-    fields = ", ".join(f"{a.name}={attribute_text(getattr(op, a.name))}" for a in attributes(type(op)))
-    return f"{op.name}({operands}{'; ' if fields else ''}{fields})"
+def call_text(call: Call) -> str:
+    """`normal(std=0.02)`."""
+    return f"{call.name}({', '.join(f'{name}={attribute_text(value)}' for name, value in call.arguments.items())})"
 
 
-def node_text(node: Node, places: bool = True) -> str:
-    """One line, with the source place behind it where `places`."""
-    results = ", ".join(f"%{value.name}: {value.type}" for value in node.outputs)
-    operands = ", ".join(f"%{value.name}" for value in node.inputs)
-    stage = "" if node.stage is None else str(node.stage)
-    place = f" {node.span.source.name}:{node.span.line}" if node.span and places else ""
-    left = f"{results} = " if results else ""
-    return f"{left}{op_text(node.op, operands)} {node.phase}{stage} @{node.scope}{place}"
+def origin_text(value: Value) -> str:
+    """` of 'x'` of a copy, ` of 'd(x)'` of a cotangent."""
+    if value.cotangent:
+        return f" of 'd({value.of or ''})'"
+    return f" of '{value.of}'" if value.of is not None else ""
+
+
+def layout_text(layout: Layout) -> str:
+    """`{batch/data +/tensor}`; `{}` is whole."""
+    return "{" + " ".join(f"{state}/{mesh_axis}" for mesh_axis, state in layout.states) + "}"
+
+
+class GraphWriter:
+    """Writes lines. Nodes in the scope `root` do not say so; with `places`, nodes say where they are from."""
+
+    def __init__(self, root: str, places: bool = True) -> None:
+        self.root = root
+        self.places = places
+        self._names: dict[Value, str] = {}
+        self._taken: dict[str, int] = {}
+
+    def knows(self, value: Value) -> bool:
+        """Whether a value stands in what was written."""
+        return value in self._names
+
+    def name(self, value: Value) -> str:
+        """The value's name; with a number, if another value has it already."""
+        if value not in self._names:
+            count = self._taken[value.name] = self._taken.get(value.name, 0) + 1
+            self._names[value] = f"%{value.name}" if count == 1 else f"%{value.name}^{count}"
+        return self._names[value]
+
+    def names(self, values: Iterable[Value]) -> str:
+        """`%a, %b`."""
+        return ", ".join(map(self.name, values))
+
+    def value(self, value: Value) -> str:
+        """`%x: f32[batch=8] {batch/data}`."""
+        layout = f" {layout_text(value.layout)}" if value.layout != WHOLE else ""
+        return f"{self.name(value)}: {value.type}{layout}{origin_text(value)}"
+
+    def node(self, node: Node) -> str:
+        """One line, in which operands that were not defined before are names all the same."""
+        operands = self.names(node.inputs)
+        results = ", ".join(map(self.value, node.outputs))
+        stage = "" if node.stage is None else str(node.stage)
+        scope = f" @{node.scope}" if node.scope != self.root else ""
+        return f"{results}{' = ' if results else ''}{self._op(node.op, operands)} {node.phase}{stage}{scope}" + (
+            self._place(node.span)
+        )
+
+    def _op(self, op: Op, operands: str) -> str:
+        if isinstance(op, Pointwise):
+            return f"{op.function}({operands})"
+        fields = [
+            f"{each.name}={attribute_text(getattr(op, each.name))}"
+            for each in attributes(type(op))
+            if each.default is NOTHING or getattr(op, each.name) != each.default
+        ]
+        return f"{op.name}({operands}{'; ' if operands and fields else ''}{', '.join(fields)})"
+
+    def _place(self, span: Span | None) -> str:
+        return f"  # {span.source.name}:{span.line}" if span and self.places else ""
+
+    def input(self, each: Input) -> str:
+        """`input %m.tokens: i64[batch=32] limit vocab=256`."""
+        name = f"{each.name} " if each.name != each.value.name.rsplit(".", 1)[-1] else ""
+        limit = f" limit {each.limit}" if each.limit is not None else ""
+        cut = f" cut {each.batch}" if each.batch is not None else ""
+        return f"input {name}{self.value(each.value)}{limit}{cut}"
+
+    def parameter(self, each: Parameter) -> str:
+        """`parameter %m.w: f32[embed=64] normal(std=0.02)`."""
+        words = [self.value(each.value)]
+        if each.master != usual_master(each.value.type):
+            words.append(f"master {each.master}")
+        if each.initial != ZEROS:
+            words.append(call_text(each.initial))
+        if each.fans != usual_fans(each.master):
+            words.append(f"fans {each.fans[0]}, {each.fans[1]}")
+        return f"parameter {' '.join(words)}{' decays' if each.decays else ''}"
+
+    def accumulator(self, each: Accumulator) -> str:
+        """`accumulator m.w %total(d(m.w))@0: f32[embed=64] parameter m.w stage 0`."""
+        parameter = f" parameter {each.parameter}" if each.parameter is not None else ""
+        stage = f" stage {each.stage}" if each.stage is not None else ""
+        maximum = " maximum" if each.maximum else ""
+        return f"accumulator {each.name} {self.value(each.value)}{parameter}{maximum}{stage}"
+
+    def gradient(self, each: Gradient) -> str:
+        """`gradient m.w %d(m.w) stage 0`."""
+        stage = f" stage {each.stage}" if each.stage is not None else ""
+        return f"gradient {each.parameter} {self.name(each.value)}{stage}"
+
+    def graph(self, graph: Graph) -> list[str]:
+        """The whole graph."""
+        return [
+            f"graph {graph.name}",
+            *(f"scope {s.path} {s.name}{'' if s.turns is None else f' turns {s.turns}'}" for s in graph.scopes),
+            *map(self.input, graph.inputs),
+            *map(self.parameter, graph.parameters),
+            *map(self.accumulator, graph.accumulators),
+            *map(self.node, graph.nodes),
+            f"loss {self.name(graph.loss)}",
+            *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
+            *map(self.gradient, graph.gradients),
+            *(f"guard {each.name} {each.axis}" for each in graph.guards),
+        ]
 
 
 def graph_text(graph: Graph, places: bool = True) -> str:
-    """The whole graph."""
-    lines = [f"graph {graph.name}"]
-    lines += [f"scope {s.path} {s.name} turns {s.turns}" for s in graph.scopes]
-    for each in graph.inputs:
-        lines.append(f"input {each.name} %{each.value.name}: {each.value.type} limit {each.limit} batch {each.batch}")
-    for parameter in graph.parameters:
-        arguments = tuple(sorted(parameter.initial.arguments.items()))
-        lines.append(
-            f"parameter %{parameter.value.name}: {parameter.value.type} master {parameter.master.dtype} "
-            f"initial {parameter.initial.name}{arguments!r} fans {parameter.fans!r} decays {parameter.decays}"
-        )
-    for accumulator in graph.accumulators:
-        lines.append(
-            f"accumulator {accumulator.name!r} %{accumulator.value.name}: {accumulator.value.type} "
-            f"parameter {accumulator.parameter} maximum {accumulator.maximum}"
-        )
-    lines += [node_text(node, places) for node in graph.nodes]
-    lines.append(f"loss %{graph.loss.name}")
-    lines += [f"metric {name} %{value.name}" for name, value in graph.metrics]
-    lines += [f"gradient {each.parameter} %{each.value.name} {each.stage}" for each in graph.gradients]
-    lines += [f"guard {each.name} <{each.axis}>" for each in graph.guards]
-    return "\n".join(lines) + "\n"
+    """The whole graph; with `places`, nodes say where in the file they are from."""
+    return "\n".join(GraphWriter(graph.name, places).graph(graph)) + "\n"
 
 
 # ---------------------------------------------------------------- reading it back
 
-_TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
-_RESULT = re.compile(r"%(?P<name>[^:]+): (?P<type>\w+\[[^\]]*\])(?:, )?")
+TYPE = r"\w+\[[^\]]*\]"
+VALUE = rf"%[^:%]+?: {TYPE}(?: {{[^}}]*}})?(?: of '[^']*')?"
+CALL = r"\w+\([^)]*\)"
+_VALUE = re.compile(rf"%(?P<name>[^:%]+?)(?:: (?P<type>{TYPE}))?(?: {{(?P<layout>[^}}]*)}})?(?: of '(?P<of>[^']*)')?")
+_RESULT = re.compile(rf"(?:{_VALUE.pattern})(?:, |$)")
 _NODE = re.compile(
-    r"(?:(?P<results>%.*?\]) = )?(?P<op>\w+)\((?P<operands>[^;]*?)(?:; (?P<attributes>.*))?\) "
-    r"(?P<phase>[PFBWEU])(?P<stage>\d*) @(?P<scope>[\w.]*)(?: [^@]*)?"
+    r"(?:(?P<results>%.+?) = )?(?P<op>\w+)\((?P<arguments>.*)\)"
+    r"(?: (?P<phase>[PFBWREU])(?P<stage>\d*))?(?: @(?P<scope>.*))?"
 )
 
 
-def parse_type(text: str) -> Type:
-    """`f32[batch=32]`."""
-    match = _TYPE.fullmatch(text)
-    assert match is not None, text
-    return Type(match[1], tuple(_axis(part) for part in match[2].split(", ") if part))
-
-
-def _axis(text: str) -> Axis:
+def parse_axis(text: str) -> Axis:
+    """`batch=32`."""
     name, size = text.split("=")
     return Axis(name, int(size))
 
 
+def parse_type(text: str) -> Type:
+    """`f32[batch=32]`."""
+    match = matched(r"(\w+)\[([^\]]*)\]", text)
+    return Type(match[1], tuple(parse_axis(part) for part in match[2].split(", ") if part))
+
+
+def parse_layout(text: str) -> Layout:
+    """What stands in the braces: `batch/data +/tensor`."""
+    pairs = (part.split("/") for part in text.split())
+    return Layout(tuple((mesh_axis, state) for state, mesh_axis in pairs))
+
+
 def parse_op(name: str, attributes: str) -> Op:
     """An op from its name and the text of its attributes."""
-    cls = OPS[name]
+    if name in FUNCTIONS and not attributes:
+        return Pointwise(name)
+    return OPS[name](**_keywords(attributes))
+
+
+def parse_call(text: str) -> Call:
+    """`normal(std=0.02)`."""
+    name, _, arguments = text.partition("(")
+    return Call(name, _keywords(arguments[:-1]))
+
+
+def _keywords(text: str) -> dict[str, Any]:
     # Axes and types become calls that `_literal` knows; everything else is a Python literal.
-    text = re.sub(r"<([^<>]*)>", lambda match: f"Angle({match[1]!r})", attributes)
-    call = ast.parse(f"op({text})", mode="eval").body
-    assert isinstance(call, ast.Call)
-    return cls(**{str(keyword.arg): _literal(keyword.value) for keyword in call.keywords})
+    text = re.sub(r"<([^<>]*)>", lambda match: f"Angle({match[1]!r})", text)
+    match ast.parse(f"call({text})", mode="eval").body:
+        case ast.Call(args=[], keywords=keywords):
+            return {str(keyword.arg): _literal(keyword.value) for keyword in keywords}
+    raise ValueError(text)
 
 
 def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call):
-        (argument,) = node.args
-        assert isinstance(argument, ast.Constant)
-        assert isinstance(argument.value, str)
-        return parse_type(argument.value) if "[" in argument.value else _axis(argument.value)
-    if isinstance(node, ast.Tuple):
-        return tuple(_literal(item) for item in node.elts)
-    if isinstance(node, ast.Name):
-        return {"inf": float("inf"), "nan": float("nan")}[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Name):
-        return -float("inf")
+    match node:
+        case ast.Call(args=[ast.Constant(value=str(text))]):
+            return parse_type(text) if "[" in text else parse_axis(text)
+        case ast.Tuple(elts=items):
+            return tuple(map(_literal, items))
+        case ast.Name(id="inf" | "nan" as name):
+            return float(name)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -float("inf")
     return ast.literal_eval(node)
 
 
-def parse_graph(text: str) -> Graph:
-    """The graph of a textual form. ValueError with the line where it is not one."""
-    values: dict[str, Value] = {}
-    inputs: list[Input] = []
-    parameters: list[Parameter] = []
-    accumulators: list[Accumulator] = []
-    scopes: list[Scope] = []
-    nodes: list[Node] = []
-    loss: Value | None = None
-    metrics: list[tuple[str, Value]] = []
-    gradients: list[Gradient] = []
-    guards: list[Guard] = []
-    graph_name = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        word, _, rest = line.partition(" ")
-        try:
-            if word == "graph":
-                graph_name = rest
-            elif word == "scope":
-                path, name, _, turns = rest.split(" ")
-                scopes.append(Scope(path, name, None if turns == "None" else int(turns)))
-            elif word == "input":
-                match = _match(r"(\w+) %(\S+): (\w+\[[^\]]*\]) limit (\S+) batch (\S+)", rest)
-                value = values[match[2]] = Value(match[2], parse_type(match[3]))
-                limit = None if match[4] == "None" else _axis(match[4])
-                inputs.append(Input(match[1], value, limit, None if match[5] == "None" else match[5]))
-            elif word == "parameter":
-                match = _match(
-                    r"%(\S+): (\w+\[[^\]]*\]) master (\w+) initial (\w+?)(\(.*\)) fans (\(.*?\)) decays (\w+)",
-                    rest,
-                )
-                value = values[match[1]] = Value(match[1], parse_type(match[2]))
-                initial = Call(match[4], dict(ast.literal_eval(match[5])))
-                fans = ast.literal_eval(match[6])
-                master = value.type.with_dtype(match[3])
-                parameters.append(Parameter(value, master, initial, fans, match[7] == "True"))
-            elif word == "accumulator":
-                match = _match(r"('.*?') %(.+): (\w+\[[^\]]*\]) parameter (\S+) maximum (\w+)", rest)
-                value = values[match[2]] = Value(match[2], parse_type(match[3]))
-                parameter = None if match[4] == "None" else match[4]
-                name = ast.literal_eval(match[1])
-                accumulators.append(Accumulator(name, value, parameter, match[5] == "True"))
-            elif word == "loss":
-                loss = values[rest[1:]]
-            elif word == "metric":
-                name, _, value_name = rest.partition(" ")
-                metrics.append((name, values[value_name[1:]]))
-            elif word == "gradient":
-                name, value_name, stage = rest.rsplit(" ", 2)
-                gradients.append(Gradient(name, values[value_name[1:]], None if stage == "None" else int(stage)))
-            elif word == "guard":
-                name, _, axis = rest.partition(" ")
-                guards.append(Guard(name, _axis(axis[1:-1]), None))
-            elif line:
-                nodes.append(_node(line, values))
-        except (AssertionError, KeyError, SyntaxError, TypeError, ValueError) as error:
-            raise ValueError(f"line {number} is not of a graph: {line}") from error
-    if loss is None:
-        raise ValueError("a graph has a loss")
-    return Graph(
-        graph_name,
-        tuple(inputs),
-        tuple(parameters),
-        tuple(nodes),
-        loss,
-        tuple(metrics),
-        tuple(gradients),
-        tuple(accumulators),
-        tuple(scopes),
-        tuple(guards),
-    )
-
-
-def _match(pattern: str, text: str) -> re.Match[str]:
+def matched(pattern: str | re.Pattern[str], text: str) -> re.Match[str]:
+    """The match of the whole text. ValueError where it is none."""
     match = re.fullmatch(pattern, text)
-    assert match is not None
+    if match is None:
+        raise ValueError(text)
     return match
 
 
-def _node(line: str, values: dict[str, Value]) -> Node:
-    match = _NODE.fullmatch(line)
-    assert match is not None
-    op = parse_op(match["op"], match["attributes"] or "")
-    operands = tuple(values[name.strip()[1:]] for name in match["operands"].split(", ") if name.strip())
-    outputs = []
-    for result in _RESULT.finditer(match["results"] or ""):
-        value = Value(result["name"], parse_type(result["type"]))
-        values[value.name] = value
-        outputs.append(value)
-    stage = int(match["stage"]) if match["stage"] else None
-    return Node(op, operands, tuple(outputs), match["scope"], None, Phase(match["phase"]), stage)
+def _value(match: re.Match[str], type: Type) -> Value:
+    """A value under its own name, without the number that tells it from others of that name."""
+    of = match["of"]
+    cotangent = of is not None and of.startswith("d(")
+    tensor = of[2:-1] or None if cotangent else of
+    return Value(match["name"].partition("^")[0], type, parse_layout(match["layout"] or ""), tensor, cotangent)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+class GraphReader:
+    """Reads lines, and knows the values that they define. Nodes that name no scope are in `root`."""
+
+    def __init__(self, root: str, values: Iterable[Value] = ()) -> None:
+        self.root = root
+        self.values: dict[str, Value] = {f"%{value.name}": value for value in values}
+
+    def named(self, text: str) -> tuple[Value, ...]:
+        """The values of `%a, %b`."""
+        return tuple(self.values[name] for name in text.split(", ") if name)
+
+    def value(self, text: str) -> Value:
+        """A new value: `%x: f32[batch=8] {batch/data}`."""
+        match = matched(_VALUE, text)
+        return self.defined(match["name"], _value(match, parse_type(match["type"])))
+
+    def defined(self, name: str, value: Value) -> Value:
+        """Let a name stand for a value from here on."""
+        if f"%{name}" in self.values:
+            raise ValueError(f"there are two values %{name}")
+        self.values[f"%{name}"] = value
+        return value
+
+    def node(self, line: str) -> Node:
+        """A node; types that are left out are inferred."""
+        match = matched(_NODE, line)
+        operands, semicolon, fields = match["arguments"].partition("; ")
+        if not semicolon and not operands.startswith("%"):
+            operands, fields = "", operands
+        op = parse_op(match["op"], fields)
+        inputs = self.named(operands)
+        results = list(_RESULT.finditer(match["results"] or ""))
+        if all(each["type"] for each in results):
+            types = [parse_type(each["type"]) for each in results]
+        else:
+            types = list(op.infer(*(value.type for value in inputs)))
+        outputs = tuple(
+            self.made(op, each["name"], _value(each, type)) for each, type in zip(results, types, strict=True)
+        )
+        scope = match["scope"] if match["scope"] is not None else self.root
+        return Node(op, inputs, outputs, scope, None, Phase(match["phase"] or "F"), _number(match["stage"]))
+
+    def made(self, op: Op, name: str, value: Value) -> Value:
+        """A result of an operation."""
+        return self.defined(name, value)
+
+    def scope(self, text: str) -> Scope:
+        """What stands behind the word `scope`; and so on."""
+        match = matched(r"(\S+) (\S+)(?: turns (\d+))?", text)
+        return Scope(match[1], match[2], _number(match[3]))
+
+    def input(self, text: str) -> Input:
+        """An input."""
+        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: cut (\S+))?", text)
+        value = self.value(match[2])
+        limit = parse_axis(match[3]) if match[3] else None
+        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[4])
+
+    def parameter(self, text: str) -> Parameter:
+        """A parameter."""
+        fans = r"fans (\d+), (\d+)"
+        match = matched(rf"({VALUE})(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?", text)
+        value = self.value(match[1])
+        master = parse_type(match[2]) if match[2] else usual_master(value.type)
+        initial = parse_call(match[3]) if match[3] else ZEROS
+        known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
+        return Parameter(value, master, initial, known, bool(match[6]))
+
+    def accumulator(self, text: str) -> Accumulator:
+        """An accumulator."""
+        match = matched(rf"([^%]+) ({VALUE})(?: parameter (\S+))?( maximum)?(?: stage (\d+))?", text)
+        return Accumulator(match[1], self.value(match[2]), match[3], bool(match[4]), _number(match[5]))
+
+    def gradient(self, text: str) -> Gradient:
+        """A contribution to a gradient."""
+        match = matched(r"(\S+) (%.+?)(?: stage (\d+))?", text)
+        return Gradient(match[1], self.values[match[2]], _number(match[3]))
+
+    def metric(self, text: str) -> tuple[str, Value]:
+        """A metric."""
+        name, _, value = text.partition(" ")
+        return name, self.values[value]
+
+    def guard(self, text: str) -> Guard:
+        """A guard."""
+        name, _, axis = text.partition(" ")
+        return Guard(name, parse_axis(axis), None)
+
+
+def read_lines(text: str, words: Mapping[str, Callable[[str], object]], node: Callable[[str], object]) -> None:
+    """Give what stands behind the first word of a line to its reader, and lines that begin with none of them to `node`.
+
+    Raises ValueError with the line that cannot be read.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line.partition(" # ")[0].strip()
+        if not said or said.startswith("#"):
+            continue
+        word, _, rest = said.partition(" ")
+        try:
+            if word in words:
+                words[word](rest)
+            else:
+                node(said)
+        except (AssertionError, IndexError, KeyError, SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(f"line {number} cannot be read: {line}") from error
+
+
+def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = None) -> Graph:
+    """The graph of a textual form. ValueError with the line where it is not one.
+
+    Lines that begin with one of the words of `more` go to its reader.
+    """
+    reader = GraphReader("")
+    kinds: dict[str, Callable[[str], Any]] = {
+        "scope": reader.scope,
+        "input": reader.input,
+        "parameter": reader.parameter,
+        "accumulator": reader.accumulator,
+        "loss": lambda text: reader.values[text],
+        "metric": reader.metric,
+        "gradient": reader.gradient,
+        "guard": reader.guard,
+    }
+    found: dict[str, list[Any]] = {kind: [] for kind in (*kinds, "node")}
+
+    def named(text: str) -> None:
+        reader.root = text
+
+    def taken(kind: str, read: Callable[[str], Any]) -> Callable[[str], None]:
+        return lambda text: found[kind].append(read(text))
+
+    words = {kind: taken(kind, read) for kind, read in kinds.items()}
+    read_lines(text, {"graph": named, **words, **(more or {})}, taken("node", reader.node))
+    if len(found["loss"]) != 1:
+        raise ValueError("a graph has one loss")
+    return Graph(
+        name=reader.root,
+        inputs=tuple(found["input"]),
+        parameters=tuple(found["parameter"]),
+        nodes=tuple(found["node"]),
+        loss=found["loss"][0],
+        metrics=tuple(found["metric"]),
+        gradients=tuple(found["gradient"]),
+        accumulators=tuple(found["accumulator"]),
+        scopes=tuple(found["scope"]),
+        guards=tuple(found["guard"]),
+    )

@@ -35,7 +35,7 @@ def bind(
             help = suggestion(key, parameters, "it takes") or _form(name, parameters)
             report.error("E0209", f"`{name}` takes no argument `{key}`", argument.name.span, help=help)
         elif key in given:
-            report.error("E0211", f"argument `{key}` is given twice", argument.span)
+            report.error("E0211", f"argument `{key}` is given more than once", argument.span)
         else:
             given[key] = argument.value
     missing = [parameter for parameter in parameters if parameter in required and parameter not in given]

@@ -29,16 +29,16 @@ class Attached:
     def read(self, written: str, span: Span) -> Source:
         """The text. Refused: E0001 to E0004, E0010."""
         if self.main is None:
-            raise refuse("E0010", f"`{written}` cannot be read here", span)
+            raise refuse("E0010", f"`{written}` cannot be read from here", span)
         root = os.path.realpath(self.root if self.root is not None else os.path.dirname(self.main) or ".")
         beside = self.main if span.source.name == PLACE else span.source.name
         target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
         real = os.path.realpath(target)
         if os.path.commonpath([real, root]) != root:
-            help = "move it there, or name a directory that holds both with --root"
+            help = "move it there, or pass a directory that contains both as --root"
             raise refuse(
                 "E0010",
-                f"`{written}` lies outside the root directory",
+                f"`{written}` is outside the root directory",
                 span,
                 notes=[f"the root directory is `{root}`"],
                 help=help,
@@ -46,7 +46,7 @@ class Attached:
         if real not in self._texts:
             found = self.files.source(real, target, span)
             if len(found.text) + sum(len(each.text) for each in self._texts.values()) > limits.FILE_BYTES:
-                message = f"the files named here together have more than {limits.FILE_BYTES:,} characters"
+                message = f"the files named here have, together, more than {limits.FILE_BYTES:,} characters"
                 raise refuse("E0004", message, span)
             self._texts[real] = found
         return self._texts[real]

@@ -89,7 +89,7 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
     """The quantity as a count from 1 to `largest`; Refused: E0307 with a unit, E0310, E0007."""
     value = quantity.value
     if quantity.dimension != PLAIN:
-        raise refuse("E0307", f"{what} is a count and has no unit", written.span, help="write a plain number")
+        raise refuse("E0307", f"{what} is a count and takes no unit", written.span, help="write a plain number")
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 1:
         raise refuse("E0310", f"{what} must be a positive integer, not {constants.shown(quantity)}", written.span)
     if value > largest:

@@ -86,7 +86,7 @@ class BodyChecker:
             try:
                 axis = self.expressions.axis(name)
                 if axis is not None and any(axis.name == other.name for other in axes):
-                    raise refuse("E0216", f"axis `{axis.name}` stands twice in this type", name.span)
+                    raise refuse("E0216", f"axis `{axis.name}` appears twice in this type", name.span)
                 complete = complete and axis is not None
                 axes += [axis] if axis else []
             except Refused as refused:
@@ -171,7 +171,7 @@ class BodyChecker:
         """A type that must be f32."""
         type = self.type(written)
         if type is not None and type.dtype not in FLOATS:
-            self.report.error("E0205", f"{what} is a float tensor, not {type.dtype}", written.span)
+            self.report.error("E0205", f"{what} must be a float tensor, not {type.dtype}", written.span)
             return None
         return type
 
@@ -190,10 +190,10 @@ class BodyChecker:
     def set_loss(self, statement: tree.Loss) -> None:
         """`loss value`."""
         if not self.top:
-            self.report.error("E0221", "`loss` stands at the top level of a model", statement.span)
+            self.report.error("E0221", "`loss` must be at the top level of a model", statement.span)
             return
         if self.has_loss:
-            self.report.error("E0221", "a second `loss`: a model has one", statement.span, help="add them up")
+            self.report.error("E0221", "a second `loss`: a model has only one", statement.span, help="add them up")
             return
         self.has_loss = True
         found = self.expressions.tensor(statement.value)
@@ -201,7 +201,7 @@ class BodyChecker:
             self.failed = True
         elif found.type.axes or not found.type.is_float:
             help = f"`mean({found.text})`" if found.type.is_float else None
-            self.report.error("E0221", "the loss is a scalar float", found.span, [str(found)], help)
+            self.report.error("E0221", "the loss must be a scalar float", found.span, [str(found)], help)
         else:
             self.loss = Value(found.value, found.type), statement.value.span
 
@@ -209,7 +209,7 @@ class BodyChecker:
         """`metric name = value`."""
         name = statement.name
         if not self.top:
-            self.report.error("E0222", "`metric` stands at the top level of a model", statement.span)
+            self.report.error("E0222", "`metric` must be at the top level of a model", statement.span)
             return
         if not unreserved(name, self.report):
             return
@@ -220,7 +220,7 @@ class BodyChecker:
             self.failed = True
         elif found.type.axes or found.type.dtype == "bool":
             help = f"`mean({found.text})`" if found.type.is_float else None
-            self.report.error("E0222", "a metric is a scalar", found.span, [str(found)], help)
+            self.report.error("E0222", "a metric must be a scalar", found.span, [str(found)], help)
         else:
             self.metrics.append((name.text, Value(found.value, found.type)))
 
@@ -294,7 +294,7 @@ class BodyChecker:
             self.expressions.mark_read(after)
             meaning = after.meaning
             if type is None and isinstance(before[name].meaning, Constant):
-                message = f"`{name}` cannot be carried from turn to turn: it is a boolean"
+                message = f"`{name}` cannot be carried from iteration to iteration: it is boolean"
                 self.report.error("E0220", message, after.span)
             if type is None or isinstance(meaning, Unknown):
                 complete = False
@@ -312,9 +312,9 @@ class BodyChecker:
         return results if complete else None
 
     def _changed(self, name: str, type: Type, now: str, after: Binding, before: Binding) -> None:
-        notes = [f"before: {type}   (bound at {before.span.place})", f"after a turn: {now}"]
-        help = "give the new value another name, or bring it back to that type"
-        self.report.error("E0220", f"`{name}` changes its type from turn to turn", after.span, notes, help)
+        notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
+        help = "give the new value another name, or convert it back to that type"
+        self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
 
 
 def _carried_type(binding: Binding) -> Type | None:

@@ -75,7 +75,7 @@ def apply(function: str, argument: Quantity, span: Span) -> Quantity:
         value = FUNCTIONS[function](float(argument.value))
         return bounded(Quantity(value, PLAIN, computed(function, argument.term)), span)
     except (ValueError, ZeroDivisionError):
-        raise refuse("E0224", f"`{function}` has no value here", span) from None
+        raise refuse("E0224", f"`{function}` is undefined here", span) from None
     except OverflowError:
         raise _out_of_range(span) from None
 

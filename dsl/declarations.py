@@ -101,9 +101,9 @@ class _Gathering:
         target = os.path.join(os.path.dirname(path), written)
         real = os.path.realpath(target)
         if os.path.commonpath([real, self.root]) != self.root:
-            help = "move it there, or name a directory that holds both with --root"
+            help = "move it there, or pass a directory that contains both as --root"
             notes = [f"the root directory is `{self.root}`"]
-            self.report.error("E0010", f"`{written}` lies outside the root directory", span, notes, help)
+            self.report.error("E0010", f"`{written}` is outside the root directory", span, notes, help)
             return None
         if real in importers:
             self.report.error("E0011", f"`{written}` imports itself, directly or through other files", span)
@@ -121,7 +121,7 @@ class _Gathering:
             return None
         self.bytes += len(source.text)
         if self.bytes > limits.FILE_BYTES:
-            message = f"the imported files together have more than {limits.FILE_BYTES:,} characters"
+            message = f"the imported files have, together, more than {limits.FILE_BYTES:,} characters"
             raise refuse("E0004", message, span)
         return self.file(source, target, importers)
 
@@ -133,7 +133,7 @@ class _Gathering:
                 self.enter("axis", found.axes, entry.key, entry)
         elif isinstance(declaration, tree.Train):
             if found.train:
-                report.error("E0301", "a second train block", declaration.span, help="a file has one")
+                report.error("E0301", "there is a second train block", declaration.span, help="a file has one")
             found.train.append(declaration)
         elif isinstance(declaration, tree.Expect):
             found.expect.append(declaration)

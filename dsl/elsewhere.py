@@ -18,7 +18,7 @@ FUNCTIONS: Mapping[str, str] = {
             "matmul mm bmm einsum linear tensordot dense",
             "a product is `dot(a, b, over = axis)`; other axes match by name",
         ),
-        ("transpose permute swapaxes t", "axes go by name, so their order never matters"),
+        ("transpose permute swapaxes t", "axes are matched by name, so their order never matters"),
         (
             "reshape view flatten unflatten rearrange",
             "`split(x, axis -> [slow, fast])` and `merge(x, [slow, fast] -> axis)`",
@@ -50,13 +50,13 @@ FUNCTIONS: Mapping[str, str] = {
         ("neg", "`-x`"),
         ("eq ne lt le gt ge", "comparisons are `x == y`, `x < y`, `x >= y` and so on"),
         ("float to astype type_as int", "`cast(x, f32)`"),
-        ("zeros ones full zeros_like ones_like", "a number stands beside tensors as it is: `x * 0`"),
+        ("zeros ones full zeros_like ones_like", "numbers and tensors mix directly: `x * 0`"),
         ("randn rand randn_like rand_like", "`sample noise: [batch, seq] ~ normal(1.0)` is a statement"),
         ("layernorm", "`layer_norm(x, over = axis)`"),
         ("rmsnorm", "`rms_norm(x, over = axis)`"),
         ("rotary apply_rotary_emb rotary_embedding", "`rope(x, over = seq, pairs = key)`"),
         ("tril triu masked_fill", "`where(mask, x, y)`, with a mask made of `iota(axis)`"),
-        ("var std", "`mean(x * x, over = axis)`, of what has mean 0"),
+        ("var std", "`mean(x * x, over = axis)`, if the mean is 0"),
         ("norm", "`sqrt(sum(x * x, over = axis))`"),
         ("checkpoint remat", "`recompute` is a rule of the layout"),
         ("sin cos tan erf sign floor round cumsum pad", _NOT_YET),
@@ -65,7 +65,7 @@ FUNCTIONS: Mapping[str, str] = {
         ("elu relu6 hardswish lstm gru rnn scan bce binary_cross_entropy kl_div huber", _NOT_YET),
         (
             "all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier",
-            "nothing is sent by hand: the layout's rules say how tensors lie, and the compiler inserts what that takes",
+            "communication is implicit: the layout says how tensors are split, and the compiler inserts collectives",
         ),
     )
     for name in names.split()
@@ -148,12 +148,12 @@ FOLLOWS: Mapping[str, str] = {
     name: help
     for names, help in (
         ("lr learning_rate", "the learning rate is the optimizer's: `optimizer = adamw(lr = 1e-3)`"),
-        ("scheduler lr_scheduler", "how the learning rate goes is its value: `adamw(lr = cosine(…))`"),
+        ("scheduler lr_scheduler", "the learning rate schedule is the value of `lr`: `adamw(lr = cosine(…))`"),
         ("batch_size bs global_batch_size train_batch_size", "the batch is an axis: `axis batch = 32`"),
-        ("epochs num_epochs num_train_epochs", "training lasts for a number of steps: `train.steps`"),
+        ("epochs num_epochs num_train_epochs", "training length is given in steps: `train.steps`"),
         (
             "micro_batch_size microbatch_size per_device_train_batch_size",
-            "a microbatch is a part of the batch: `microbatches`, of the schedule, says how many there are",
+            "the schedule's `microbatches` is the number of microbatches; each is an equal part of the batch",
         ),
         ("n_layer n_layers num_layers layers depth", "the number of layers is that of a `repeat` in the model"),
         (
@@ -166,27 +166,27 @@ FOLLOWS: Mapping[str, str] = {
 
 # Members of tensors, and values, of other languages.
 MEMBERS: Mapping[str, str] = {
-    "T": "axes go by name, so their order never matters",
-    "mT": "axes go by name, so their order never matters",
+    "T": "axes are matched by name, so their order never matters",
+    "mT": "axes are matched by name, so their order never matters",
     "shape": "the size of an axis is `size(axis)`",
-    "grad": "gradients are taken by themselves",
+    "grad": "gradients are computed automatically",
     "weight": "a parameter is declared where it is used: `param w: [embed, ffn] ~ normal(0.02)`",
     "bias": "a parameter is declared where it is used: `param b: [embed] ~ zeros()`",
 }
 VALUES: Mapping[str, str] = {
     "True": "did you mean `true`?",
     "False": "did you mean `false`?",
-    "None": "an argument that is not wanted is left out",
-    "inf": "`1e30` is large enough where something is to be masked",
+    "None": "omit an argument that is not needed",
+    "inf": "to mask something, `1e30` is large enough",
     "pi": "`3.14159265`",
 }
 
 # Signs that have no meaning here.
 SIGNS: Mapping[str, str] = {
     "@": "a product is `dot(a, b, over = axis)`",
-    ";": "nothing stands between statements",
-    "'": 'text stands in double quotation marks: `"…"`',
-    "^": "there is no power: `x * x`, or `exp(p * log(x))`",
+    ";": "statements need no separator",
+    "'": 'strings are written in double quotes: `"…"`',
+    "^": "there is no power operator: `x * x`, or `exp(p * log(x))`",
 }
 
 _METHOD = re.compile(r"\.(\w{1,40})\s*‸\(")
@@ -195,49 +195,49 @@ _METHOD = re.compile(r"\.(\w{1,40})\s*‸\(")
 _WRITTEN = tuple(
     (wanted, re.compile(pattern), help)
     for wanted, pattern, help in (
-        ("LET", r"‸self\.(\w{1,40})", r"parameters are declared by `param`: `param \1: [embed, ffn] ~ normal(0.02)`"),
-        ("LET", r"‸(\w{1,40})\s*([-+*/])=", r"a value gets its name by `let`: `let \1 = \1 \2 …`"),
-        ("LET", r"‸(\w{1,40}(?:\s*,\s*\w{1,40}){0,4})\s*=", r"a value gets its name by `let`: `let \1 = …`"),
-        ("LET", r"‸(\w{1,40})\s*:", r"a parameter is declared by `param`: `param \1: [embed] ~ normal(0.02)`"),
-        ("LET", r"‸(?:for|while)\b", "statements are repeated by `repeat 4 as layer { … }`"),
-        ("RBRACE", r"‸return\b", "a model ends with `loss …`; `return` is how a block ends"),
+        ("LET", r"‸self\.(\w{1,40})", r"parameters are declared with `param`: `param \1: [embed, ffn] ~ normal(0.02)`"),
+        ("LET", r"‸(\w{1,40})\s*([-+*/])=", r"values are named with `let`: `let \1 = \1 \2 …`"),
+        ("LET", r"‸(\w{1,40}(?:\s*,\s*\w{1,40}){0,4})\s*=", r"values are named with `let`: `let \1 = …`"),
+        ("LET", r"‸(\w{1,40})\s*:", r"a parameter is declared with `param`: `param \1: [embed] ~ normal(0.02)`"),
+        ("LET", r"‸(?:for|while)\b", "loops are written `repeat 4 as layer { … }`"),
+        ("RBRACE", r"‸return\b", "a model ends with `loss …`; only a block ends with `return`"),
         ("", r"‸(?:def|class)\b", "a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`"),
         (
             "",
             r"(?:^|\n)\s*(?:import ‸\w|‸from\b)",
             '`import "file.par"` reads a file; functions are built in',
         ),
-        ("", r"‸(?:if|else)\b", "`where(condition, x, y)` chooses element by element"),
-        ("", r"\*\s*‸\*", "there is no power: `x * x`, or `exp(p * log(x))`"),
-        ("", r"/\s*‸/|‸//", "a comment begins with `#`"),
-        ("", r"‸\.[0-9]", "a number begins with a digit: `0.5`"),
-        ("PLUS", r"[\w)\]]\s*‸\[", "there are no indices: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
-        ("PLUS", _METHOD, r"what is called has no path before its name: `\1(…)`"),
-        ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value follows from what it is: `let \1 = …`"),
+        ("", r"‸(?:if|else)\b", "`where(condition, x, y)` selects elementwise"),
+        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `exp(p * log(x))`"),
+        ("", r"/\s*‸/|‸//", "comments start with `#`"),
+        ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
+        ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
+        ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
+        ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
         ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
-        ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared by `axis`: `axis \1 = …`"),
+        ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),
         ("ON", r"layout\s+(\w{1,40})\s*‸", r"a layout is on a mesh: `layout \1 on … {`"),
-        ("LBRACE", r"train\s*‸", "settings stand in braces: `train { steps = 100 … }`"),
-        ("LBRACE", r"\)\s*‸(?::|->)", "a body stands in braces, and the types of results follow from it"),
+        ("LBRACE", r"train\s*‸", "settings are written in braces: `train { steps = 100 … }`"),
+        ("LBRACE", r"\)\s*‸(?::|->)", "a body is written in braces, and result types are inferred"),
         ("LPAR", r"(model|block)\s+(\w{1,40})\s*‸\{", r"inputs are declared: `\1 \2(x: [batch, embed]) {`"),
         ("AS", r"repeat\s+(\w{1,40})\s+‸([0-9]+)", r"the count comes first: `repeat \2 as \1 { … }`"),
-        ("LSQB", r":\s*(\w{1,40})\s*‸", r"axes stand in brackets: `[\1]`"),
+        ("LSQB", r":\s*(\w{1,40})\s*‸", r"axes are written in brackets: `[\1]`"),
         ("COLON", r"param\s+(\w{1,40})\s*‸~", r"a parameter has a type: `param \1: [embed] ~ …`"),
-        ("TILDE", r"‸", "what a parameter begins with stands after `~`: `~ normal(0.02)`"),
-        ("NAME", r"\bloss\s*‸=", "it stands without `=`: `loss mean(x)`"),
-        ("NAME", r"->\s*‸[(\[]", "several stand beside each other: `-> data, tensor`"),
+        ("TILDE", r"‸", "the initialization of a parameter follows `~`: `~ normal(0.02)`"),
+        ("NAME", r"\bloss\s*‸=", "it takes no `=`: `loss mean(x)`"),
+        ("NAME", r"->\s*‸[(\[]", "several are separated by commas: `-> data, tensor`"),
         ("NAME", r"mesh\s+(\w{1,40})\s*\(‸[0-9]", r"the axes of a mesh have names: `mesh \1(data = 2, pipe = 2)`"),
         ("NAME", r"schedule\s+\w+\s*=\s*‸1f", "its name is `one_f_one_b`"),
-        ("COLON", r"param\s+(\w{1,40})\s*‸\[", r"names and types have a colon between them: `param \1: […]`"),
+        ("COLON", r"param\s+(\w{1,40})\s*‸\[", r"a colon separates name and type: `param \1: […]`"),
         ("COLON", r"[(,]\s*(\w{1,40})\s*‸[,)]", r"an input has a type: `\1: [batch, embed]`, or `i64[batch]` for ids"),
         ("LPAR", r"schedule\s+\w+\s*=\s*(\w{1,40})\s*‸", r"a schedule is called: `\1(microbatches = 8)`"),
         ("ARROW", r"‸=", "a rule has an arrow: `shard batch -> data`"),
-        ("SHARD", r"‸\w+\s*->", "a rule begins with a word: `shard batch -> data`, `stage layer -> pipe`"),
-        ("SHARD", r"‸replicated?\b", "what no rule splits is whole on every rank"),
-        ("NAME", r":\s*\w*\s*\[[\w\s,]*‸([0-9]+)", r"axes have names: declare `axis name = \1`, and write that"),
-        ("RPAR", r"=\s*\([\w\s.-]+‸,", "several of them stand in brackets: `[…, …]`"),
+        ("SHARD", r"‸\w+\s*->", "a rule begins with a keyword: `shard batch -> data`, `stage layer -> pipe`"),
+        ("SHARD", r"‸replicated?\b", "what no rule splits is replicated"),
+        ("NAME", r":\s*\w*\s*\[[\w\s,]*‸([0-9]+)", r"axes are named: declare `axis name = \1`, and write that"),
+        ("RPAR", r"=\s*\([\w\s.-]+‸,", "a list is written in brackets: `[…, …]`"),
         ("AS", r"‸\{", "a `repeat` has a name: `repeat 4 as layer { … }`"),
-        ("RBRACE", r"=[^,\n{}]+‸,", "no commas stand between entries"),
+        ("RBRACE", r"=[^,\n{}]+‸,", "entries are not separated by commas"),
     )
 )
 _AROUND = 80  # characters that are looked at on either side

@@ -87,7 +87,7 @@ class Expressions:
         other = self.scope.substitution.get(name.text)
         if other is None:
             if name.text not in self.known.axes.entries and self.scope.find(name.text) is not None:
-                help = "`maximum(a, b)` and `minimum(a, b)` go element by element"
+                help = "`maximum(a, b)` and `minimum(a, b)` are elementwise"
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
             return self.known.axes.find(name)
         self.known.axes.used.add(name.text)
@@ -107,7 +107,7 @@ class Expressions:
             case tree.Number():
                 quantity = read(written.text, written.span)
                 if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", "numbers beside tensors have no unit", written.span)
+                    raise refuse("E0307", "numbers in tensor expressions take no unit", written.span)
                 return [Constant(quantity, written.text, written.span)]
             case tree.Boolean():
                 return [Constant(written.value, _text(written), written.span)]
@@ -130,7 +130,7 @@ class Expressions:
         name = written.parts[0]
         if len(written.parts) > 1:
             help = elsewhere.MEMBERS.get(written.parts[-1].text)
-            raise refuse("E0201", f"`{written}` is a path, and paths stand in layouts only", written.span, help=help)
+            raise refuse("E0201", f"`{written}` is a path, and paths are only used in layouts", written.span, help=help)
         binding = self.scope.find(name.text)
         if binding is None:
             raise self._unbound(name)
@@ -150,8 +150,8 @@ class Expressions:
                 notes = [f"`{name.text}` is bound at {place.place}"]
                 return refuse("E0208", f"`{name.text}` is used before it is bound", name.span, notes=notes)
             if ended:
-                notes = [f"`{name.text}` is bound inside the repeat at {place.place}, and ends with it"]
-                help = "bind it before the repeat too: then it is carried from turn to turn"
+                notes = [f"`{name.text}` is local to the repeat at {place.place}"]
+                help = "bind it before the repeat as well, so that it is carried from iteration to iteration"
                 return refuse("E0208", f"`{name.text}` is not bound here", name.span, notes=notes, help=help)
         if name.text in self.known.axes.entries:
             help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
@@ -303,10 +303,10 @@ class Expressions:
                 continue
             mentioned = self.known.mentioned[block]
             if left.text not in mentioned:
-                help = suggestion(left.text, mentioned, f"`{block}` is written over")
+                help = suggestion(left.text, mentioned, f"`{block}` is declared over")
                 self.report.error("E0223", f"block `{block}` has no axis `{left.text}`", left.span, help=help)
             elif left.text in found:
-                self.report.error("E0223", f"axis `{left.text}` is replaced twice", argument.span)
+                self.report.error("E0223", f"axis `{left.text}` is renamed twice", argument.span)
             found[left.text] = right.text
             self._guarded_axis(right)
         return list(found.items()) if self.report.errors == errors else None

@@ -36,7 +36,7 @@ def undivided(
         f"axis `{axis.name}` of {axis.size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
         rule,
         (_declared(tensor, declared),),
-        f"choose sizes by which `{axis.name}` divides into {parts} parts in every microbatch",
+        f"choose sizes so that `{axis.name}` divides into {parts} parts in every microbatch",
     )
 
 
@@ -61,7 +61,7 @@ def staged_twice(layout: spec.Layout | None) -> Iterator[Diagnostic]:
         wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
         yield Diagnostic(
             "E0412",
-            f"mesh axis `{stages.mesh_axis}` is the pipeline's, and cannot split {wanted} as well",
+            f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {wanted}",
             rule.span,
             (f"`{stages.span.text}`   ({stages.span.place})",),
             "use another mesh axis for one of the two",

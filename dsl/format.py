@@ -48,8 +48,8 @@ def format_text(text: str, name: str = "<text>") -> str:
         source = Source(name, result)
         file, comments, tokens = _parsed(source)
         if file != before or [comment.text for comment in comments] != [comment.text for comment in own]:
-            raise refuse("E0108", f"`{name}` would not mean the same in canonical form; it is left as it is")
-    raise refuse("E0108", f"`{name}` has no canonical form that stays as it is; it is left as it is")
+            raise refuse("E0108", f"`{name}` would change its meaning in canonical form; it is left unchanged")
+    raise refuse("E0108", f"`{name}` has no stable canonical form; it is left unchanged")
 
 
 def _parsed(source: Source) -> tuple[tree.File, list[Token], list[Token]]:

@@ -66,7 +66,7 @@ class Constant:
             raise refuse("E0205", f"`{self.text}` is a number, not a boolean", self.span)
         if number == int(number):
             if dtype in INTEGERS and abs(number) >= 2 ** (31 if dtype == "i32" else 63):
-                raise refuse("E0214", f"`{self.text}` is out of the range of {dtype}", self.span)
+                raise refuse("E0214", f"`{self.text}` is out of range for {dtype}", self.span)
             return spec.Literal(int(number), value.formula)
         if dtype in INTEGERS:
             help = "cast the tensor: `cast(x, f32)`"
@@ -189,10 +189,14 @@ LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # known
 def function(
     *names: str, slots: Iterable[Slot | str], turns: tuple[int, int | None] = (0, 0)
 ) -> Callable[[Rule], Rule]:
-    """Register a rule for functions of these names; a slot given by name alone takes a tensor."""
+    """Register a rule for functions of these names; a slot given by name alone takes a tensor. ValueError where there
+    is one of such a name.
+    """
 
     def register(rule: Rule) -> Rule:
         for name in names:
+            if name in FUNCTIONS:
+                raise ValueError(f"there is a function `{name}` already")
             full = tuple(Slot(slot) if isinstance(slot, str) else slot for slot in slots)
             FUNCTIONS[name] = Function(name, full, rule, turns)
         return rule

@@ -28,6 +28,6 @@ class Known:
         """Count an expression that is checked. Reports and raises Full when there are too many."""
         self._work += 1
         if self._work > limits.CHECKED:
-            message = "the blocks are called over too many different axes to be checked"
+            message = "the blocks are called over too many different sets of axes to be checked"
             self.report.error("E0008", message, span)
             raise Full

@@ -86,7 +86,7 @@ class Layouts:
         for path in paths:
             for part in path.parts:
                 if known is not None and part.text not in known.names:
-                    message = f"model `{known.model}` has nothing called `{part.text}`"
+                    message = f"model `{known.model}` has no part called `{part.text}`"
                     raise refuse("E0317", message, part.span, help=suggestion(part.text, known.names))
 
     def repeats(self, names: Iterable[tree.Name], known: Known | None) -> None:
@@ -102,9 +102,9 @@ class Layouts:
         if counts is None:
             return None
         if not counts.items:
-            raise refuse("E0314", "this list of turns per stage is empty", counts.span)
+            raise refuse("E0314", "this list of layers per stage is empty", counts.span)
         return tuple(
-            positive_integer(constants.evaluate(item, constants.no_names), item, "the turns of a stage")
+            positive_integer(constants.evaluate(item, constants.no_names), item, "the number of layers of a stage")
             for item in counts.items
         )
 
@@ -114,7 +114,7 @@ class Layouts:
         for written in (rule.first, rule.last or rule.first):
             value = constants.evaluate(written, constants.no_names)
             if value.dimension != PLAIN or value.value != int(value.value) or value.value > limits.RANKS:
-                raise refuse("E0314", f"`{written.text}` is no stage: stages count from 0", written.span)
+                raise refuse("E0314", f"`{written.text}` is not a valid stage: stages count from 0", written.span)
             numbers.append(int(value.value))
         if numbers[0] > numbers[1]:
             raise refuse("E0314", f"stages {numbers[0]} to {numbers[1]} are none", rule.first.span)

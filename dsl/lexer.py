@@ -30,7 +30,7 @@ SPOKEN = {
     "NUMBER": "a number",
     "STRING": "a string",
     "COMPARE": "a comparison",
-    END: "the end of the text",
+    END: "the end of input",
 }
 
 
@@ -111,7 +111,7 @@ def tokenize(source: Source, report: Report, comments: list[Token] | None = None
                 raise Full
         report.tokens += 1
         if report.tokens > limits.TOKENS:
-            report.error("E0004", f"more than {limits.TOKENS} words and signs", Span(source, start, position))
+            report.error("E0004", f"more than {limits.TOKENS} tokens", Span(source, start, position))
             raise Full
     tokens.append(Token(END, "", len(text), len(text), 0))
     return tokens
@@ -123,7 +123,7 @@ def _broken(source: Source, position: int, report: Report) -> int:
     if character == '"':
         end = text.find("\n", position)
         end = len(text) if end < 0 else end
-        report.error("E0102", "this string does not end on its line", Span(source, position, end))
+        report.error("E0102", "this string is not terminated on its line", Span(source, position, end))
         return end
     end = position + 1
     while end < len(text) and text[end] == character:

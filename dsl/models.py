@@ -151,7 +151,7 @@ class Models:
 
     def _within_limits(self, checked: Checked, name: tree.Name) -> Checked | None:
         if checked.depth > limits.SCOPES:
-            message = f"`{name.text}` has more than {limits.SCOPES} blocks and repeats within each other"
+            message = f"`{name.text}` has more than {limits.SCOPES} nested blocks and repeats"
             self.report.error("E0005", message, name.span)
             return None
         if checked.nodes > limits.STEPS:

@@ -86,15 +86,17 @@ class Operands:
             case _:
                 quantity = constants.evaluate(written, self.expressions.number_of)
                 if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", f"`{slot.name}` is a number without a unit", written.span)
+                    raise refuse("E0307", f"`{slot.name}` must be a number without a unit", written.span)
                 return quantity.value
 
     def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
         """The single name that stands for an axis."""
         name = tree.single(written)
         if name is None:
-            help = "axes go by name, and not by position" if isinstance(written, tree.Number | tree.Negative) else None
-            raise refuse("E0212", f"`{what}` is the name of an axis", written.span, help=help)
+            help = (
+                "axes are given by name, not by position" if isinstance(written, tree.Number | tree.Negative) else None
+            )
+            raise refuse("E0212", f"`{what}` must be the name of an axis", written.span, help=help)
         return name
 
     def axes(self, written: tree.Expression, what: str) -> tuple[Axis, ...] | None:
@@ -106,7 +108,7 @@ class Operands:
         seen: set[str] = set()
         for axis, item in zip(axes, items, strict=False):
             if axis.name in seen:
-                raise refuse("E0216", f"axis `{axis.name}` stands twice in `{what}`", item.span)
+                raise refuse("E0216", f"axis `{axis.name}` appears twice in `{what}`", item.span)
             seen.add(axis.name)
         return axes if len(axes) == len(found) else None
 

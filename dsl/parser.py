@@ -100,7 +100,7 @@ class _Parser:
                 value = BUILDERS[builder](Span(self.source, start, end), *_flat(parts))
                 depth = depth + 1 if builder in DEEPENING else 0
                 if depth > limits.EXPRESSION_DEPTH:
-                    self.report.error("E0005", "this expression is too deep", Span(self.source, start, end))
+                    self.report.error("E0005", "this expression is nested too deeply", Span(self.source, start, end))
                     raise Full
             states.append(rows[states[-1]][origin])
             values.append(value)
@@ -153,7 +153,7 @@ class _Parser:
         if token.kind == END and self.next > 0:
             span = Span(self.source, self.tokens[self.next - 1].end, self.tokens[self.next - 1].end)
         wanted = self._acceptable()
-        expected = f"expected {_choice(wanted, self.table) or 'the end of the text'}"
+        expected = f"expected {_choice(wanted, self.table) or 'the end of input'}"
         opened = self._open_brackets()
         keyword = token.text.isalpha() and token.text in self.table.words
         if token.kind == END and opened:
@@ -161,7 +161,7 @@ class _Parser:
             place = Span(self.source, bracket.start, bracket.end)
             self.report.error("E0105", f"`{bracket.text}` is never closed", place)
         elif token.kind == END:
-            self.report.error("E0103", "the text ends too early", span, help=expected)
+            self.report.error("E0103", "unexpected end of input", span, help=expected)
         elif token.text in CLOSING and not opened:
             self.report.error("E0105", f"`{token.text}` closes nothing", span)
         elif token.text in CLOSING and OPENING[opened[-1].text] != token.text:
@@ -173,9 +173,9 @@ class _Parser:
             argument = bool(opened) and opened[-1].text == "("
             help = "choose another name" if len(wanted) < 3 else expected
             if token.text == "axis" and argument and self.tokens[self.next + 1].kind == "EQUAL":
-                help = "the axes that a function goes over are its argument `over`: `over = …`"
+                help = "the axes that a function works along are its argument `over`: `over = …`"
             elif not argument and self.next and self.tokens[self.next - 1].text == ",":
-                help = "no comma stands at the end of what comes before"
+                help = "remove the comma before it"
             self.report.error("E0104", f"`{token.text}` is a keyword and cannot be a name", span, help=help)
         else:
             near = nearest(token.text, [word for word, kind in self.table.words.items() if kind in wanted])

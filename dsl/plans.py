@@ -121,7 +121,7 @@ class Plans:
         if len(table) == 1:
             return next(iter(table))
         if table and self.declarations.train:
-            message = f"there are {len(table)} {kind}s, and `train` names none"
+            message = f"there are {len(table)} {kind}s, and `train` selects none"
             help = f"`{kind} = …` with one of {listed(sorted(table), 'or')}"
             self.report.error("E0316", message, self.declarations.train[0].span, help=help)
         return None
@@ -226,9 +226,9 @@ class Plans:
         if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
             self.report.error(
                 "E0318",
-                "`rewind` goes back to a checkpoint, and there is none",
+                "`rewind` restores a checkpoint, but there is no `checkpoint` entry",
                 written["on_bad_step"],
-                help="add `checkpoint = every(500)`, or take `on_bad_step = skip`",
+                help="add `checkpoint = every(500)`, or use `on_bad_step = skip`",
             )
             return None
         return spec.Train(**values, spans=written, span=train.span)

@@ -30,12 +30,12 @@ def report_unreached(model: spec.Model, report: Report) -> None:
         notes = [f"its full name is {path}.{step.name}"]
         message, help = f"parameter `{step.name}` does not reach the loss", "use it, or remove it"
         if id(step) in through.reached:
-            message = f"parameter `{step.name}` reaches the loss only through what has no gradient"
+            message = f"parameter `{step.name}` reaches the loss only through operations without a gradient"
             stopping = sorted(through.stopping.values(), key=lambda each: each.span.start)
             notes += [f"`{each.span.text}`   ({each.span.place})" for each in stopping[:MOST_SHOWN]]
             help = (
-                f"to freeze it, leave `weight_decay` at 0 and add `0 * sum({step.name})` to what reaches the loss: "
-                "its gradient is then 0, and it stays as it is"
+                f"to freeze it, leave `weight_decay` at 0 and add `0 * sum({step.name})` to the loss: "
+                "its gradient is then 0, and it stays unchanged"
             )
         report.error("E0408", message, step.span, notes, help)
 

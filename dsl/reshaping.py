@@ -59,7 +59,7 @@ def _expand(use: Use) -> Typed:
     x, added = use["x"].type, use["axes"]
     for axis in added:
         if x.has(axis.name):
-            raise use.refuse("E0204", f"`{use['x'].text}` has axis `{axis.name}` already", "axes")
+            raise use.refuse("E0204", f"`{use['x'].text}` already has axis `{axis.name}`", "axes")
     return Type(x.dtype, (*x.axes, *added)), {"axes": names(added)}
 
 
@@ -88,7 +88,7 @@ def _split(use: Use) -> Typed:
     (axis,) = turn.left
     size = prod(part.size for part in turn.right)
     if size != axis.size:
-        message = f"`{axis.name}` has size {axis.size}, its parts together {size}"
+        message = f"`{axis.name}` has size {axis.size}, but its parts together have {size}"
         raise use.refuse("E0215", message, "->", also=turn.right)
     type = _replaced(use, use["x"].type, (axis.name,), turn.right)
     return type, {"axis": axis.name, "into": names(turn.right)}
@@ -105,7 +105,7 @@ def _merge(use: Use) -> Typed:
     (axis,) = turn.right
     size = prod(part.size for part in turn.left)
     if size != axis.size:
-        message = f"`{axis.name}` has size {axis.size}, what is merged {size}"
+        message = f"`{axis.name}` has size {axis.size}, but the merged axes together have {size}"
         raise use.refuse("E0215", message, "->", also=(*turn.left, axis))
     x = use["x"].type
     first = min(names(turn.left), key=x.position)
@@ -132,10 +132,10 @@ def _concat(use: Use) -> Typed:
             raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
         rest, other = tensor.type.without([axis.name]), first.type.without([turn.left[0].name])
         if set(rest.names) != set(other.names):
-            raise use.refuse("E0204", "what is joined must have the same axes but for the joined ones")
+            raise use.refuse("E0204", "joined tensors must have the same axes except for the joined ones")
     size = sum(axis.size for axis in turn.left)
     if size != into.size:
-        message = f"`{into.name}` has size {into.size}, what is joined {size}"
+        message = f"`{into.name}` has size {into.size}, but the joined axes together have {size}"
         raise use.refuse("E0215", message, "->", also=(*turn.left, into))
     type = _replaced(use, first.type, (turn.left[0].name,), (into,))
     return type, {"axes": names(turn.left), "into": into.name}
@@ -148,9 +148,9 @@ def _slice(use: Use) -> Typed:
     axis, into = _one_to_one(use, turn)
     start = use["start"]
     if start != int(start) or start < 0:
-        raise use.refuse("E0214", "`start` is an integer from 0", "start")
+        raise use.refuse("E0214", "`start` must be a non-negative integer", "start")
     if start + into.size > axis.size:
-        message = f"`{into.name}` from {int(start)} ends after the end of `{axis.name}`"
+        message = f"`{into.name}` from {int(start)} extends past the end of `{axis.name}`"
         raise use.refuse("E0215", message, "start", also=(axis, into))
     type = _replaced(use, use["x"].type, (axis.name,), (into,))
     return type, {"axis": axis.name, "into": into.name, "start": int(start)}

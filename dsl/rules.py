@@ -142,7 +142,7 @@ def _stop_gradient(use: Use) -> Typed:
 def _dropout(use: Use) -> Typed:
     use.floating("x")
     if not 0 <= use["rate"] < 1:
-        raise use.refuse("E0214", "the rate of `dropout` is at least 0 and below 1", "rate")
+        raise use.refuse("E0214", "the rate of `dropout` must be at least 0 and below 1", "rate")
     return use["x"].type, {"rate": float(use["rate"])}
 
 
@@ -195,7 +195,7 @@ def _attend(use: Use) -> Typed:
     if use["causal"] and not q.has(over.name):
         raise use.refuse("E0203", f"`causal` needs axis `{over.name}` on `{use['q'].text}` too", "causal")
     if use["mask"] is not None and use["mask"].type.dtype != "bool":
-        raise use.refuse("E0205", f"a mask is bool, not {use['mask'].type.dtype}", "mask")
+        raise use.refuse("E0205", f"a mask must be bool, not {use['mask'].type.dtype}", "mask")
     for slot in ("mask", "bias"):
         if use[slot] is not None:
             allowed = [name for name in (*q.names, over.name) if name != along.name]
@@ -218,7 +218,7 @@ def _embedding(use: Use) -> Typed:
     ids, table, over = use["ids"].type, use["table"].type, use["over"]
     use.has("table", [over])
     if ids.has(over.name):
-        message = f"`{use['ids'].text}` has the axis `{over.name}` that it is to index"
+        message = f"`{use['ids'].text}` must not have the axis `{over.name}` that it indexes"
         raise use.refuse("E0204", message, "ids")
     rest = [axis for axis in table.axes if axis.name != over.name and not ids.has(axis.name)]
     return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
@@ -233,9 +233,9 @@ def _rope(use: Use) -> Typed:
     if over.name == pairs.name:
         raise use.refuse("E0204", "`over` and `pairs` name the same axis", "pairs")
     if pairs.size % 2:
-        raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size} and no two halves", "pairs")
+        raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size}: it has no two halves", "pairs")
     if use["base"] <= 0:
-        raise use.refuse("E0214", "the base of `rope` is positive", "base")
+        raise use.refuse("E0214", "the base of `rope` must be positive", "base")
     return use["x"].type, {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
 
 
@@ -277,7 +277,7 @@ def _norm(use: Use) -> Typed:
         if use[slot] is not None:
             use.within(slot, use["x"].type.names, f"those of `{use['x'].text}`")
     if use["eps"] < 0:
-        raise use.refuse("E0214", "`eps` is not negative", "eps")
+        raise use.refuse("E0214", "`eps` must not be negative", "eps")
     options: dict[str, Any] = {"over": names(use["over"]), "eps": float(use["eps"])}
     return use["x"].type, options | {slot: use[slot] is not None for slot in ("scale", "shift")}
 

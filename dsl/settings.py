@@ -107,7 +107,7 @@ class Settings:
             case Text():
                 if isinstance(written, tree.String) and written.value and "\0" not in written.value:
                     return written.value
-                raise refuse("E0306", f"{what} is a string", written.span, help='write it in quotation marks: "…"')
+                raise refuse("E0306", f"{what} is a string", written.span, help='write it in double quotes: "…"')
             case Beside():
                 return self.beside(self._convert(written, Text(), what, lookup), written.span)
             case Word(choices):

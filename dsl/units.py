@@ -94,13 +94,13 @@ def read(text: str, span: Span) -> Quantity:
     if len(digits) > limits.DIGITS:
         raise refuse("E0006", f"number `{shortened(text)}` has too many digits", span, help=f"at most {limits.DIGITS}")
     if len(exponent) > 6 or abs(int(exponent)) > limits.EXPONENT:
-        raise _out_of_range(text, span, f"exponents go from -{limits.EXPONENT} to {limits.EXPONENT}")
+        raise _out_of_range(text, span, f"exponents range from -{limits.EXPONENT} to {limits.EXPONENT}")
     if unit and unit not in UNITS:
         raise refuse("E0107", f"unknown unit `{shortened(unit)}`", span, help=suggestion(unit, UNITS))
     value = Fraction(int(digits)) * Fraction(10) ** (int(exponent) - len(decimals.replace("_", "")))
     dimension, factor = UNITS[unit] if unit else (PLAIN, 1)
     if not in_range(value * factor):
-        raise _out_of_range(text, span, "what is not zero goes from 1e-300 to 1e300")
+        raise _out_of_range(text, span, "nonzero numbers range from 1e-300 to 1e300")
     return Quantity(value * factor, dimension)
 
 

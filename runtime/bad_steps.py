@@ -108,14 +108,14 @@ class Judge:
             return False, ""
         most = int(self.policy.arguments["at_most"])
         done = self.history.rewinds if self.rewinds else self.history.skipped
-        what = "going back to a checkpoint {}" if self.rewinds else "leaving out {}"
+        what = "rewinding {}" if self.rewinds else "skipping {}"
         times = (f"{done} times" if done > 1 else "once") if self.rewinds else f"{done} step{'s' * (done > 1)}"
         return done < most, f", after {what.format(times)} (`at_most = {most}`)"
 
     def _help(self) -> str:
         if self.stops:
-            return "`on_bad_step = skip` in the train block leaves such steps out, up to 10 of them"
-        return "look for the cause in the data and the learning rate, or raise `at_most`, and start it again"
+            return "`on_bad_step = skip` in the train block skips such steps, up to 10 of them"
+        return "look for the cause in the data and the learning rate, or raise `at_most`, and restart"
 
     def _spike(self, step: int, loss: float, norm: float) -> str:
         """What is too far above its median; empty where nothing is."""

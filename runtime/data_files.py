@@ -82,13 +82,13 @@ def changed(before: Sequence[DataFile], now: Sequence[DataFile]) -> list[str]:
 
     def grown(was: DataFile, file: DataFile) -> str:
         if file.path is not None and file.size > was.size and hashed(file.path, was.size) == was.sha256:
-            return f"`{file.name}` has grown from {was.size:,} to {file.size:,} bytes; what it had before is the same"
+            return f"`{file.name}` has grown from {was.size:,} to {file.size:,} bytes; the old content is unchanged"
         when = f", written {_date(file.modified)}" if file.modified else ""
         if file.size == was.size:
-            return f"`{file.name}` has other content of the same size{when}"
+            return f"`{file.name}` has different content of the same size{when}"
         return f"`{file.name}` had {was.size:,} bytes, and has {file.size:,}{when}"
 
-    return _differences(before, now, "`{}` is gone", "`{}` is new", grown)
+    return _differences(before, now, "`{}` is missing", "`{}` is new", grown)
 
 
 def unlike(one: Sequence[DataFile], one_rank: int, other: Sequence[DataFile], other_rank: int) -> list[str]:
@@ -97,7 +97,7 @@ def unlike(one: Sequence[DataFile], one_rank: int, other: Sequence[DataFile], ot
     def differs(here: DataFile, there: DataFile) -> str:
         if here.size == there.size:
             dates = f"{_date(here.modified)} on rank {one_rank}, {_date(there.modified)} on rank {other_rank}"
-            return f"`{here.name}` has other content of the same size, written {dates}"
+            return f"`{here.name}` has different content of the same size, written {dates}"
         return f"`{here.name}` has {here.size:,} bytes on rank {one_rank}, {there.size:,} on rank {other_rank}"
 
     return _differences(

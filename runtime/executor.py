@@ -16,7 +16,7 @@ import torch
 from partita.compiler.program import Program
 from partita.runtime.bad_steps import Judge
 from partita.runtime.context import Context, begun
-from partita.runtime.inputs import Batch, Inputs, part_read
+from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
 from partita.runtime.stages import Memory, Stage, allocator, load
@@ -162,7 +162,7 @@ class Executor:
         inputs = self._reads.whole(batches)
         for stage in self.stages.values():
             stage.reset()
-            whole = tuple(inputs[part_read(each)] for each in stage.record.whole_inputs)
+            whole = tuple(inputs[each] for each in stage.record.whole_inputs)
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
     def _all_totals(self) -> Waits:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 4  # that are named
 NEVER = 1e30
-SUMS = "no value by itself: only their sums over microbatches and ranks are too large"
+SUMS = "no single value: only sums over microbatches and ranks overflow"
 
 
 @frozen(eq=False)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import torch
-from attrs import evolve
 
 from partita.compiler.program import InputPart, Program, StageProgram
 from partita.runtime.regions import Region, region_of
@@ -29,8 +28,8 @@ class Inputs:
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
-            for each in (*stage.inputs, *stage.whole_inputs):
-                part, type = part_read(each), types[each.name]
+            for part in (*stage.inputs, *stage.whole_inputs):
+                type = types[part.name]
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
                     type = type.resized(part.batch, type.axis(part.batch).size // parts)
@@ -60,8 +59,3 @@ class Inputs:
             tensor = cut.movedim(position, 0)[(slice(None), *self._regions[part])]
             found[part] = tensor.contiguous().to(self._device)
         return found
-
-
-def part_read(part: InputPart) -> InputPart:
-    """The part itself, whichever slot it goes to: stages that read the same share it."""
-    return evolve(part, slot=None)

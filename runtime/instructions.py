@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from inspect import isgeneratorfunction
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from partita.compiler.instructions import Compute, PostReceive, PostSend, Transfer
 from partita.compiler.program import Program, RankProgram
@@ -23,14 +23,13 @@ Bound = Callable[[], Waits | None]
 
 @define(eq=False, slots=True)
 class _UnderWay:
-    """A transfer under way. Its handle keeps the tensor alive."""
+    """A transfer under way. Its handle, which is there from the post to the wait, keeps the tensor alive."""
 
-    handle: Handle | None = None
+    handles: list[Handle] = field(factory=list)
 
     def wait(self) -> Waits | None:
         """Wait for it, and let go of it."""
-        handle, self.handle = self.handle, None
-        assert handle is not None
+        handle = self.handles.pop()
         return None if handle.done() else _rest(handle)
 
 
@@ -146,7 +145,7 @@ class Binder:
         def run() -> None:
             tensor = frame[slot]
             assert tensor is not None, f"{transfer} was not computed"
-            under_way.handle = send(channel, tensor)
+            under_way.handles.append(send(channel, tensor))
             if final:
                 frame[:] = empty
             elif released:
@@ -163,7 +162,7 @@ class Binder:
 
         def run() -> None:
             frame[slot] = buffer = new()
-            under_way.handle = receive(channel, buffer)
+            under_way.handles.append(receive(channel, buffer))
 
         return run
 

@@ -53,10 +53,12 @@ def still_there(parent: int, handle: int) -> bool:
 
 def refused(path: Path) -> Refused:
     """What is said (E0803) where another run holds a directory."""
-    return refuse("E0803", f"another run writes to {path}", help="wait for its end, or give this one another directory")
+    return refuse(
+        "E0803", f"another run writes to {path}", help="wait for it to end, or give this one another directory"
+    )
 
 
 def missing(path: Path, reason: str) -> Diagnostic:
     """The warning (W0806) of a file system that has no locks."""
-    help = "see to it yourself that no second run writes there"
+    help = "make sure that no second run writes there"
     return Diagnostic("W0806", f"{path} cannot be locked: {reason}", help=help)

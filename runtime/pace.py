@@ -50,8 +50,8 @@ class Slow:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} held up the others, for {100 * self.cost:.0f}% of the time: {self.action} took it "
-            f"{_text(self.seconds)} a step, and its peers {_text(self.peers)}"
+            f"rank {self.rank} is slow and cost the run {100 * self.cost:.0f}% of its time: {self.action} takes "
+            f"{_text(self.seconds)} per step, {_text(self.peers)} on its peers"
         )
 
     def as_json(self) -> dict[str, Any]:

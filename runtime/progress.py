@@ -61,7 +61,7 @@ class Display:
             self._live.update(self._task, completed=min(step, self.steps))
         self._say(f"step {step}/{self.steps}  {note}")
         if step >= self.steps:
-            self._say(f"step {step}/{self.steps}  the run is finished: nothing is left to do")
+            self._say(f"step {step}/{self.steps}  the run is already finished")
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step."""

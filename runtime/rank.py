@@ -226,7 +226,7 @@ def check_ids(outside: Outside, when: str) -> None:
         raise Refused(
             Diagnostic(
                 "E0605",
-                f"{count:,.0f} of the ids that are computed here are no index of `{guard.axis.name}`, {when}",
+                f"{count:,.0f} of the ids computed here are out of range for `{guard.axis.name}`, {when}",
                 guard.span,
                 (f"`{guard.axis.name}` has size {guard.axis.size}: ids go from 0 to {guard.axis.size - 1}",),
                 f"keep them there: `minimum(maximum(ids, 0), size({guard.axis.name}) - 1)`",

@@ -11,7 +11,6 @@ from attrs import define, field
 
 from partita.compiler.program import InputPart, Program, StageProgram
 from partita.dsl.types import Type
-from partita.runtime.inputs import part_read
 from partita.runtime.kernels.dtypes import DTYPES
 
 Frame = list[torch.Tensor | None]
@@ -68,10 +67,9 @@ class Stage:
 
     def fill(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
         """As a batch begins: every frame gets its microbatch's part of the inputs."""
-        for part in self.record.inputs:
-            assert part.slot is not None
-            for frame, own in zip(self.frames, inputs[part_read(part)].unbind(), strict=True):
-                frame[part.slot] = own
+        for part, slot in zip(self.record.inputs, self.record.input_slots, strict=True):
+            for frame, own in zip(self.frames, inputs[part].unbind(), strict=True):
+                frame[slot] = own
 
     def reset(self) -> None:
         """As a step begins: accumulators have nothing."""

@@ -153,7 +153,7 @@ class Recorder:
             yield
         except OSError as error:
             if self._lost is not None and self.directory is not None:
-                self._lost(f"cannot write to {self.directory.path}/{FILE_NAME}: {error.strerror}; the run goes on")
+                self._lost(f"cannot write to {self.directory.path}/{FILE_NAME}: {error.strerror}; the run continues")
             self._lost = None
 
     def _writer(self) -> Telemetry | None:

@@ -39,7 +39,7 @@ Report: TypeAlias = "Callable[[Diagnostic], None]"
 class StepResult:
     """What a step reports, the same on every rank.
 
-    `skipped` counts the steps so far whose updates are left out, where the file allows that (None where it does not);
+    `skipped` counts the steps so far whose updates are skipped, where the file allows that (None where it does not);
     `bad` says why this one is, `rows` which rows of the data it had, and `rewound_to` after which step's checkpoint the
     run goes on.
     """
@@ -171,7 +171,7 @@ def _compare_paces(
     if step == rank.plan.train.steps:
         first, *others = rank.sums.slow(rank.plan.predicted) or (None,)
         if first is not None:
-            more = f"; {len(others)} more did so too" if others else ""
+            more = f"; {len(others)} more failed likewise" if others else ""
             report(Diagnostic("W0604", f"{first}{more}"))
 
 
@@ -193,10 +193,10 @@ def _left_out(
     checkpoints: Checkpoints | None,
     report: Report,
 ) -> Generator[None, None, StepResult]:
-    """Go past a bad step: go back where that is asked for, and say what is left out. Returns what the step reports."""
+    """Go past a bad step: go back where that is asked for, and say what is skipped. Returns what the step reports."""
     rows = dataset.row_names(done.step) if dataset else []
     to = None
-    what = f"step {done.step} is left out"
+    what = f"step {done.step} is skipped"
     if rank.judge.rewinds:
         to, saved = (yield from checkpoints.rewind()) if checkpoints is not None else (0, None)
         if saved is None:

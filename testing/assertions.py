@@ -33,8 +33,8 @@ def assert_lawful(
     span = timeline.makespan
     slack = 1e-9 * span
     bound = dependency_bound(schedule, costs, messages)
-    assert span >= max(timeline.busy) - slack, f"law 5: makespan {span}, busiest rank {max(timeline.busy)}"
-    assert span >= bound - slack, f"law 5: makespan {span}, critical path {bound}"
+    assert span >= max(timeline.busy) - slack, f"invariant 5: makespan {span}, busiest rank {max(timeline.busy)}"
+    assert span >= bound - slack, f"invariant 5: makespan {span}, critical path {bound}"
     return timeline
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from partita.compiler.ops import OPS, Op
+
 ROOT = Path(__file__).parents[1]
 
 # What each folder may import of the others.
@@ -172,3 +174,129 @@ def test_imports_within_functions_keep_something_heavy_out():
                     if not (brought or rare or inner):
                         needless.append(f"{known[name].relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
     assert needless == []
+
+
+# ---------------------------------------------------------------- operations answer for themselves
+
+# How often the house asks which operation one is. A pass asks for a trait (`partita.compiler.ops.op`), unless it is
+# about that one operation. Less is better: lower it where there is less.
+ASKED = 22
+
+
+def which_op(tree: ast.AST, names: Collection[str]) -> Iterator[int]:
+    """The lines that ask of which class an operation is, or whether it has one of some names."""
+    classes = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("partita.compiler.ops")
+        for alias in node.names
+        if alias.name in kinds_of_ops()
+    }
+    tables = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and mentioned(node.value) & classes
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    known = classes | tables
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, which]) | ast.MatchClass(cls=which):
+                asked = bool(mentioned(which) & known)
+            case ast.Compare(left=ast.Call(func=ast.Name("type")), comparators=compared):
+                asked = any(mentioned(each) & known for each in compared)
+            case ast.Compare(left=ast.Attribute(attr="name" | "label"), comparators=compared):
+                texts = {each.value for side in compared for each in ast.walk(side) if isinstance(each, ast.Constant)}
+                asked = bool(texts & set(names)) and "op" in mentioned(node.left)
+            case _:
+                asked = False
+        if asked:
+            yield node.cls.lineno if isinstance(node, ast.MatchClass) else node.lineno
+
+
+def mentioned(node: ast.AST) -> set[str]:
+    """The names and attributes in an expression."""
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+@cache
+def kinds_of_ops() -> set[str]:
+    return {kind.__name__ for op in OPS.values() for kind in op.__mro__ if issubclass(kind, Op) and kind is not Op}
+
+
+def test_passes_do_not_ask_which_operation_one_is():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in modules().values()
+        for line in which_op(ast.parse(path.read_text()), OPS)
+    ]
+    assert len(found) <= ASKED, "\n".join(sorted(found))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "isinstance(node.op, Dot)",
+        "isinstance(op, (str, Gather))",
+        "VIEWS = (Dot, Gather)\nany(isinstance(each.op, (*VIEWS, str)) for each in nodes)",
+        "type(node.op) is Dot",
+        "node.op.name in ('dot', 'gather')",
+        "match node.op:\n  case Dot(over=over): pass",
+    ],
+)
+def test_whoever_asks_is_found(text: str):
+    text = f"from partita.compiler.ops.dot import Dot\nfrom partita.compiler.ops.lookup import Gather\n{text}"
+    assert len(list(which_op(ast.parse(text), OPS))) == 1
+
+
+# ---------------------------------------------------------------- text is what comes last
+
+EMISSION = ROOT / "compiler" / "emission"
+# How a value's name becomes one of Python's, and a file's name a comment: all that reads a text there.
+SPELLING = {"place", "identifier", "local_stem", "_call", "_is_functions"}
+READS_TEXT = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit", "find"),
+    *("splitlines", "index", "rindex", "rfind", "replace", "translate", "isidentifier", "isdigit", "strip", "lstrip"),
+}
+# Of a scope's path: the name of the repeat that a turn belongs to. Of the text of a function that is done.
+PATHS = {"turn.split('.')", "part.strip('\\n')"}
+
+
+def test_emission_looks_nothing_up_in_text():
+    """It knows what it asks for from nodes and statements: there is no regular expression, no search, no mark."""
+    for path in sorted(EMISSION.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        assert not {"re", "regex", "fnmatch", "tokenize", "ast"} & {name for name, _ in imports(path)}, path
+        spelling = {
+            each
+            for function in tree.body
+            if path.name == "names.py" and isinstance(function, ast.FunctionDef) and function.name in SPELLING
+            for each in ast.walk(function)
+        }
+        for node in ast.walk(tree):
+            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert all(each.isprintable() or each == "\n" for each in node.value), f"{place} marks text"
+            if node in spelling:
+                continue
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS_TEXT:
+                assert ast.unparse(node) in PATHS, f"{place} reads text: {ast.unparse(node)}"
+            if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
+                sides = [ast.unparse(each) for each in (node.left, *node.comparators)]
+                assert not any(each.endswith((".text", ".name", "text", "source")) for each in sides[1:]), place
+
+
+def test_emission_asks_operations_what_they_are():
+    """Of kinds of operations it knows those whose statements have a form of their own: sends, receives, collectives and
+    accumulations, each in one place.
+    """
+    found = []
+    for path in sorted(EMISSION.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                what, kind = map(ast.unparse, node.args)
+                if what.endswith("op"):
+                    found.append(kind)
+    assert sorted(found) == ["Accumulate", "Collective", "Receive", "Send"]

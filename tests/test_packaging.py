@@ -18,7 +18,7 @@ import partita
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LEFT = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
+LEFT = shutil.ignore_patterns(".*", "runs", "dist", "*.egg-info", "__pycache__")
 # Both by the backend itself, in an environment that is there: nothing is fetched.
 BUILD = """
 from setuptools import build_meta
@@ -32,6 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both archives, built of a copy of the sources."""
     folder = tmp_path_factory.mktemp("sources") / "partita"
     shutil.copytree(ROOT, folder, ignore=LEFT, symlinks=True)
+    shutil.rmtree(folder / "build", ignore_errors=True)
     (folder / "dist").mkdir()
     done = subprocess.run([sys.executable, "-c", BUILD], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

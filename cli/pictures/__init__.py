@@ -18,7 +18,7 @@ SUFFIXES = (".svg", ".png", ".json")
 def unable(path: Path) -> str | None:
     """Why no picture can be written to a file of this name, and what to do about it; None where one can."""
     if path.suffix not in SUFFIXES:
-        return f"cannot draw {path}: the name of a picture ends in {', '.join(SUFFIXES)} (a Chrome trace)"
+        return f"cannot draw {path}: the name must end in {', '.join(SUFFIXES)} (a Chrome trace)"
     problem = missing("plot", f"drawing {path}") if path.suffix != ".json" else None
     return f"{problem}, or name a .json file (a Chrome trace)" if problem else None
 

@@ -24,7 +24,7 @@ NAMES = {
     "F": "forward",
     "B": "backward",
     "W": "weight gradients",
-    "BW": "whole backward",
+    "BW": "full backward",
     "P": "batch and prologue",
     "R": "reductions",
     "S": "statistics",

@@ -61,7 +61,7 @@ def _refuse_crowd(spec: Spec) -> None:
     if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
         raise refuse(
             "E0613",
-            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks, and at most {limits.LOCAL_RANKS} are started on one machine",
+            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks; at most {limits.LOCAL_RANKS} can be started on one machine",
             mesh.span,
             help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
         )
@@ -197,4 +197,6 @@ def check_compiler(plan: Plan) -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         span = plan.train.spans.get("compile")
-        raise refuse("E0614", "torch finds no C++ compiler", span, help="install g++, or leave `compile` out") from None
+        raise refuse(
+            "E0614", "torch cannot find a C++ compiler", span, help="install g++, or remove `compile`"
+        ) from None

@@ -59,5 +59,5 @@ def device_of_rank(transport: str | None, identity: Identity) -> tuple[Processes
     if kind.gpu:
         return kind, torch.device("cuda", number)
     if transport is None and gpus and identity.local_rank == 0:
-        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on processors", file=sys.stderr)
+        print(f"partita: {gpus} GPUs for {ranks} ranks: computing on CPUs", file=sys.stderr)
     return kind, torch.device("cpu")

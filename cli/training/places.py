@@ -66,6 +66,6 @@ def recordable(spec: Spec, trace: Path) -> bool:
     """Whether there are steps to record, and a place for their times; says why not."""
     _, train = spec.trained
     if train.steps < 2:
-        print("partita: --trace leaves out the first step, and there is no other: raise train.steps", file=sys.stderr)
+        print("partita: --trace skips the first step, and there is no other: raise train.steps", file=sys.stderr)
         return False
     return writable(trace)

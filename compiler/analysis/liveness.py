@@ -7,19 +7,8 @@ the temporary tensors of the operation that runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
 
 from partita.compiler.graph import Node, Value
-from partita.compiler.ops.collective import Part
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
-from partita.compiler.ops.op import wide_bytes
-from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant, Detach
-from partita.compiler.ops.position import Microbatch, Rope
-from partita.compiler.ops.shape import Arrange, Expand, Rename, Slice, Split
-
-VIEWS = (Arrange, Constant, Detach, Expand, Microbatch, Part, Rename, Slice, Split)
 
 # Nodes of a function in order: runs, each a call or lines in place; of units, each a line or what torch compiles.
 Runs = Sequence[Sequence[Sequence[Node]]]
@@ -29,7 +18,7 @@ def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
     """For each view, the tensor whose memory it shows."""
     found: dict[Value, Value] = {}
     for node in nodes:
-        if isinstance(node.op, VIEWS) and node.inputs:
+        if node.op.is_view:
             found[node.output] = found.get(node.inputs[0], node.inputs[0])
     return found
 
@@ -38,31 +27,14 @@ def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
     """Bytes of the memory behind values, each counted once; constants cost nothing."""
     nodes = tuple(nodes)
     behind = roots(nodes)
-    constants = {v for node in nodes if isinstance(node.op, VIEWS) and not node.inputs for v in node.outputs}
+    constants = {v for node in nodes if node.op.literal is not None for v in node.outputs}
     return sum(value.type.bytes for value in {behind.get(v, v) for v in values} - constants)
 
 
 def tables(nodes: Iterable[Node]) -> int:
-    """Bytes of what kernels make once and keep: the angles of rotary positions, and what torch's layer norm is given
-    for shift and scale, and its gradient for means and rates.
-    """
-    found: dict[tuple[object, ...], int] = {}
-    for node in nodes:
-        if isinstance(node.op, Rope):
-            type = node.inputs[0].type
-            parts = prod(parts for name, _, parts in node.op.shards if name == node.op.over)
-            numbers = parts * type.axis(node.op.over).size * type.axis(node.op.pairs).size
-            found[numbers, type.axis(node.op.pairs).size, node.op.base, type.dtype] = (
-                numbers * wide_bytes(type) // type.elements
-            )
-        elif isinstance(node.op, Normalize) and node.op.center:
-            type = node.inputs[0].type
-            shape = tuple(type.axis(name).size for name in node.op.over)
-            found[(type.dtype, *shape)] = 2 * prod(shape) * type.bytes // type.elements
-        elif isinstance(node.op, LayerNormGradient) or (isinstance(node.op, NormalizeGradient) and node.op.center):
-            rate = node.inputs[2].type
-            found[(rate.dtype, *rate.shape, 1)] = 2 * rate.bytes
-    return sum(found.values())
+    """Bytes of what kernels make once and keep."""
+    found = (node.op.kernel_table([value.type for value in node.inputs]) for node in nodes)
+    return sum(dict(each for each in found if each is not None).values())
 
 
 def beside(runs: Runs, before: Collection[Value], after: Collection[Value], nodes: Sequence[Node]) -> int:
@@ -113,7 +85,7 @@ def working_set(
     alive = {tensor: tensor.type.bytes for tensor in {behind.get(value, value) for value in before}}
     now = peak = sum(alive.values())
     for i, node in enumerate(nodes):
-        if not isinstance(node.op, (*VIEWS, Accumulate, Receive, Send)):
+        if node.op.allocates:
             for value in node.outputs:
                 alive[value] = value.type.bytes
                 now += value.type.bytes

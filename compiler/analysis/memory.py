@@ -38,9 +38,6 @@ from partita.compiler.communication import DIRECTION, peak_in_flight
 from partita.compiler.graph import Node, Phase, Value, without_turns
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
-from partita.compiler.ops.collective import AllReduce, Collective, ReduceScatter
-from partita.compiler.ops.communication import Send
-from partita.compiler.ops.optimizer import Update
 from partita.compiler.partition.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankPlan
 from partita.compiler.state import Scheduled
@@ -105,10 +102,8 @@ def _ends(state: Scheduled, rank: RankPlan) -> tuple[Footprint, Footprint]:
     """What there is at the end of a step, beside what is always there, and inputs."""
     reduce = _reductions(state, rank).values()
     update = update_nodes(state, rank)
-    # Updates work in place: their results are parameter and state.
-    in_place = [evolve(node, outputs=()) if isinstance(node.op, Update) else node for node in update]
     sums = sum(map(_left_over, reduce))
-    updating = working_set(line_by_line(in_place), ()) + _largest_buffer(update)
+    updating = working_set(line_by_line(update), ()) + _largest_buffer(update)
     return (
         Footprint("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
         Footprint("at the update", 0, sums, 0, 0, updating),
@@ -213,7 +208,7 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
             if part.batch is not None:
                 times = program.microbatches
                 type = type.resized(part.batch, type.axis(part.batch).size // times)
-            parts[evolve(part, slot=None)] = times * local_type(type, part.layout, state.mesh.sizes).bytes
+            parts[part] = times * local_type(type, part.layout, state.mesh.sizes).bytes
     whole = 0 if state.device.gpu else sum(type.bytes for type in types.values())
     return whole + sum(parts.values())
 
@@ -261,7 +256,7 @@ def _messages(state: Scheduled) -> dict[Message, int]:
     for stage in state.partitioned.stages:
         behind = roots(stage.nodes)
         for node in stage.nodes:
-            if isinstance(node.op, Send):
+            if node.op.sends:
                 (value,) = node.inputs
                 found[message_of(node)] = max(value.type.bytes, behind.get(value, value).type.bytes)
     return found
@@ -274,15 +269,8 @@ def _of_microbatches(stages: Sequence[StageGraph]) -> Iterator[Node]:
 
 def _largest_buffer(nodes: Iterable[Node]) -> int:
     """The most that one collective holds."""
-    return max((_buffer(node) for node in nodes if isinstance(node.op, Collective)), default=0)
-
-
-def _buffer(node: Node) -> int:
-    sent, got = (sum(value.type.bytes for value in values) for values in (node.inputs, node.outputs))
-    if isinstance(node.op, ReduceScatter):
-        return 2 * sent + got
-    # Of a sum for all, each of two ranks or more adds its part.
-    return sent + got + (got // 2 if isinstance(node.op, AllReduce) else 0)
+    sizes = (node.op.buffer([v.type for v in node.inputs], [v.type for v in node.outputs]) for node in nodes)
+    return max(sizes, default=0)
 
 
 def _left_over(nodes: Sequence[Node]) -> int:

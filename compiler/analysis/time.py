@@ -18,7 +18,6 @@ from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
-from partita.compiler.ops.communication import Send
 from partita.compiler.program import RankPlan
 from partita.compiler.sharding.moves import Moves
 from partita.compiler.simulator import Costs, simulate
@@ -144,11 +143,11 @@ def _elapsed(nodes: Iterable[Node], state: Cut, moves: Moves, overlap: bool, kee
         if isinstance(node.op, Collective):
             link = moves.mesh.link(node.op.over)
             now += 2 * link.post
-            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(moves, node))
+            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(moves, node, node.op))
             free[link.name] = end
             arrival.update(dict.fromkeys(node.outputs, end))
             now = now if overlap else end
-        elif isinstance(node.op, Send) and not overlap:
+        elif node.op.sends and not overlap:
             now += wire.latency + sum(value.type.bytes for value in node.inputs) / wire.bandwidth
         else:
             now += own

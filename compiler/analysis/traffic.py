@@ -19,11 +19,10 @@ from attrs import define, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
-from partita.compiler.ops.collective import AllReduce, Collective, Move, ReduceScatter
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.collective import Collective
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.program import RankPlan
-from partita.compiler.sharding.moves import Moves, collective_seconds
+from partita.compiler.sharding.moves import Moves
 from partita.compiler.state import Partitioned, Scheduled
 from partita.dsl.brief import shortened
 from partita.dsl.source import Span
@@ -145,11 +144,9 @@ def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     return bucketed(by_depth(nodes), BUCKET_BYTES)
 
 
-def launch_seconds(moves: Moves, node: Node) -> tuple[float, float]:
-    """Of a collective: its latency, and the time that its bytes take."""
-    op = node.op
-    assert isinstance(op, Collective)
-    return collective_seconds(op, [value.type for value in node.inputs], moves.mesh.link(op.over))
+def launch_seconds(moves: Moves, node: Node, op: Collective) -> tuple[float, float]:
+    """Of a node that is a collective: its latency, and the time that its bytes take."""
+    return op.seconds(sum(value.type.bytes for value in node.inputs), moves.mesh.link(op.over))
 
 
 @define(eq=False)
@@ -169,11 +166,11 @@ class _Reader:
         for node in nodes:
             for value in node.outputs:
                 self.makers[value] = node
-            if isinstance(node.op, Move):
+            if node.op.reshards:
                 for before, after in zip(node.inputs, node.outputs, strict=True):
                     self.roots[after] = self.roots.get(before, before)
         for node in reversed(nodes):
-            if isinstance(node.op, Move):
+            if node.op.reshards:
                 for before, after in zip(node.inputs, node.outputs, strict=True):
                     if after in self.readers:
                         self.readers[before] = self.readers[after]
@@ -185,7 +182,7 @@ class _Reader:
 
     def _of(self, node: Node, op: Collective) -> Iterator[Traffic]:
         times = self.microbatches if node.phase in EACH_MICROBATCH else 1
-        latency, wire = launch_seconds(self.moves, node)
+        latency, wire = launch_seconds(self.moves, node, op)
         whole = op.moved([value.type for value in node.inputs])
         for before, after in zip(node.inputs, node.outputs, strict=True):
             root = self.roots.get(before, before)
@@ -201,7 +198,7 @@ class _Reader:
                 before.layout,
                 after.layout,
                 node.scope,
-                self.spans[parameter] if parameter else self._cause(node, root, after),
+                self.spans[parameter] if parameter else self._cause(node, op, root, after),
                 self.rank,
                 times,
                 times / op.count,
@@ -213,11 +210,9 @@ class _Reader:
         if root in self.parameters:
             return self.parameters[root]
         reader = self.readers.get(after)
-        if reader is not None and isinstance(reader.op, Accumulate) and reader.op.target in self.spans:
-            return reader.op.target
-        return None
+        target = reader.op.accumulator if reader is not None else None
+        return target if target in self.spans else None
 
-    def _cause(self, node: Node, root: Value, after: Value) -> Span | None:
-        sums = isinstance(node.op, (AllReduce, ReduceScatter))
-        found = self.makers.get(root) if sums else self.readers.get(after)
+    def _cause(self, node: Node, op: Collective, root: Value, after: Value) -> Span | None:
+        found = self.makers.get(root) if op.combines else self.readers.get(after)
         return found.span if found is not None and found.span is not None else node.span

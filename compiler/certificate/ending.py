@@ -19,7 +19,6 @@ from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Whole
 from partita.compiler.graph import Node, Parameter, Phase, Value
 from partita.compiler.layout import SUM, layout_of
-from partita.compiler.ops.collective import Move
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import Cast, Pointwise
@@ -64,7 +63,7 @@ class Ending:
             self._statistics()
 
     def declared(self, name: str) -> Parameter:
-        """A parameter of the whole program."""
+        """A parameter of the single-device program."""
         return self.whole.parameters[name][0]
 
     def nodes(self, nodes: Iterable[Node], values: Values, phase: Phase, where: str, new: bool = False) -> None:
@@ -76,7 +75,7 @@ class Ending:
                     values[value] = UNKNOWN
                 demand(node.phase is phase, f"{quoted(node)} is in phase {node.phase}")
                 for value in node.inputs:
-                    demand(value in values, f"`{value.name}` is not there to be read", value)
+                    demand(value in values, f"`{value.name}` is not available", value)
                 operands = tuple(values[value] for value in node.inputs)
                 values.update(zip(node.outputs, self.check.results(node, operands, new), strict=True))
 
@@ -86,7 +85,7 @@ class Ending:
         """What each stage has accumulated becomes its totals."""
         reduce = dict(self.update.reduce)
         demand(len(reduce) == len(self.update.reduce), "a stage is reduced twice")
-        demand(reduce.keys() <= self._there.keys(), "a stage is reduced that is none")
+        demand(reduce.keys() <= self._there.keys(), "a stage that does not exist is reduced")
         sums = {accumulator.value: stage for accumulator, stage in self.update.sums}
         for stage, totals in zip(self.partitioned.stages, self.update.totals, strict=True):
             where = f"the reductions of stage {stage.index}"
@@ -96,7 +95,7 @@ class Ending:
                 values[each.value] = self.check.meanings.given("total", *name, type=self._type(each.name))
             for node in reduce.get(stage.index, ()):
                 with self.check.at(node.span, where):
-                    demand(isinstance(node.op, Move), f"{quoted(node)} is no change of layout")
+                    demand(node.op.reshards, f"{quoted(node)} is not a resharding")
                 self.nodes([node], values, Phase.REDUCE, where)
             for each, total in zip(stage.accumulators, totals, strict=True):
                 with self.check.at(where=where):
@@ -130,7 +129,11 @@ class Ending:
         gradient = each.gradient
         demand(values.get(gradient) == number, f"`{gradient.name}` is not the sum of all totals", gradient)
         wanted = each.layouts.state
-        demand(gradient.layout == wanted, f"the gradient does not lie as the optimizer's state, {wanted}", gradient)
+        demand(
+            gradient.layout == wanted,
+            f"the gradient does not have the layout of the optimizer's state, {wanted}",
+            gradient,
+        )
         self.gradients[each.name] = number
         self._there[stages[0]] |= values
 
@@ -152,7 +155,11 @@ class Ending:
                 demand(value.layout == everywhere, "an entry counts once if it is parts of a sum on all axes", value)
                 number = self._there[stage][value]
                 if name in wanted:
-                    demand(number == wanted[name], f"`{value.name}` is not the `{name}` of the whole program", value)
+                    demand(
+                        number == wanted[name],
+                        f"`{value.name}` is not the `{name}` of the single-device program",
+                        value,
+                    )
                 else:
                     squares = [square(self.check.meanings, self.gradients[each]) for each in by_stage[stage]]
                     once = sums_up(self.check.meanings, number, squares)

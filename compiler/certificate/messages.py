@@ -10,7 +10,7 @@ from partita.compiler.certificate.report import Checker
 from partita.compiler.certificate.rules import Violation, demand
 from partita.compiler.graph import Node, Phase
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.ops.communication import Transfer
 from partita.compiler.partition.cut import PartitionedGraph
 
 # Value, source, destination, direction: a message is told from others by these.
@@ -33,15 +33,15 @@ class Messages:
     def of(partitioned: PartitionedGraph, check: Checker) -> Messages:
         """Match the ends of all messages, and what was promised (`PartitionedGraph.messages`)."""
         found = Messages()
-        received = {v for stage in partitioned.stages for n in stage.nodes if _receives(n) for v in n.outputs}
+        received = {v for stage in partitioned.stages for n in stage.nodes if n.op.receives for v in n.outputs}
         for stage in partitioned.stages:
             for node in stage.nodes:
                 with check.at(node.span, f"on stage {stage.index}"):
-                    if isinstance(node.op, Send):
-                        found._end(found.sends, send_key(node, stage.index), node, "sent")
+                    if node.op.sends:
+                        found._end(found.sends, key_of(node, stage.index), node, "sent")
                         demand(not received & {*node.inputs}, "a stage sends what it was sent itself", *node.inputs)
-                    elif isinstance(node.op, Receive):
-                        found._end(found.receives, receive_key(node, stage.index), node, "received")
+                    elif node.op.receives:
+                        found._end(found.receives, key_of(node, stage.index), node, "received")
         for key in dict.fromkeys((*found.sends, *found.receives)):
             node = found.sends.get(key) or found.receives[key]
             with check.at(node.span, f"from stage {key[1]} to stage {key[2]}"):
@@ -69,23 +69,13 @@ class Messages:
         if send is None or receive is None:
             raise Violation(f"`{key[0]}` is {'received but never sent' if send is None else 'sent but never received'}")
         (source,), (target,) = send.inputs, receive.outputs
-        assert isinstance(receive.op, Receive)
-        demand(source.type == target.type == receive.op.type, f"the ends of `{key[0]}` differ in type", source, target)
+        alike = (source.type,) == (target.type,) == receive.op.infer()
+        demand(alike, f"the ends of `{key[0]}` differ in type", source, target)
         demand(source.layout == target.layout, f"the ends of `{key[0]}` differ in layout", source, target)
         self.sent.add(key)
 
 
-def _receives(node: Node) -> bool:
-    return isinstance(node.op, Receive)
-
-
-def send_key(node: Node, stage: int) -> Key:
-    """The message that a node of a stage sends."""
-    assert isinstance(node.op, Send)
-    return node.op.value, stage, node.op.destination, node.op.direction
-
-
-def receive_key(node: Node, stage: int) -> Key:
-    """The message that a node of a stage receives."""
-    assert isinstance(node.op, Receive)
-    return node.op.value, node.op.source, stage, node.op.direction
+def key_of(node: Node, stage: int) -> Key:
+    """The message that a node of a stage sends or receives."""
+    assert isinstance(node.op, Transfer), node
+    return node.op.value, *node.op.stages(stage), node.op.direction

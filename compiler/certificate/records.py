@@ -43,11 +43,11 @@ class Records:
             entries = [name for name, _, _ in self.update.statistics]
             demand(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
-        states = {each.name: each.states for each in self.update.parameters}
+        states = {each.name: each.state_names for each in self.update.parameters}
         for record in self.program.parameters:
             declared, _ = self.whole.parameters[record.name]
             with self.check.at(declared.span, f"the record of `{record.name}`"):
-                own = tuple(value.name.partition("(")[0] for value in states.get(record.name, ()))
+                own = states.get(record.name, ())
                 self._parameter(record, declared, stage_sets[record.name], own)
         for stage, graph in zip(self.program.stages, self.partitioned.stages, strict=True):
             with self.check.at(where=f"the record of stage {stage.index}"):

@@ -17,7 +17,7 @@ from partita.dsl.source import Span
 
 # One defect shows in all that follows from it: the first of them say where it is.
 MOST = 5
-HELP = "this is a defect of Partita, not of the file: please report it with the file"
+HELP = "this is a bug in Partita, not in the file: please report it with the file"
 
 
 @frozen(eq=False)
@@ -86,13 +86,15 @@ class Checker:
         found = self.meanings.of(whole, operands) if new else self.meanings.known(whole, operands)
         if found is None:
             what = ", ".join(f"`{value.name}`" for value in node.outputs)
-            raise Violation(f"the whole program has no `{whole.label}` of these operands ({what})", *node.inputs)
+            raise Violation(
+                f"the single-device program has no `{whole.label}` of these operands ({what})", *node.inputs
+            )
         return found
 
     def given(self, number: int, value: Value) -> int:
         """The meaning of a given value, once its type and layout have been found to be parts of the whole."""
         whole = self.meanings.types[number]
-        demand(self.rules.whole(value) == whole, f"`{value.name}` is not laid out as a part of {whole}", value)
+        demand(self.rules.whole(value) == whole, f"`{value.name}` is not laid out as a shard of {whole}", value)
         return number
 
 

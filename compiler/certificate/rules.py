@@ -4,7 +4,7 @@ A value on one rank is *typed* by what the rank holds and by its layout; togethe
 local operation stands for the whole one if, along every mesh axis, the states of its operands and results are a `Way`
 that the whole operation has (or everything is whole), and if it is the whole operation told of its shard: axes among
 its fields resized, positions given. A change of layout stands for nothing: it leads from one layout of a value to
-another, along its mesh axis alone, by the table in `partita.compiler.ops.collective`. Parts are contiguous, so of
+another, along its mesh axis alone, as it says (`Move.ends`). Parts are contiguous, so of
 several mesh axes that split one axis only the innermost can be gathered, cut off or exchanged.
 
 What is alike is checked once, so that a deep program costs little more than a shallow one.
@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from partita.compiler.graph import Value
-from partita.compiler.layout import MAX, SUM, Layout, State, is_split, whole_type
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, split_axes, whole_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Move, Once, Part, ReduceScatter
+from partita.compiler.ops.collective import Move
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.position import TIME, Positioned
+from partita.compiler.ops.position import TIME
 from partita.dsl.types import Type
 
 Typed = tuple[Type, Layout]
@@ -91,8 +90,8 @@ class Rules:
             have = tuple(v.layout.state(over) for v in operands)
             made = tuple(v.layout.state(over) for v in results)
             if any((*have, *made)) and (have, made) not in ways:
-                change = f"from ({_listed(have)}) to ({_listed(made)})"
-                raise Violation(f"along mesh axis `{over}` no rule of `{op.label}` leads {change}", *placed)
+                change = f"({_listed(have)}) to ({_listed(made)})"
+                raise Violation(f"along mesh axis `{over}`, no sharding rule of `{op.label}` maps {change}", *placed)
         return whole
 
     def _infers(self, op: Op, operands: list[Type], results: list[Type], of: str, values: Sequence[Value]) -> None:
@@ -104,16 +103,11 @@ class Rules:
 
     def _whole_operation(self, op: Op, placed: Sequence[Value]) -> Op:
         """The operation with its axes whole, and without positions on the mesh."""
-        if isinstance(op, Accumulate):
-            return evolve(op, type=self.whole(Value(op.target, op.type, placed[0].layout)))  # type: ignore[misc]
-        whole = op
+        whole = op.unsharded(TIME)
         for value in placed:
             for _, state in value.layout.states:
                 if is_split(state):
                     whole = whole.resized(state, self.whole(value).axis(state).size)
-        if isinstance(whole, Positioned):
-            time = tuple(shard for shard in whole.shards if shard[1] == TIME)
-            whole = evolve(whole, shards=time)  # type: ignore[misc]
         demand(self._told(whole, placed) == op, f"`{op.label}` does not work on the shards that it is given", *placed)
         return whole
 
@@ -121,13 +115,9 @@ class Rules:
         """The operation told of its shard: the sizes of what is split, and where it lies, outermost first."""
         told = whole
         for over in self.mesh.sharding:
-            for axis in dict.fromkeys(v.layout.state(over) for v in placed):
-                if axis is None or not is_split(axis):
-                    continue
+            for axis in split_axes(v.layout.state(over) for v in placed):
                 value = next(v for v in placed if v.layout.state(over) == axis)
-                told = told.resized(axis, value.type.axis(axis).size)
-                if isinstance(told, Positioned):
-                    told = told.sharded(axis, over, self.mesh.sizes[over])
+                told = told.sharded(axis, value.type.axis(axis).size, over, self.mesh.sizes[over])
         return told
 
     # ------------------------------------------------------------ changes of layout
@@ -139,7 +129,7 @@ class Rules:
             return
         demand(op.count == len(sources) == len(targets), f"`{op.name}` has other tensors", *sources, *targets)
         demand(op.over in self.mesh.sharding, f"no tensor is laid out along mesh axis `{op.over}`", *sources)
-        demand(op.parts == self.mesh.sizes[op.over], f"mesh axis `{op.over}` has not {op.parts} ranks", *sources)
+        demand(op.parts == self.mesh.sizes[op.over], f"mesh axis `{op.over}` does not have {op.parts} ranks", *sources)
         types = [v.type for v in sources], [v.type for v in targets]
         self._infers(op, *types, "what one rank holds of", (*sources, *targets))
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
@@ -147,38 +137,21 @@ class Rules:
         self._moves.add(key)
 
     def _step(self, op: Move, i: int, source: Value, target: Value) -> None:
-        before, after = ends(op, i)
+        before, after = op.ends[i]
         order = self.mesh.sharding
         inner = {source.layout.state(other) for other in order[order.index(op.over) + 1 :]}
-        leads = f"`{op.name}` leads from {_listed([before])} to {_listed([after])} along mesh axis `{op.over}`"
-        demand(source.layout.state(op.over) == before, f"{leads}, and its operand lies otherwise", source)
-        demand(before != after, f"`{op.name}` changes nothing", source)
+        leads = f"`{op.name}` converts {_listed([before])} to {_listed([after])} along mesh axis `{op.over}`"
+        demand(source.layout.state(op.over) == before, f"{leads}, but its operand has another layout", source)
+        demand(before != after, f"`{op.name}` does not change the layout", source)
         for axis in (before, after):
             innermost = not is_split(axis) or axis not in inner
             demand(innermost, f"axis `{axis}` is split along a mesh axis further inside `{op.over}`", source)
         reached = [(over, after if over == op.over else source.layout.state(over)) for over in order]
         states = tuple((over, state) for over, state in reached if state is not None)
-        demand(target.layout.states == states, f"{leads}, and its result is said to lie otherwise", source, target)
-        demand(self.whole(source) == self.whole(target), "the parts do not divide what they are cut from", source)
-
-
-def ends(op: Move, i: int) -> tuple[State, State]:
-    """The states of tensor `i` along the mesh axis, before and after."""
-    if isinstance(op, AllGather):
-        return op.axes[i], None
-    if isinstance(op, ReduceScatter):
-        return SUM, op.axes[i]
-    if isinstance(op, AllReduce):
-        return MAX if op.maximum else SUM, None
-    if isinstance(op, AllToAll):
-        return op.source[i], op.axes[i]
-    if isinstance(op, Part):
-        return None, op.axis
-    if isinstance(op, Once):
-        return None, SUM
-    raise Violation(f"`{op.name}` is no change of layout")
+        demand(target.layout.states == states, f"{leads}, but its result claims another layout", source, target)
+        demand(self.whole(source) == self.whole(target), "the shards do not divide the full tensor", source)
 
 
 def _listed(states: Sequence[State]) -> str:
-    words = {None: "whole", SUM: "sum", MAX: "max"}
+    words = {None: "replicated", SUM: "sum", MAX: "max"}
     return ", ".join(words.get(state, str(state)) for state in states)

@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from attrs import define, field
 
 from partita.compiler.certificate.meanings import UNKNOWN
-from partita.compiler.certificate.messages import Key, Messages, receive_key, send_key
+from partita.compiler.certificate.messages import Key, Messages, key_of
 from partita.compiler.certificate.report import Checker, quoted
 from partita.compiler.certificate.rules import demand
 from partita.compiler.certificate.whole import Contribution, Whole
 from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
 from partita.compiler.layout import MAX, SUM
-from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.position import TIME, Positioned
 from partita.compiler.partition.cut import PartitionedGraph, StageGraph
 from partita.compiler.sharding.shard import ParameterLayouts
 
@@ -59,7 +57,7 @@ class Stages:
         with check.at():
             declared = [parameter for parameter, _ in self.whole.parameters.values()]
             alike = all(map(_same, self.partitioned.graph.parameters, declared))
-            demand(alike and len(declared) == len(self.partitioned.graph.parameters), "the parameters are other ones")
+            demand(alike and len(declared) == len(self.partitioned.graph.parameters), "the parameters differ")
         stages = [self._begun(index, graph) for index, graph in enumerate(self.partitioned.stages)]
         waiting: dict[Key, _Stage] = {}
         ready = list(reversed(stages))
@@ -68,15 +66,15 @@ class Stages:
             nodes = stage.graph.nodes
             while stage.position < len(nodes):
                 node = nodes[stage.position]
-                if isinstance(node.op, Receive):
-                    key = receive_key(node, stage.graph.index)
+                if node.op.receives:
+                    key = key_of(node, stage.graph.index)
                     if key in self.messages.sent and key not in self.arrived:
                         waiting[key] = stage
                         break
                 stage.position += 1
                 self._node(stage, node)
-                if isinstance(node.op, Send):
-                    woken = waiting.pop(send_key(node, stage.graph.index), None)
+                if node.op.sends:
+                    woken = waiting.pop(key_of(node, stage.graph.index), None)
                     ready += [woken] if woken else []
         for key, stage in waiting.items():
             node = stage.graph.nodes[stage.position]
@@ -97,7 +95,7 @@ class Stages:
                 self._add(stage, each.value, UNKNOWN, ORDER[Phase.FORWARD if each.batch else Phase.PROLOGUE])
                 number = check.given(self.whole.inputs[each.name, each.batch], each.value)
                 partial = any(state in (SUM, MAX) for _, state in each.value.layout.states)
-                demand(not partial, f"the data yields no parts of sums, as `{each.name}` is said to be", each.value)
+                demand(not partial, f"inputs cannot be partial, as `{each.name}` claims to be", each.value)
                 self._set(stage, each.value, number)
         for parameter in graph.parameters:
             with check.at(parameter.span, f"on stage {index}"):
@@ -129,9 +127,8 @@ class Stages:
                 self._add(stage, value, number, ORDER.get(node.phase, 0))
 
     def _meaning(self, stage: _Stage, node: Node) -> tuple[int, ...]:
-        phase = ORDER.get(node.phase)
-        demand(phase is not None, f"{quoted(node)} is no work of a microbatch")
-        assert phase is not None
+        demand(node.phase in ORDER, f"{quoted(node)} does not belong to a microbatch")
+        phase = ORDER[node.phase]
         demand(node.stage == stage.graph.index, f"{quoted(node)} is said to be on stage {node.stage}")
         operands = []
         for value in node.inputs:
@@ -140,16 +137,15 @@ class Stages:
             demand(made <= phase, f"`{value.name}` is made after phase {node.phase}, in which it is read", value)
             operands.append(number)
         op = node.op
-        if isinstance(op, Receive):
-            return (self.arrived.get(receive_key(node, stage.graph.index), UNKNOWN),)
-        if isinstance(op, Send):
-            self.arrived[send_key(node, stage.graph.index)] = operands[0]
+        if op.receives:
+            return (self.arrived.get(key_of(node, stage.graph.index), UNKNOWN),)
+        if op.sends:
+            self.arrived[key_of(node, stage.graph.index)] = operands[0]
             return ()
         if isinstance(op, Accumulate):
             self._accumulate(stage, node, op, operands[0])
             return ()
-        if phase == 0 and isinstance(op, Positioned):
-            demand(all(shard[1] != TIME for shard in op.shards), "the prologue has no microbatch", *node.outputs)
+        demand(phase != 0 or not op.of_microbatch, "the prologue has no microbatch", *node.outputs)
         return self.check.results(node, tuple(operands))
 
     # ------------------------------------------------------------ accumulation
@@ -158,13 +154,10 @@ class Stages:
         (value,) = node.inputs
         demand(node.phase is not Phase.PROLOGUE, f"`{value.name}` is accumulated before the first microbatch", value)
         whole = self.check.rules.operation(op, node.inputs, ())
-        assert isinstance(whole, Accumulate)
         self.check.nodes += 1
         stage.contributions.setdefault(op.target, []).append((whole, number))
-        accumulator = stage.accumulators.get(op.target)
-        demand(accumulator is not None, f"stage {stage.graph.index} has no accumulator `{op.target}`", value)
-        assert accumulator is not None
-        total = accumulator.value
+        demand(op.target in stage.accumulators, f"stage {stage.graph.index} has no accumulator `{op.target}`", value)
+        total = stage.accumulators[op.target].value
         alike = total.layout == value.layout and total.type == op.type
         demand(alike, f"`{value.name}` is accumulated in another layout than its own", value, total)
 
@@ -174,7 +167,9 @@ class Stages:
         wanted = {target: found for (target, at), found in self.whole.contributions.items() if at == index}
         names = [each.name for each in stage.graph.accumulators]
         demand(len(set(names)) == len(names), f"stage {index} has two accumulators of one name")
-        demand(set(names) == wanted.keys(), f"stage {index} has other accumulators than the whole program gives it")
+        demand(
+            set(names) == wanted.keys(), f"stage {index} has other accumulators than the single-device program gives it"
+        )
         for each in stage.graph.accumulators:
             declared, number = self.whole.accumulators[each.name]
             with self.check.at(where=f"on stage {index}"):
@@ -184,9 +179,11 @@ class Stages:
                 if each.parameter is not None:
                     self._stored(each, each.parameter)
                 got, due = stage.contributions.get(each.name, []), wanted[each.name]
-                count = f"{len(got)} contributions, and {len(due)} in the whole program"
+                count = f"{len(got)} contributions, and {len(due)} in the single-device program"
                 demand(len(got) == len(due), f"`{each.name}` gets {count}", each.value)
-                demand(got == due, f"`{each.name}` gets other contributions than in the whole program", each.value)
+                demand(
+                    got == due, f"`{each.name}` gets other contributions than in the single-device program", each.value
+                )
 
     def _stored(self, each: Accumulator, parameter: str) -> None:
         """A gradient is stored split where the layout says so; elsewhere it may stay parts of a sum."""

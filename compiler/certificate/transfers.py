@@ -76,7 +76,7 @@ class Transfers:
             demand((message, channel) in promised, f"{what} is posted on channel {channel}")
             demand((message, channel) in posts, f"{what} is never posted")
         for (source, destination, _), count in handed.items():
-            demand(not count, f"stage {source} does not hand over to stage {destination} what it has for it")
+            demand(not count, f"stage {source} does not transfer to stage {destination} what it needs locally")
 
     def _reduced(self) -> None:
         """A stage with something to reduce does so once, when it has run for the last time."""
@@ -102,7 +102,7 @@ class Transfers:
             off.subtract(wanted)
             for (source, destination, stage, name), count in off.items():
                 what = f"the total of `{name}` of stage {stage}, from rank {source} to rank {destination},"
-                demand(not count, f"{what} is {'not' if count < 0 else 'once too often'} {done}")
+                demand(not count, f"{what} is {'not' if count < 0 else 'redundantly'} {done}")
         for source in range(len(sends)):
             for destination in range(len(receives)):
                 pair = (source, destination)

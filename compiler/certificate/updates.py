@@ -41,9 +41,11 @@ class Updates:
         values: Values = {}
         with check.at(where="clipping"):
             self._clipping(values)
+        if self.call is None:
+            return
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
-                self._update(each, values)
+                self._update(each, self.call, values)
 
     def _of(self, op: Op, *operands: int) -> int:
         """The meaning of an operation's result; unknown where an operand is."""
@@ -57,14 +59,14 @@ class Updates:
         squares = [name for name, _, _ in update.statistics if name.startswith(SQUARE)]
         demand(len(squares) == len(update.norms), "the norms are not the last entries of the statistics")
         for name, value in zip(squares, update.norms, strict=True):
-            demand(value.layout == WHOLE, "a norm is whole once it is added over all ranks", value)
+            demand(value.layout == WHOLE, "a norm is replicated once it is added over all ranks", value)
             source, number = ending.entry(name)
             demand(value.type == source.type, f"`{value.name}` has not the type of its entry", value, source)
             values[value] = number
         numbers = list(values.values())
         ending.nodes(update.clip, values, Phase.UPDATE, "clipping", new=True)
         if self.clip is None or not squares:
-            demand(not update.clip, "gradients are clipped that are not to be")
+            demand(not update.clip, "gradients are clipped although clipping is off")
             return
         coefficient = update.clip[-1].output
         clips = self._clips(values[coefficient], numbers)
@@ -90,11 +92,10 @@ class Updates:
 
     # ------------------------------------------------------------ one parameter
 
-    def _update(self, each: ParameterUpdate, clipping: Values) -> None:
+    def _update(self, each: ParameterUpdate, call: Call, clipping: Values) -> None:
         ending = self.ending
         declared = ending.declared(each.name)
-        assert self.call is not None
-        op = update_of(self.call, declared.decays)
+        op = update_of(call, declared.decays)
         demand(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
         own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}

@@ -6,10 +6,10 @@ from attrs import field, frozen
 
 from partita.compiler.certificate.meanings import Meanings
 from partita.compiler.graph import Accumulator, Graph, Parameter, Value
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.op import Op
 
 # A contribution to an accumulator: what is accumulated, and how.
-Contribution = tuple[Accumulate, int]
+Contribution = tuple[Op, int]
 
 
 @frozen(eq=False)
@@ -42,8 +42,8 @@ class Whole:
             whole.accumulators[total.name] = total, number
         for node in graph.nodes:
             operands = tuple(numbers[value] for value in node.inputs)
-            if isinstance(node.op, Accumulate):
-                key = node.op.target, node.stage
+            if node.op.accumulator is not None:
+                key = node.op.accumulator, node.stage
                 whole.contributions.setdefault(key, []).append((node.op, operands[0]))
             else:
                 numbers.update(zip(node.outputs, meanings.of(node.op, operands), strict=True))

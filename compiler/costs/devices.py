@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 
 from partita.compiler.costs.record import Timings, recorded
 from partita.dsl.brief import shortened
-from partita.dsl.spec import Call, Mesh
+from partita.dsl.spec import Mesh
 
 GIB = 2**30
 
@@ -143,13 +143,12 @@ DEVICES = {
 
 def device_of(mesh: Mesh | None) -> Device:
     """The device that a mesh declares; this machine's processor where it declares none."""
-    call: Call | None = mesh.device if mesh else None
-    if call is None:
+    if mesh is None or mesh.device is None:
         return DEVICES["cpu"]
+    call = mesh.device
     if call.name in DEVICES:
         return DEVICES[call.name]
     if call.name == "profile":
-        assert mesh is not None
         record = recorded(call, mesh.ranks)
         return Device(timings=record.timings, **record.device)
     given = call.arguments

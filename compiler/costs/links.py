@@ -107,9 +107,8 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
     machine's memory where none is declared.
     """
     call: Call | None = mesh.links.get(axis) if mesh and axis else None
-    if mesh is None or call is None:
+    if mesh is None or axis is None or call is None:
         return LINKS["memory"]
-    assert axis is not None
     if call.name == "profile":
         return Link("profiled", **recorded(call, mesh.ranks).link)
     if call.name not in LINKS:

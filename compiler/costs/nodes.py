@@ -10,34 +10,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from partita.compiler.analysis.liveness import VIEWS, roots
+from partita.compiler.analysis.liveness import roots
 from partita.compiler.costs.devices import Device
 from partita.compiler.emission.sums import accumulated
 from partita.compiler.graph import Graph, Node, Value
-from partita.compiler.ops.attend import Attend, AttendGradient
-from partita.compiler.ops.collective import Collective
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.lookup import Gather, ScatterAdd
-from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
-from partita.compiler.ops.op import Kernel
-from partita.compiler.ops.optimizer import Accumulate, Store, Update
-from partita.compiler.ops.position import Random
-from partita.compiler.ops.reduce import ArgMax, Reduce
+from partita.compiler.ops.op import Kernel, Op
 
 FLOATS = ("f32", "bf16", "f64")
-_FREE = (*VIEWS, Receive, Send)
-# Kernels of their own, with those that look at the moment and so end what torch compiles.
-_ALONE = (Dot, Attend, AttendGradient, Gather, ScatterAdd, Random, Accumulate, Store, Update, Collective)
-# One kernel reduces along one set of axes.
-_REDUCING = (Reduce, ArgMax, Normalize, NormalizeGradient, LayerNormGradient)
+
+
+def takes_no_time(op: Op) -> bool:
+    """Whether no kernel runs for an operation. What sends and what communicates takes time of a link."""
+    return op.is_view or op.literal is not None or op.sends or op.receives
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
     """What a node is known by to the timings of a device, and its dtype; None for what takes no time. `added`: its
     result goes straight into an accumulator.
     """
-    if isinstance(node.op, (*_FREE, Collective)):
+    if takes_no_time(node.op) or node.op.communicates:
         return None
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
@@ -58,30 +49,23 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     operands = [value.type for value in node.inputs]
     results = [value.type for value in node.outputs]
     flops = device.flops[dtype]
-    # Of two vectors the product is a reduction, which no matrix unit makes.
-    if isinstance(node.op, Dot) and results[0].axes:
-        *count, rows, depth, columns = map(int, kernel.features)
-        flops *= device.products.efficiency(rows, depth, columns, *count)
-    elif not isinstance(node.op, (Attend, AttendGradient)):
+    matrices = node.op.matrices(operands, results)
+    if matrices is None:
         flops = device.vector or flops
-    moved = sum(type.bytes for type in (*operands, *results))
-    if isinstance(node.op, Accumulate):
-        moved += 2 * node.op.type.bytes
-    return device.launch + max(node.op.flops(operands, results) / flops, moved / (device.bandwidth * device.streaming))
+    elif matrices:
+        flops *= device.products.efficiency(*matrices)
+    computing = node.op.flops(operands, results) / flops
+    return device.launch + max(computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming))
 
 
 def product_flops(graph: Graph) -> float:
     """FLOPs of the products of a graph, whether matrix products or attention's. Scores that attention's gradient makes
     again are not counted.
     """
-    total = 0.0
-    for node in graph.nodes:
-        flops = node.op.flops([value.type for value in node.inputs], [value.type for value in node.outputs])
-        if isinstance(node.op, (Dot, Attend)):
-            total += flops
-        elif isinstance(node.op, AttendGradient):
-            total += flops * 4 / 5
-    return total
+    return sum(
+        node.op.product_flops([value.type for value in node.inputs], [value.type for value in node.outputs])
+        for node in graph.nodes
+    )
 
 
 def timed(
@@ -95,7 +79,7 @@ def timed(
     added = set(adding.values())
     kernels = _kernels(nodes, device, keep) if compiled else {}
     for node in nodes:
-        if node in added or isinstance(node.op, Collective):
+        if node in added or node.op.communicates:
             yield node, 0.0
         else:
             yield node, kernels[node] if node in kernels else seconds(node, device, node in adding)
@@ -104,13 +88,11 @@ def timed(
 def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
     """The times of kernels, at their first nodes, and nothing at the others that they hold."""
     behind = roots(nodes)
-    uses = Counter(
-        behind.get(value, value) for node in nodes if not isinstance(node.op, VIEWS) for value in node.inputs
-    )
+    uses = Counter(behind.get(value, value) for node in nodes if not node.op.is_view for value in node.inputs)
     uses.update(behind.get(value, value) for value in keep)
     found: dict[Node, float] = {}
     run: list[Node] = []
-    over: tuple[str, ...] | None = None
+    over: tuple[str, ...] = ()
     sent: set[Value] = set()
 
     def end() -> None:
@@ -120,29 +102,23 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
             run.clear()
 
     for node in nodes:
-        if isinstance(node.op, Collective):
+        if node.op.communicates:
             sent.update(node.outputs)
-        if isinstance(node.op, _FREE):
+        if takes_no_time(node.op):
             continue
-        if isinstance(node.op, _ALONE):
+        if not node.op.fusible:
             end()
-            over = None
+            over = ()
             continue
-        axes = _reduced(node)
+        axes = tuple(sorted(node.op.reduces))  # one kernel reduces along one set of axes
         if (axes and over and axes != over) or not sent.isdisjoint(node.inputs):
             end()
-            over = None
+            over = ()
             sent.difference_update(node.inputs)
         over = over or axes
         run.append(node)
     end()
     return found
-
-
-def _reduced(node: Node) -> tuple[str, ...] | None:
-    if not isinstance(node.op, _REDUCING):
-        return None
-    return (node.op.over,) if isinstance(node.op.over, str) else tuple(sorted(node.op.over))
 
 
 def _together(run: Sequence[Node], device: Device, behind: Mapping[Value, Value], uses: Counter[Value]) -> float:

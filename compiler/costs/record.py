@@ -118,10 +118,10 @@ def read(text: str) -> tuple[Record, ...]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("it is not JSON") from None
+        raise ValueError("it is not valid JSON") from None
     records = [_record(each) for each in _checked(found, {"records": list}, "the file")["records"]]
     if not records:
-        raise ValueError("it holds no record")
+        raise ValueError("it holds no profile")
     return tuple(sorted(records, key=lambda each: each.ranks))
 
 
@@ -158,7 +158,7 @@ def recorded(call: Call, ranks: int) -> Record:
         return max((each for each in records if each.ranks <= ranks), key=lambda each: each.ranks, default=records[0])
     except ValueError as error:
         help = "write it with `partita profile -o machine.json`"
-        message = f"`{source.name}` is no profile of a machine: {error}"
+        message = f"`{source.name}` is not a profile of a machine: {error}"
         raise refuse("E0413", message, call.span, help=help) from None
 
 
@@ -176,7 +176,7 @@ def _checked(found: object, wanted: Mapping[str, type], what: str) -> dict[str, 
 def _number(value: object, what: str) -> float:
     """Not so small or large that sums end in nothing or in infinity; what is divided by is above nothing."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
-        raise ValueError(f"{what} is a number, and not less than nothing")
+        raise ValueError(f"{what} must be a non-negative number")
     if value < _LEAST and (value or what.strip("`") not in _MAY_BE_NOTHING):
-        raise ValueError(f"{what} is above nothing, and at least {_LEAST:g}")
+        raise ValueError(f"{what} must be positive, and at least {_LEAST:g}")
     return float(value)

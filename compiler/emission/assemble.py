@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import asdict, evolve
+from attrs import asdict
 
 from partita.compiler.emission.emit import StageEmitter
-from partita.compiler.emission.functions import read_by
+from partita.compiler.emission.functions import read_by, receives, sends
 from partita.compiler.emission.plan import functions_of
+from partita.compiler.emission.statements import Return
 from partita.compiler.emission.writer import Module, Probe, Writer
 from partita.compiler.graph import Node, Parameter
 from partita.compiler.instructions import ONWARD, Message
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, as_tensor
+from partita.compiler.ops.op import TORCH_DTYPES, Argument
 from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.partition.cut import PartitionedGraph, message_of
 from partita.compiler.partition.update import UpdateGraph
@@ -22,7 +22,7 @@ from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.types import Type
 
 # Arguments of a rank's functions.
-FINISH, UPDATE = "t, c", "m, t, v, s, c"
+FINISH, UPDATE = ("t", "c"), ("m", "t", "v", "s", "c")
 
 
 def assemble(
@@ -67,40 +67,34 @@ def _stage_program(
     plan: StagePlan, emitter: StageEmitter, emitters: Sequence[StageEmitter], schedule: Schedule
 ) -> StageProgram:
     of, stage = emitter.of, emitter.stage
-    sends: dict[Message, int] = {}
-    receives: dict[Message, tuple[int, Type]] = {}
+    sent: dict[Message, int] = {}
+    received: dict[Message, tuple[int, Type]] = {}
     hand_overs: list[HandOver] = []
-    for node in stage.nodes:
-        if isinstance(node.op, Send):
-            message = message_of(node)
-            other = emitters[node.op.destination]
-            slot = emitter.slots.slot(node.inputs[0])
-            if schedule.home(node.op.destination)[0] == plan.rank:
-                target = next(
-                    n.output for n in other.stage.nodes if isinstance(n.op, Receive) and message_of(n) == message
-                )
-                kind = "F" if node.op.direction == ONWARD else "B"
-                hand_overs.append(HandOver(kind, slot, node.op.destination, other.slots.slot(target)))
-            else:
-                sends[message] = slot
-        elif isinstance(node.op, Receive) and schedule.home(node.op.source)[0] != plan.rank:
-            receives[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
+    for node, send in sends(stage.nodes):
+        message = message_of(node)
+        slot = emitter.slots.slot(node.inputs[0])
+        if schedule.home(send.destination)[0] == plan.rank:
+            other = emitters[send.destination]
+            target = next(n.output for n, _ in receives(other.stage.nodes) if message_of(n) == message)
+            kind = "F" if send.direction == ONWARD else "B"
+            hand_overs.append(HandOver(kind, slot, send.destination, other.slots.slot(target)))
+        else:
+            sent[message] = slot
+    for node, receive in receives(stage.nodes):
+        if schedule.home(receive.source)[0] != plan.rank:
+            received[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
     read_later, read_by_weight = read_by(of.groups["BW"]), read_by(of.groups["W"])
     released = {
         emitter.slots.slot(node.inputs[0])
-        for node in stage.nodes
-        if isinstance(node.op, Send)
-        and node.inputs[0] not in (read_later if node.op.direction == ONWARD else read_by_weight)
+        for node, send in sends(stage.nodes)
+        if node.inputs[0] not in (read_later if send.direction == ONWARD else read_by_weight)
     }
-    slots = [emitter.slots.slot(each.value) for each in stage.inputs if each.batch is not None]
     return StageProgram(
-        **{
-            **asdict(plan, recurse=False),
-            "inputs": tuple(evolve(part, slot=slot) for part, slot in zip(plan.inputs, slots, strict=True)),
-        },
+        **asdict(plan, recurse=False),
+        input_slots=tuple(emitter.slots.slot(each.value) for each in stage.inputs if each.batch is not None),
         frame=len(emitter.slots.of),
-        sends=sends,
-        receives=receives,
+        sends=sent,
+        receives=received,
         hand_overs=tuple(hand_overs),
         released=frozenset(released),
         functions=emitter.functions,
@@ -113,7 +107,7 @@ def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str
     for each in update.parameters:
         for stage, value in each.totals:
             if (stage, each.name) in positions:
-                writer.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
+                writer.names.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
 
 
 def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
@@ -125,14 +119,11 @@ def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     for accumulator, stage in update.sums:
         if stage in mine:
             text = f"t[{positions[stage, accumulator.name]}]"
-            writer.texts[accumulator.value] = Argument(text, accumulator.value.type)
-    writer.block(update.statistic_nodes(mine), set(wanted), {})
-    texts = []
-    for value in wanted:
-        texts.append(as_tensor(writer.argument(value)).text)
-    body = [*writer.body(), f"return ({', '.join(texts)}{',' if texts else ''})"]
+            writer.names.texts[accumulator.value] = Argument(text, accumulator.value.type)
+    writer.block(update.statistic_nodes(mine), set(wanted))
+    writer.add(Return(tuple(wanted), always=True))
     name = f"rank{rank.rank}_finish"
-    module.add(name, FINISH, body, f"Statistics that rank {rank.rank} makes.")
+    module.add(name, FINISH, writer.body(), f"Statistics that rank {rank.rank} makes.")
     return name
 
 
@@ -141,18 +132,18 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     _totals(writer, update, rank.totals)
     first = len(update.statistics) - len(update.norms)
     for i, value in enumerate(update.norms):
-        writer.texts[value] = Argument(f"s[{first + i}]", value.type)
-    writer.block(update.clip, {node.output for node in update.clip}, {})
+        writer.names.texts[value] = Argument(f"s[{first + i}]", value.type)
+    writer.block(update.clip, {node.output for node in update.clip})
     states = 0
     nodes: list[Node] = []
     order = {name: i for i, name in enumerate(rank.parameters)}
     for each in sorted((u for u in update.parameters if u.name in order), key=lambda u: order[u.name]):
-        writer.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
+        writer.names.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
         for value in each.states:
-            writer.texts[value] = Argument(f"v[{states}]", value.type)
+            writer.names.texts[value] = Argument(f"v[{states}]", value.type)
             states += 1
         nodes += [*each.finish, *each.update]
-    writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set(), {})
+    writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set())
     name = f"rank{rank.rank}_update"
     module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank.rank}, in place.")
     return name

@@ -6,21 +6,20 @@ kept by their text. Emitted source contains only names that this module makes.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attrs import define, evolve, field
+from attrs import define, field
 
-from partita.compiler.emission.functions import StageFunctions, is_literal, made_by, read_by
+from partita.compiler.emission.functions import StageFunctions, is_literal, made_by, read_by, receives, sends
+from partita.compiler.emission.names import View, identifier
+from partita.compiler.emission.statements import Call, End, Keep, Load, Return
+from partita.compiler.emission.sums import targets
 from partita.compiler.emission.writer import Module, Writer
-from partita.compiler.graph import Node, Phase, Value, without_turns
-from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.graph import Node, Phase, Value, within, without_turns
 from partita.compiler.ops.op import Argument
-from partita.compiler.ops.optimizer import Accumulate
 
 # Arguments of a stage's functions.
-PROLOGUE, FUNCTION, REDUCE = "m, x, c", "p, f, a, c", "a, c"
+PROLOGUE, FUNCTION, REDUCE = ("m", "x", "c"), ("p", "f", "a", "c"), ("a", "c")
 
 # Shorter runs of a turn stand where they are.
 SEGMENT = 4
@@ -56,7 +55,7 @@ class StageEmitter:
         self.masters = masters
         self.functions: dict[str, str] = {}
         self.constants = self._constants()
-        self.views: dict[tuple[str, str], str] = {}  # of constants, with their place in `p`
+        self.views: dict[View, str] = {}  # of constants, with their place in `p`
 
     def _constants(self) -> dict[Value, str]:
         """Values that hold for the whole step, with their place in `p`: parameters, then the prologue's results."""
@@ -89,83 +88,65 @@ class StageEmitter:
         self._emit_prologue()  # at last: now it is known which views they read
 
     def _emit_prologue(self) -> None:
-        writer = Writer(PROLOGUE, module=self.module, stem=f"stage{self.stage.index}_prologue")
+        name = f"stage{self.stage.index}_prologue"
+        writer = Writer(PROLOGUE, module=self.module, stem=name)
         for i, parameter in enumerate(self.stage.parameters):
             text = f"m[{i}]{self.masters.get(parameter.name, '')}"
-            writer.texts[parameter.value] = Argument(text, parameter.value.type)
+            writer.names.texts[parameter.value] = Argument(text, parameter.value.type)
         for i, each in enumerate(self.of.whole_inputs):
-            writer.texts[each.value] = Argument(f"x[{i}]", each.value.type)
-        writer.block(self.of.prologue, set(self.constants), {})
-        results = [writer.argument(value).text for value in self.constants]
-        of = dict(zip(self.constants.values(), results, strict=True))
-        results += [of[text] + how for text, how in self.views]
-        body = [*writer.body(), f"return ({', '.join(results)}{',' if results else ''})"]
-        name = f"stage{self.stage.index}_prologue"
-        self.functions["P"] = self.module.add(name, PROLOGUE, body, "Once a step: what the stage computes with.")
+            writer.names.texts[each.value] = Argument(f"x[{i}]", each.value.type)
+        writer.block(self.of.prologue, self.constants)
+        writer.add(Return((*self.constants, *self.views), always=True))
+        comment = "Once a step: what the stage computes with."
+        self.functions["P"] = self.module.add(name, PROLOGUE, writer.body(), comment)
 
     def emit_reductions(self, nodes: Iterable[Node], totals: Sequence[Value]) -> None:
         """Write what reduces the stage's accumulators to its totals."""
-        writer = Writer(REDUCE, module=self.module, stem=f"stage{self.stage.index}_reduce")
-        for i, each in enumerate(self.stage.accumulators):
-            writer.texts[each.value] = Argument(f"a[{i}]", each.value.type)
-        writer.block(list(nodes), set(totals), {})
-        texts = [writer.argument(value).text for value in totals]
-        body = [*writer.body(), f"return ({', '.join(texts)},)"]
         name = f"stage{self.stage.index}_reduce"
-        self.functions["R"] = self.module.add(name, REDUCE, body, "Once a step: accumulators as the update wants them.")
+        writer = Writer(REDUCE, self._accumulators(), self.module, name)
+        writer.block(list(nodes), set(totals))
+        writer.add(Return(tuple(totals), always=True))
+        comment = "Once a step: accumulators as the update wants them."
+        self.functions["R"] = self.module.add(name, REDUCE, writer.body(), comment)
+
+    def _accumulators(self) -> dict[Value, Argument]:
+        """The accumulators of the stage as arguments."""
+        return {each.value: Argument(f"a[{i}]", each.value.type) for i, each in enumerate(self.stage.accumulators)}
 
     def _emit_function(self, kind: str, name: str, nodes: list[Node], keep: set[Value], later: set[Value]) -> None:
         made = made_by(nodes)
-        writer = Writer(FUNCTION, self._known(), self.module, f"stage{self.stage.index}_{name}")
+        full = f"stage{self.stage.index}_{name}"
+        known = {value: Argument(text, value.type) for value, text in self.constants.items()}
+        # To what torch compiles views cost nothing.
+        writer = Writer(FUNCTION, known, self.module, full, lend=None if self.module.compiled else self._view)
+        writer.names.texts.update(self._accumulators())
         for node in self.stage.nodes:
             if is_literal(node):
-                text = node.op.emit((), (node.output.type,))
-                writer.texts[node.output] = Argument(text, node.output.type, literal=True)
-        body: list[str] = []
+                writer.literal(node)
         passing: set[Value] = set()
-        sent = {node.inputs[0] for node in nodes if isinstance(node.op, Send)}
-        received = {node.output for node in nodes if isinstance(node.op, Receive)}
+        sent = {node.inputs[0] for node, _ in sends(nodes)}
+        received = {node.output for node, _ in receives(nodes)}
         for value in _ordered_reads(nodes):
             outside = value not in made or value in received
             if outside and value not in self.constants and value not in self.of.literal:
-                slot = self.slots.slot(value)
-                text = writer.name(value)
-                body.append(f"{text} = f[{slot}]" + ("" if value in later else f"; f[{slot}] = None"))
+                writer.names.name(value)
+                writer.add(Load(value, self.slots.slot(value), value not in later))
                 if value not in later:
                     passing.add(value)
-        stored = [v for v in dict.fromkeys([*_ordered(made, nodes)]) if v in keep | sent and v not in self.of.literal]
         wanted = (keep | sent) - self.of.literal
-        accumulators = {each.name: (f"a[{i}]", each.value) for i, each in enumerate(self.stage.accumulators)}
-        self._segments(writer, nodes, wanted, passing, accumulators)
-        body += writer.body()
+        stored = [value for value in _ordered(made, nodes) if value in wanted and value not in received]
+        self._segments(writer, nodes, wanted, passing)
         for value in stored:
-            if value in received:
-                continue
-            text = writer.argument(value).text
-            suffix = ".contiguous()" if value in sent else ""
-            body.append(f"f[{self.slots.slot(value)}] = {text}{suffix}")
-        full = f"stage{self.stage.index}_{name}"
-        self.functions[kind] = self.module.add(full, FUNCTION, body or ["pass"], f"{kind} of a microbatch.")
+            writer.add(Keep(value, self.slots.slot(value), value in sent))
+        self.functions[kind] = self.module.add(full, FUNCTION, writer.body() or ["pass"], f"{kind} of a microbatch.")
 
-    def _known(self) -> dict[Value, Argument]:
-        """The constants as arguments; to what torch compiles views cost nothing."""
-        if self.module.compiled:
-            return {value: Argument(text, value.type) for value, text in self.constants.items()}
-        return {v: Argument(text, v.type, views=partial(self._view, text)) for v, text in self.constants.items()}
+    def _view(self, view: View) -> str:
+        """The place in `p` of a view of a constant, which the prologue makes."""
+        return self.views.setdefault(view, f"p[{len(self.constants) + len(self.views)}]")
 
-    def _view(self, text: str, how: str) -> str:
-        """The text of a view of a constant, which the prologue makes."""
-        return self.views.setdefault((text, how), f"p[{len(self.constants) + len(self.views)}]")
-
-    def _segments(
-        self,
-        writer: Writer,
-        nodes: list[Node],
-        wanted: set[Value],
-        passing: set[Value],
-        accumulators: Mapping[str, tuple[str, Value]],
-    ) -> None:
+    def _segments(self, writer: Writer, nodes: list[Node], wanted: set[Value], passing: set[Value]) -> None:
         """Write runs of nodes of one turn as calls of shared functions, the rest in place."""
+        accumulators = {each.name: each.value for each in self.stage.accumulators}
         # What stood in the frame for the last time, or came out of a run, ends with its last use.
         for turn, run, keep in self.of.runs(nodes, wanted):
             made = made_by(run)
@@ -174,9 +155,9 @@ class StageEmitter:
                 writer.block(run, keep, accumulators, more=True)
             else:
                 self._call(writer, turn, run, keep, accumulators)
-            ended = [v for v in reads if not writer.argument(v).literal]
+            ended = [v for v in reads if not writer.names.texts[v].literal]
             if ended:
-                writer.delete(ended)
+                writer.add(End(tuple(ended)))
             passing.difference_update(reads)
             passing |= made & keep - wanted
 
@@ -185,80 +166,57 @@ class StageEmitter:
         writer: Writer,
         turn: str,
         run: list[Node],
-        keep: set[Value],
-        accumulators: Mapping[str, tuple[str, Value]],
+        keep: Collection[Value],
+        accumulators: Mapping[str, Value],
     ) -> None:
         kind = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHT: "weight"}
         phases = {node.phase for node in run}
         suffix = "backward" if len(phases) > 1 else kind[run[0].phase]
-        stem = re.sub(r"\W", "_", turn.split(".")[-2]) + f"_{suffix}"
-        inner = Writer("c", module=self.module, stem=stem)
+        stem = f"{identifier(turn.split('.')[-2])}_{suffix}"
         made = made_by(run)
-        given: list[str] = []
-        names: list[str] = []
-        views: dict[tuple[str, str], str] = {}
+        given: dict[Value | View, str] = {}  # with the parameter that stands for it
 
-        def view(outer: Argument, name: str, how: str) -> str:
-            """A view that the caller has, as one more argument."""
-            if (name, how) not in views:
-                views[name, how] = inner.free_name(f"{name}_matrix")
-                names.append(views[name, how])
-                given.append(outer.viewed(how))
-            return views[name, how]
+        def view(view: View) -> str:
+            """The parameter for a view of a constant, which the caller has."""
+            writer.names.take(view)
+            given[view] = inner.names.free(f"{given[view.of]}_matrix")
+            return given[view]
 
+        inner = Writer(("c",), module=self.module, stem=stem, lend=view)
         for value in _ordered_reads(run):
             if value in made:
                 continue
-            outer = writer.argument(value)
+            outer = writer.names.texts[value]
             if outer.literal:
-                inner.texts[value] = outer
+                inner.names.texts[value] = outer
                 continue
             # What comes from outside has the same name in every turn, wherever it comes from.
             outside = None
-            if value not in self.constants and not _within(value, turn):
-                outside = "d" if value.name.startswith("d(") else "x"
-            names.append(inner.name(value, outside))
-            given.append(outer.text)
-            if value in self.constants and outer.views is not None:
-                inner.texts[value] = evolve(inner.texts[value], views=partial(view, outer, names[-1]))
-        targets: dict[str, tuple[str, Value]] = {}
-        for node in run:
-            if isinstance(node.op, Accumulate) and node.op.target not in targets:
-                text, value = accumulators[node.op.target]
-                names.append(inner.name(value))
-                given.append(text)
-                targets[node.op.target] = (inner.argument(value).text, value)
-        results = [v for v in _ordered(made, run) if v in keep and not _is_literal(v, run)]
-        inner.block(run, set(results), targets)
-        body = inner.body()
-        texts = [inner.argument(v).text for v in results]
-        body.append(f"return {', '.join(texts)}" if texts else "return")
+            if value not in self.constants and not within(value.tensor, turn):
+                outside = "d" if value.cotangent else "x"
+            given[value] = inner.names.name(value, outside)
+            if value in writer.names.lent:
+                inner.names.lent.add(value)
+        for op in targets(run).values():
+            value = accumulators[op.target]
+            if value not in given:
+                given[value] = inner.names.name(value)
+        literals = {node.output for node in run if is_literal(node)}
+        results = tuple(v for v in _ordered(made, run) if v in keep and v not in literals)
+        inner.block(run, set(results), accumulators)
+        inner.add(Return(results))
         # Of some constants only views are read.
-        text = "\n".join(body)
-        unread = {name for name, _ in views if not re.search(rf"\b{name}\b", text)}
-        given = [each for name, each in zip(names, given, strict=True) if name not in unread]
-        names = [name for name in names if name not in unread]
-        function = self.module.shared(stem, ", ".join(["c", *names]), body)
+        read = {value for each in inner.statements for value in each.reads}
+        for unread in {each.of for each in given if isinstance(each, View)} - read:
+            del given[unread]
+        function = self.module.shared(stem, ", ".join(["c", *given.values()]), inner.body())
         for node in run:
             if is_literal(node):
-                writer.texts[node.output] = inner.argument(node.output)
-        call = f"{function}({', '.join(['c', *given])})"
-        if inner.waits:
-            call = f"yield from {call}"
-            writer.waits = True
-        if results:
-            left = ", ".join(writer.name(v) for v in results)
-            call = f"{left} = {call}"
-        writer.line(f"{call}  # a turn of {without_turns(turn)}")
-
-
-def _within(value: Value, scope: str) -> bool:
-    """Whether a value, or the one whose cotangent it is, belongs to a scope."""
-    return value.name.removeprefix("d(").startswith(scope + ".")
-
-
-def _is_literal(value: Value, nodes: Iterable[Node]) -> bool:
-    return any(is_literal(node) and value in node.outputs for node in nodes)
+                writer.names.texts[node.output] = inner.names.texts[node.output]
+        writer.waits |= inner.waits
+        for value in results:
+            writer.names.name(value)
+        writer.add(Call(function, tuple(given), results, without_turns(turn), inner.waits))
 
 
 def _ordered(values: set[Value], nodes: Iterable[Node]) -> list[Value]:

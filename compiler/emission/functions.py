@@ -5,13 +5,12 @@ Turns of a repeat that are alike are to share one function: nodes of one turn th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from partita.compiler.emission.segments import compiled_units
 from partita.compiler.graph import Input, Node, Phase, Value
 from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.pointwise import Constant
 from partita.compiler.partition.cut import PartitionedGraph, StageGraph
 
 Run = tuple[str | None, list[Node], set[Value]]  # its turn, its nodes, what must come out of it
@@ -60,7 +59,7 @@ class StageFunctions:
         """Runs of nodes of one turn of a repeat, or of none, with what must come out of each."""
         runs: list[tuple[str | None, list[Node]]] = []
         for node in nodes:
-            if isinstance(node.op, (Send, Receive)):
+            if node.op.sends or node.op.receives:
                 continue
             turn = turn_of(node.scope, self.repeats)
             if runs and runs[-1][0] == turn:
@@ -87,7 +86,17 @@ class StageFunctions:
 
 def is_literal(node: Node) -> bool:
     """Whether a node is a number, which is written where it is read."""
-    return isinstance(node.op, Constant)
+    return node.op.literal is not None
+
+
+def sends(nodes: Iterable[Node]) -> Iterator[tuple[Node, Send]]:
+    """The sends among nodes."""
+    return ((node, node.op) for node in nodes if isinstance(node.op, Send))
+
+
+def receives(nodes: Iterable[Node]) -> Iterator[tuple[Node, Receive]]:
+    """The receives among nodes."""
+    return ((node, node.op) for node in nodes if isinstance(node.op, Receive))
 
 
 def made_by(nodes: Iterable[Node]) -> set[Value]:

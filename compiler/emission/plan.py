@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partita.compiler.analysis.liveness import beside, held
 from partita.compiler.communication import communicate
-from partita.compiler.emission.functions import StageFunctions
+from partita.compiler.emission.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Parameter
 from partita.compiler.instructions import TIED, Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.laws import check_program, check_schedule
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.communication import Receive, Send
 from partita.compiler.partition.cut import PartitionedGraph, message_of
 from partita.compiler.partition.update import ParameterUpdate, UpdateGraph
 from partita.compiler.program import (
@@ -99,18 +98,14 @@ def _check_ends(partitioned: PartitionedGraph) -> None:
     """Both ends of every message carry the same type (the type part of law 3)."""
     ends: dict[str, dict[Message, Type]] = {"send": {}, "receive": {}}
     for stage in partitioned.stages:
-        for node in stage.nodes:
-            if isinstance(node.op, Send):
-                ends["send"][message_of(node)] = node.inputs[0].type
-            elif isinstance(node.op, Receive):
-                ends["receive"][message_of(node)] = node.op.type
+        ends["send"].update((message_of(node), node.inputs[0].type) for node, _ in sends(stage.nodes))
+        ends["receive"].update((message_of(node), op.type) for node, op in receives(stage.nodes))
     assert ends["send"] == ends["receive"], "the ends of a message differ"
 
 
 def _parameter_record(
     parameter: Parameter, layouts: ParameterLayouts, stages: tuple[int, ...], update: ParameterUpdate | None
 ) -> ParameterRecord:
-    states = tuple(value.name.split("(", 1)[0] for value in update.states) if update else ()
     return ParameterRecord(
         parameter.name,
         parameter.master,
@@ -119,7 +114,7 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        states,
+        update.state_names if update else (),
     )
 
 
@@ -133,17 +128,17 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
     for kind in functions.kinds:
         there, left = around[kind]
         nodes = functions.groups[kind]
-        before = {*there, *(node.output for node in nodes if isinstance(node.op, Receive))}
-        after = {*left, *(node.inputs[0] for node in nodes if isinstance(node.op, Send))}
+        before = {*there, *(node.output for node, _ in receives(nodes))}
+        after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
         peaks[kind] = beside(functions.units(kind, after), before, after, stage.nodes)
     return StagePlan(
         index=stage.index,
         rank=rank,
         chunk=chunk,
         parameters=tuple(p.name for p in stage.parameters),
-        whole_inputs=tuple(InputPart(each.name, None, None, each.value.layout) for each in functions.whole_inputs),
+        whole_inputs=tuple(InputPart(each.name, None, each.value.layout) for each in functions.whole_inputs),
         inputs=tuple(
-            InputPart(each.name, None, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
+            InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
         ),
         accumulators=tuple(
             AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in stage.accumulators

@@ -1,30 +1,23 @@
 """What torch compiles: runs of operations that read and make nothing but tensors, as functions of their own.
 
-A segment ends where a function waits for a collective, where an operation looks at the moment (`c`), and where the
+A segment ends where a function waits for a collective, where an operation reads the context, and where the
 function ends. What adds into accumulators stays outside and follows its segment: torch.compile makes a copy of what is
 changed in place.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from attrs import frozen
 
-from partita.compiler.emission.sums import accumulated, stand_ins, uses_of
+from partita.compiler.emission.sums import accumulated, collective, targets, uses_of
 from partita.compiler.graph import Node, Value
-from partita.compiler.ops.collective import Collective
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import as_tensor
-from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant
-from partita.compiler.ops.shape import Expand
+from partita.compiler.ops.op import Argument
 
 # Fewer operations are not worth a call of what torch has compiled.
 SHORTEST = 4
-_MOMENT = re.compile(r"\bc\b")
 
 
 @frozen(eq=False)
@@ -42,9 +35,8 @@ def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[V
     """
     found = set(known)
     for node in nodes:
-        if isinstance(node.op, Constant) or (
-            isinstance(node.op, Expand) and node.inputs[0] in found and node.output not in keep
-        ):
+        repeats = node.op.repeats and node.inputs[0] in found and node.output not in keep
+        if repeats or node.op.literal is not None:
             found.add(node.output)
     return found
 
@@ -83,7 +75,7 @@ def _runs(
     nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
 ) -> Iterator[tuple[bool, list[Node]]]:
     """Runs of what can be compiled together (True), and of what cannot be."""
-    adding = accumulated(nodes, keep)
+    adding = {*accumulated(nodes, keep), *targets(nodes)}
     under_way: set[Value] = set()
     run: list[Node] = []
     later: list[Node] = []
@@ -95,18 +87,18 @@ def _runs(
             part.clear()
 
     for node in nodes:
-        if isinstance(node.op, (Receive, Send)):
+        if node.op.sends or node.op.receives:
             continue
         if node.outputs and node.outputs[0] in literal:
             yield False, [node]
-        elif node in adding or isinstance(node.op, Accumulate):
+        elif node in adding:
             later.append(node)
         else:
             pure = _pure(node, literal)
             if not pure or not under_way.isdisjoint(node.inputs):
                 yield from ended()
                 under_way.difference_update(node.inputs)
-            if isinstance(node.op, Collective):
+            if collective(node) is not None:
                 under_way.update(node.outputs)
             if pure:
                 run.append(node)
@@ -117,9 +109,9 @@ def _runs(
 
 def _pure(node: Node, literal: Collection[Value]) -> bool:
     """Whether a node reads nothing but tensors and numbers that are always the same."""
-    if isinstance(node.op, Collective):
+    if collective(node) is not None or node.op.reads_context:
         return False
-    arguments = stand_ins(node, literal)
-    if not node.op.takes_numbers:
-        arguments = [as_tensor(each) for each in arguments]
-    return not _MOMENT.search(node.op.emit(arguments, [value.type for value in node.outputs]))
+    arguments = [Argument("", value.type, value in literal) for value in node.inputs]
+    taken = node.op.taken(arguments, [value.type for value in node.outputs])
+    # A number becomes a tensor on the device of the context.
+    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, taken, strict=True))

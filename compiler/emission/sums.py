@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
-from partita.compiler.ops.communication import Receive
-from partita.compiler.ops.op import Argument
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Pointwise
 
 ADD = Pointwise("add")
+
+
+def targets(nodes: Iterable[Node]) -> dict[Node, Accumulate]:
+    """The accumulations among nodes."""
+    return {node: node.op for node in nodes if isinstance(node.op, Accumulate)}
+
+
+def collective(node: Node) -> Collective | None:
+    """The collective that a node is: the function waits for it later."""
+    return node.op if isinstance(node.op, Collective) else None
 
 
 def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, Node]:
@@ -20,14 +28,14 @@ def accumulated(nodes: Sequence[Node], keep: Collection[Value]) -> dict[Node, No
     made = {value: node for node in nodes for value in node.outputs}
     uses = uses_of(nodes)
     found: dict[Node, Node] = {}
-    for node in nodes:
-        if isinstance(node.op, Accumulate) and not node.op.maximum and not node.op.keep:
+    for node, op in targets(nodes).items():
+        if not op.maximum and not op.keep:
             (value,) = node.inputs
             producer = made.get(value)
-            if producer is not None and len(producer.outputs) == uses[value] == 1 and value not in keep:
-                target = Argument("t", node.op.type)
-                if producer.op.emit_added(target, stand_ins(producer), producer.output.type) is not None:
-                    found[producer] = node
+            if producer is None or not len(producer.outputs) == uses[value] == 1 or value in keep:
+                continue
+            if producer.op.adds_to(op.type, [each.type for each in producer.inputs], value.type):
+                found[producer] = node
     return found
 
 
@@ -45,13 +53,10 @@ def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[V
         first, last = sorted(node.inputs, key=lambda value: places[value][0] if value in places else -1)
         if last not in places or last in keep or uses[last] > 1 or first in literal:
             continue
-        if first in places and isinstance(places[first][1].op, Collective):
+        if first in places and collective(places[first][1]) is not None:
             continue  # it may still be under way
         at, producer = places[last]
-        if last is not producer.outputs[0] or producer in found or isinstance(producer.op, Receive):
-            continue
-        results = [value.type for value in producer.outputs]
-        if producer.op.emit_sum(Argument("t", first.type), stand_ins(producer), results) is not None:
+        if last is producer.outputs[0] and producer not in found and producer.op.sums:
             found[producer] = node
             places[node.output] = (at, producer)
     return found
@@ -60,8 +65,3 @@ def summed(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[V
 def uses_of(nodes: Sequence[Node]) -> Counter[Value]:
     """How often nodes read each value, in the order of the first reads."""
     return Counter(value for node in nodes for value in node.inputs)
-
-
-def stand_ins(node: Node, literal: Collection[Value] = ()) -> list[Argument]:
-    """Arguments by which a node can be asked what it writes."""
-    return [Argument("1.0" if v in literal else f"x{i}", v.type, v in literal) for i, v in enumerate(node.inputs)]

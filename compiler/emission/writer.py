@@ -1,34 +1,30 @@
-"""Python source under way: a module of functions, each written once, and the lines of one function.
-
-Names of the file reach the source only as parts of local names, which shadow nothing of Python's, torch's or ours.
-"""
+"""Nodes → the statements of one function, and a module of functions, each written once."""
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from attrs import evolve
 
-from partita.compiler.analysis.liveness import VIEWS
+from partita.compiler.emission.names import Names, View, local_stem
 from partita.compiler.emission.segments import Segment, literals, segmented
-from partita.compiler.emission.sums import accumulated, summed
+from partita.compiler.emission.statements import (
+    Add,
+    Call,
+    Compute,
+    End,
+    Note,
+    Return,
+    Start,
+    Statement,
+    Wait,
+    with_views,
+)
+from partita.compiler.emission.sums import accumulated, collective, summed, targets
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.collective import Collective
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.op import Argument, as_tensor
-from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant
-from partita.compiler.ops.shape import Expand
-from partita.dsl.source import Span
-from partita.dsl.types import Type
-
-# A view of a local tensor, in a line under way: the tensor, and what makes the view.
-_VIEW = re.compile("\0(.*?)\1(.*?)\2")
-_DELETE = "del "
+from partita.compiler.ops.op import Argument
 
 HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
 
@@ -67,14 +63,14 @@ class Module:
         """The module's text."""
         return "\n\n".join(part.strip("\n") + "\n" for part in self.parts)
 
-    def add(self, name: str, arguments: str, body: Sequence[str], comment: str) -> str:
+    def add(self, name: str, arguments: Sequence[str], body: Sequence[str], comment: str) -> str:
         """A function under this name, or the name of one with the same text."""
         first = self.probe.begin() if self.probe is not None else ()
         text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in (*first, *body))])
-        key = ("", arguments, text)
+        key = ("", tuple(arguments), text)
         if key not in self._shared:
             self._shared[key] = name
-            self.parts.append(f"def {name}({arguments}):\n{text}")
+            self.parts.append(f"def {name}({', '.join(arguments)}):\n{text}")
         return self._shared[key]
 
     def shared(self, stem: str, arguments: str, body: Sequence[str], decorator: str = "", types: object = None) -> str:
@@ -91,89 +87,42 @@ class Module:
 
 
 class Writer:
-    """Lines of one function, with a local name for every value.
+    """The statements of one function under way.
 
     With a module, whose wishes it then follows: segments go there as functions, whose names begin with `stem`. With a
-    `probe`, its lines stand between.
+    `probe`, its lines stand between. `lend` gives the names of views of what is `known`, which come from the caller.
     """
 
     def __init__(
         self,
-        arguments: str,
+        arguments: Iterable[str] = (),
         known: Mapping[Value, Argument] | None = None,
         module: Module | None = None,
         stem: str = "",
         probe: Probe | None = None,
+        lend: Callable[[View], str] | None = None,
     ) -> None:
         self.module = module
         self.probe = module.probe if module is not None else probe
         self.stem = stem
-        self._lines: list[str] = []
+        self.names = Names(arguments, known, lend)
+        self.statements: list[Statement] = []
         self.waits = False  # whether it waits for collectives: then the function is a generator
         self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives under way
-        self.texts: dict[Value, Argument] = dict(known or {})
-        self._taken = set(arguments.split(", "))
-        self._counts: dict[str, int] = {}  # where to go on looking for a free name
 
     def body(self) -> list[str]:
-        """The lines. A view that several of them take of one tensor is made once, and ends with the tensor."""
-        counts = Counter(view for line in self._lines for view in _VIEW.findall(line))
-        made: dict[tuple[str, str], str] = {}
-        found: list[str] = []
+        """The lines."""
+        return [each.text(self.names) for each in with_views(self.statements, self.names)]
 
-        def written(view: re.Match[str]) -> str:
-            tensor, how = view.groups()
-            if counts[tensor, how] == 1:
-                return tensor + how
-            if (tensor, how) not in made:
-                made[tensor, how] = self.free_name(f"{tensor}_matrix")
-                found.append(f"{made[tensor, how]} = {tensor}{how}")
-            return made[tensor, how]
+    def add(self, statement: Statement) -> None:
+        """One more statement."""
+        self.statements.append(statement)
 
-        for line in self._lines:
-            if line.startswith(_DELETE):
-                ended = line.removeprefix(_DELETE).split(", ")
-                views = [name for (tensor, _), name in made.items() if tensor in ended]
-                found.append(_DELETE + ", ".join([*ended, *views]))
-            else:
-                # The views that it takes come before it.
-                found.append(_VIEW.sub(written, line))
-        return found
-
-    def line(self, text: str) -> None:
-        """One more line."""
-        self._lines.append(text)
-
-    def delete(self, values: Iterable[Value]) -> None:
-        """Let go of tensors."""
-        self.line(_DELETE + ", ".join(self.argument(value).text for value in values))
-
-    def name(self, value: Value, stem: str | None = None) -> str:
-        """A new local name for a value, from its own."""
-        text = self.free_name(stem or local_stem(value.name))
-        self.texts[value] = _named(text, value.type)
-        return text
-
-    def free_name(self, stem: str) -> str:
-        """A local name that is not taken."""
-        text = stem
-        count = self._counts.get(stem, 1)
-        while text in self._taken:
-            count += 1
-            text = f"{stem}_{count}"
-        self._taken.add(text)
-        self._counts[stem] = count
-        return text
-
-    def argument(self, value: Value) -> Argument:
-        """How a value is written."""
-        return self.texts[value]
-
-    def _start(self, node: Node, op: Collective, arguments: Sequence[Argument]) -> None:
+    def _start(self, node: Node, op: Collective) -> None:
         """Start a collective; its results are waited for where the first is read."""
         stem = local_stem(node.outputs[0].name)
-        handle = self.free_name(stem if len(node.outputs) == 1 else f"{stem}_bucket")
-        self._line(f"{handle} = {op.start(arguments)}", node)
+        handle = self.names.free(stem if len(node.outputs) == 1 else f"{stem}_bucket")
+        self.add(Start(node, op, handle))
         self._started.update(dict.fromkeys(node.outputs, (handle, node)))
         self.waits = True
 
@@ -185,39 +134,40 @@ class Writer:
         for other in node.outputs:
             del self._started[other]
         if len(node.outputs) == 1:
-            # The handle's name becomes the tensor's.
-            self.texts[value] = _named(handle, value.type)
-            self.line(f"({handle},) = yield {handle}")
+            self.names.named(value, handle)
         else:
-            names = ", ".join(self.name(other) for other in node.outputs)
-            self.line(f"{names} = yield {handle}; del {handle}")
+            for other in node.outputs:
+                self.names.name(other)
+        self.add(Wait(handle, node.outputs))
         self._probe(node)
         return node.outputs
 
     def _probe(self, node: Node, added: bool = False) -> None:
         """What the probe wants to have behind a node."""
         if self.probe is not None:
-            names = () if added else [self.argument(value).text for value in node.outputs]
+            names = () if added else [self.names.text(value) for value in node.outputs]
             for text in self.probe.after(node, added, names):
-                self.line(text)
+                self.add(Note(text))
 
     def block(
         self,
         nodes: Sequence[Node],
-        keep: set[Value],
-        accumulators: Mapping[str, tuple[str, Value]],
+        keep: Collection[Value],
+        accumulators: Mapping[str, Value] | None = None,
         more: bool = False,
         apart: bool = False,
     ) -> None:
-        """Write nodes in order. `keep` outlives them; `accumulators` gives the text of each target.
+        """Write nodes in order. `keep` outlives them; `accumulators` are the values that targets are known as.
 
         A result that only one accumulation or addition reads is added where it is made; if operations stand `apart`,
         or there is a probe, which wants to see every value, only into accumulators. Locals end with their last use:
         those of the last line with the function, unless it has `more` lines.
         """
+        texts = self.names.texts
+        accumulations = targets(nodes)
         adding = accumulated(nodes, keep)
         read = {value for node in nodes for value in node.inputs}
-        literal = literals(nodes, keep, {value for value in read if value in self.texts and self.texts[value].literal})
+        literal = literals(nodes, keep, {value for value in read if value in texts and texts[value].literal})
         units: Sequence[Node | Segment] = nodes
         if self.module is not None and self.module.compiled:
             units = segmented(nodes, keep, literal)
@@ -228,122 +178,90 @@ class Writer:
         last = {value: i for i, each in enumerate(reads) for value in each}
         local: set[Value] = set()
         count = len(units) + more
-        for i, node in enumerate(units):
-            if node in written:
+
+        def end(values: Iterable[Value], i: int) -> None:
+            """Let go of those of a unit's values that unit `i` is the last to read; the last unit leaves that to the
+            end of the function.
+            """
+            ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
+            if ended and i + 1 < count:
+                self.add(End(tuple(ended)))
+            local.difference_update(ended)
+
+        for i, unit in enumerate(units):
+            if unit in written:
                 continue
-            if isinstance(node, Segment):
-                local.update(value for read in node.inputs for value in self._arrived(read))
-                self._segment(node)
-                local.update(node.outputs)
-                self._end((*reads[i], *node.outputs), i, local, last, keep, count)
+            if isinstance(unit, Segment):
+                local.update(value for read in unit.inputs for value in self._arrived(read))
+                self._segment(unit)
+                local.update(unit.outputs)
+                end((*reads[i], *unit.outputs), i)
                 continue
-            if isinstance(node.op, (Receive, Send)):
+            node, op = unit, unit.op
+            if op.sends or op.receives:
                 continue
-            if isinstance(node.op, Constant):
-                text = node.op.emit((), (node.output.type,))
-                self.texts[node.output] = Argument(text, node.output.type, literal=True)
+            if op.literal is not None:
+                self.literal(node)
                 continue
-            if isinstance(node.op, Expand) and node.output in literal:
-                self.texts[node.output] = evolve(self.argument(node.inputs[0]), type=node.output.type)
+            if op.repeats and node.output in literal:
+                texts[node.output] = evolve(texts[node.inputs[0]], type=node.output.type)
                 continue
             local.update(value for read in reads[i] for value in self._arrived(read))
-            arguments = [self.argument(value) for value in node.inputs]
             outputs = node.outputs
-            if not node.op.takes_numbers:
-                arguments = [as_tensor(argument) for argument in arguments]
-            if isinstance(node.op, Collective):
-                self._start(node, node.op, arguments)
-            elif isinstance(node.op, Accumulate):
-                target = accumulators[node.op.target][0]
-                self._line(node.op.statement(target, arguments[0]), node)
-                self._probe(node)
-            elif node in adding:
-                self._added(node, adding[node], arguments, accumulators)
-                written.add(adding[node])
+            if (communication := collective(node)) is not None:
+                self._start(node, communication)
+            elif node in accumulations or node in adding:
+                accumulation = accumulations[adding.get(node, node)]
+                self.add(Add(node, self.names.taken(node), accumulation, (accumulators or {})[accumulation.target]))
+                self._probe(node, added=node in adding)
+                if node in adding:
+                    written.add(adding[node])
             else:
-                types = [value.type for value in outputs]
+                plus = None
                 if node in sums:
-                    outputs = (sums[node].output, *outputs[1:])
-                    expression = node.op.emit_sum(self.argument(reads[i][-1]), arguments, types)
-                else:
-                    expression = node.op.emit(arguments, types)
-                assert expression is not None
-                names = ", ".join(self.name(value) for value in outputs)
+                    outputs, plus = (sums[node].output, *outputs[1:]), reads[i][-1]
+                self.add(Compute(node, self.names.taken(node), outputs, plus))
+                for value in outputs:
+                    self.names.name(value)
+                if op.is_view:
+                    self.names.fixed.update(outputs)
                 local.update(outputs)
-                if isinstance(node.op, VIEWS):
-                    # What is viewed once more may be a copy, and ends with its line.
-                    self.texts.update((value, evolve(self.argument(value), views=None)) for value in outputs)
-                self._line(f"{names} = {expression}" if names else expression, node)
                 self._probe(node)
-            self._end((*reads[i], *outputs), i, local, last, keep, count)
+            end((*reads[i], *outputs), i)
         for value in list(self._started):
             self._arrived(value)
 
-    def _end(
-        self,
-        values: Iterable[Value],
-        i: int,
-        local: set[Value],
-        last: Mapping[Value, int],
-        keep: set[Value],
-        count: int,
-    ) -> None:
-        """Delete those of a unit's values that unit `i` of `count` is the last to read; the last unit leaves that to
-        the end of the function.
-        """
-        ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
-        if ended and i + 1 < count:
-            self.delete(ended)
-        local.difference_update(ended)
+    def literal(self, node: Node) -> None:
+        """Let a node's result be written as a number."""
+        type = node.output.type
+        self.names.texts[node.output] = Argument(node.op.emit((), (type,)), type, literal=True)
 
     def _segment(self, segment: Segment) -> None:
         """Call a segment, which is a function of the module."""
         assert self.module is not None
-        inner = Writer("")
+        inner = Writer()
         given = []
-        names = []
         for value in segment.inputs:
-            outer = self.argument(value)
+            outer = self.names.texts[value]
             if outer.literal:
-                inner.texts[value] = outer
+                inner.names.texts[value] = outer
             else:
-                names.append(inner.name(value, outer.text if outer.text.isidentifier() else None))
-                given.append(outer.text)
+                inner.names.name(value, outer.text if value in self.names.local else None)
+                given.append(value)
+        arguments = inner.names.list(given)
         # Nothing is changed in place there, and torch puts sums to what they are of by itself.
-        inner.block(segment.nodes, set(segment.outputs), {}, apart=True)
-        results = ", ".join(inner.argument(value).text for value in segment.outputs)
+        inner.block(segment.nodes, set(segment.outputs), apart=True)
+        inner.add(Return(segment.outputs))
         name = self.module.shared(
             f"{self.stem}_segment",
-            ", ".join(names),
-            [*inner.body(), f"return {results}"],
+            arguments,
+            inner.body(),
             "@kernels.compiled\n",
             tuple(value.type for value in segment.inputs),
         )
-        left = ", ".join(self.name(value) for value in segment.outputs)
-        self.line(f"{left} = {name}({', '.join(given)})")
-
-    def _added(
-        self,
-        node: Node,
-        accumulation: Node,
-        arguments: Sequence[Argument],
-        accumulators: Mapping[str, tuple[str, Value]],
-    ) -> None:
-        """Write a node's result straight into its accumulator."""
-        assert isinstance(accumulation.op, Accumulate)
-        text, _ = accumulators[accumulation.op.target]
-        statement = node.op.emit_added(Argument(text, accumulation.op.type), arguments, node.output.type)
-        assert statement is not None
-        self._line(statement, node)
-        self._probe(node, added=True)
-
-    def _line(self, text: str, node: Node) -> None:
-        self.line(text + (f"  # {place_text(node.span)}" if node.span else ""))
-
-
-def _named(text: str, type: Type) -> Argument:
-    """A local tensor, whose views are marked until it is known how many lines take each."""
-    return Argument(text, type, views=lambda how: f"\0{text}\1{how}\2")
+        for value in segment.outputs:
+            self.names.name(value)
+        self.add(Call(name, tuple(given), segment.outputs))
 
 
 def _reads(unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node]) -> tuple[Value, ...]:
@@ -354,30 +272,3 @@ def _reads(unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[
         return unit.inputs
     (other,) = (value for value in sums[unit].inputs if value is not unit.outputs[0])
     return (*unit.inputs, other)
-
-
-def place_text(span: Span) -> str:
-    """`gpt.par:31`, with nothing of the file's name that could end a comment."""
-    name = re.sub(r"[^\w./ -]", "_", span.source.name)
-    return f"{name[-80:]}:{span.line}"
-
-
-def local_stem(name: str) -> str:
-    """A Python name from a value's: `d(gpt.layer.3.mlp.h)` is `d_h`."""
-    prefix = ""
-    while (match := re.fullmatch(r"(\w+)\((.*)\)(.*)", name)) is not None:
-        prefix += f"{match[1]}_"
-        name = match[2] + match[3]
-    parts = [part for part in re.split(r"[.@]", name.split("~")[0]) if part and not part.isdigit()]
-    stem = parts[-1] if parts else "value"
-    if stem in ENDINGS and len(parts) > 1:
-        stem = f"{parts[-2]}_{stem}"
-    stem = prefix + re.sub(r"\W", "_", stem)
-    # A trailing underscore keeps names of the file apart from Python's, and from those of emitted functions.
-    return f"{stem}_" if stem in RESERVED or FUNCTION_NAME.fullmatch(stem) else stem
-
-
-# What the compiler puts behind the name of the value that something is made from.
-ENDINGS = ("again", "portion", "rate", "denominator", "keep", "total", "whole", "part", "gathered", "reduced", "moved")
-RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
-FUNCTION_NAME = re.compile(r".*_(forward|backward|weight|prologue|reduce|finish|update|segment)(_\d+)?")

@@ -137,7 +137,7 @@ def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str
                 continue
             own = found.setdefault(path, _Candidate(path, whole))
             if isinstance(node.op, Collective):
-                own.seconds += sum(launch_seconds(moves, node))
+                own.seconds += sum(launch_seconds(moves, node, node.op))
             else:
                 own.seconds += seconds(node, state.device)
             own.bytes += sum(v.type.bytes for v in node.outputs if v in later and v not in leaving)

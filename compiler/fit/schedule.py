@@ -93,7 +93,7 @@ def _searched(
             return found
         left -= excess
     message = (
-        f"schedule `{state.schedule_call.call.name}` finds no order that needs at most {limit:,.0f} bytes on each rank"
+        f"schedule `{state.schedule_call.call.name}` found no order that needs at most {limit:,.0f} bytes on each rank"
     )
     raise refuse("E0505", message, span, help="allow more memory, or `recompute` more")
 

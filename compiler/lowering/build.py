@@ -11,20 +11,15 @@ from math import prod
 
 from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Scope, Value
 from partita.compiler.lowering.functions import Site, lower
-from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.lookup import Gather
-from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
+from partita.compiler.ops.pointwise import Constant, Pointwise
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
-from partita.compiler.ops.shape import Expand, Merge, Rename, Slice, Split
+from partita.compiler.ops.shape import Expand
 from partita.dsl import spec
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
-# Operations through which a tensor is still that tensor, for the questions of who reads it and how. A dropout is none,
-# also where it drops nothing.
-VIEWS = (Cast, Merge, Rename, Slice, Split)
+EQUAL = Pointwise("equal")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
@@ -161,7 +156,9 @@ class _Builder(Builder):
 
 
 class _Readers:
-    """Who reads inputs and parameters, directly or through views."""
+    """Who reads inputs and parameters, directly or in another form. A dropout is none of these, also where it drops
+    nothing.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.readers: dict[Value, list[tuple[Node, int]]] = {}
@@ -170,7 +167,7 @@ class _Readers:
         for node in nodes:
             for position, value in enumerate(node.inputs):
                 self.readers.setdefault(roots.get(value, value), []).append((node, position))
-            if isinstance(node.op, VIEWS):
+            if node.op.transparent:
                 (source,) = node.inputs
                 roots[node.output] = roots.get(source, source)
 
@@ -178,11 +175,10 @@ class _Readers:
         """The axis that an integer input indexes; the shortest, if several."""
         axes = []
         for node, position in self.readers.get(value, ()):
-            if isinstance(node.op, Gather) and position == 0:
-                axes.append(node.inputs[1].type.axis(node.op.over))
-            elif isinstance(node.op, NegativeLogLikelihood) and position == 1:
-                axes.append(node.inputs[0].type.axis(node.op.over))
-            elif isinstance(node.op, Pointwise) and node.op.function == "equal":
+            ids = node.op.ids([each.type for each in node.inputs])
+            if ids is not None and ids[0] == position:
+                axes.append(ids[1])
+            elif node.op == EQUAL:
                 best = self.producers.get(node.inputs[1 - position])
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
                     axes.append(best.inputs[0].type.axis(best.op.over))
@@ -190,14 +186,13 @@ class _Readers:
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""
-        return any(isinstance(node.op, (Dot, Gather)) for node, _ in self.readers.get(value, ()))
+        return any(node.op.reads_weights for node, _ in self.readers.get(value, ()))
 
     def fans(self, value: Value) -> tuple[int, int]:
         """Fan-in, what its first `dot` sums, and fan-out, the rest; without a `dot`, all but the last axis and that."""
         sizes = value.type.shape
         for node, position in self.readers.get(value, ()):
-            if isinstance(node.op, Dot):
-                type = node.inputs[position].type
-                summed = prod(type.axis(name).size for name in node.op.over)
-                return summed, max(1, type.elements // summed)
+            fans = node.op.fans(node.inputs[position].type)
+            if fans is not None:
+                return fans
         return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)

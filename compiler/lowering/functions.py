@@ -1,4 +1,5 @@
-"""The language's functions in terms of primitive operations: one short function each.
+"""The language's functions in terms of primitive operations: one short function each, where it takes more than the
+operation of the same name.
 
 Comes in: a builder, an `Apply` of the spec, its operands as values. Goes out: the result. Types were checked with
 the spec. The float of the computation is the builder's business: operands come in it, results leave in it (scalars
@@ -14,13 +15,12 @@ from attrs import frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
-from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
-from partita.compiler.ops.op import accumulation
+from partita.compiler.ops.op import accumulation, make
 from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
-from partita.compiler.ops.position import Dropout, Iota, Random, Rope
+from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
 from partita.dsl.types import Type
@@ -43,10 +43,12 @@ LOWERINGS: dict[str, Lowering] = {}
 
 
 def lowering(*names: str) -> Callable[[Lowering], Lowering]:
-    """Register the lowering of a language function."""
+    """Register the lowering of a language function. ValueError where it has one."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
+            if name in LOWERINGS:
+                raise ValueError(f"there is a lowering of `{name}` already")
             LOWERINGS[name] = function
         return function
 
@@ -69,17 +71,13 @@ LANGUAGE_POINTWISE = tuple(name for name in FUNCTIONS if not name.endswith("_gra
 
 
 def lower(function: str, site: Site) -> Value:
-    """The value of a function of the language applied at a site."""
-    if function in LANGUAGE_POINTWISE:
-        operands = unified(site.build, site.operands)
-        return site.build.apply(Pointwise(function), *operands, name=site.name)
-    return LOWERINGS[function](site)
-
-
-@lowering("dot")
-def _dot(site: Site) -> Value:
-    a, b = unified(site.build, site.operands)
-    return site.build.apply(Dot(site.options["over"]), a, b, name=site.name)
+    """The value of a function of the language applied at a site. A function that is not lowered here is the operation
+    of its name, whose fields are its options.
+    """
+    if function in LOWERINGS:
+        return LOWERINGS[function](site)
+    op = Pointwise(function) if function in LANGUAGE_POINTWISE else make(function, **site.options)
+    return site.build.apply_all(op, *unified(site.build, site.operands), name=site.name)[0]
 
 
 @lowering("attend")
@@ -234,12 +232,6 @@ def _dropout(site: Site) -> Value:
     whole = tuple((axis.name, axis.size) for axis in axes)
     mask = site.build.apply(Random("keep", rate, key, axes, whole, "bool"))
     return site.build.apply(Dropout(rate), x, mask, name=site.name)
-
-
-@lowering("rope")
-def _rope(site: Site) -> Value:
-    o = site.options
-    return site.build.apply(Rope(o["over"], o["pairs"], float(o["base"])), *site.operands, name=site.name)
 
 
 @lowering("iota")

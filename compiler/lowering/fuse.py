@@ -30,8 +30,8 @@ def fuse(graph: Graph) -> Graph:
     instead: dict[Node, Node | None] = {}  # None for what the operation has made needless
     for node in graph.nodes:
         if isinstance(node.op, NormalizeGradient) and node.op.center:
-            found = _parts(node, producers, readers)
-            inner = {value for part in found for value in part.outputs if not isinstance(part.op, Reduce)}
+            found = _parts(node, node.op, producers, readers)
+            inner = {value for part in found[:2] for value in part.outputs}
             if found and inner.isdisjoint(outputs):
                 scaled, _, to_scale, to_shift = found
                 d, scale = scaled.inputs
@@ -45,16 +45,15 @@ def fuse(graph: Graph) -> Graph:
 
 
 def _parts(
-    gradient: Node, producers: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
+    gradient: Node, op: NormalizeGradient, producers: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
 ) -> tuple[Node, ...]:
     """The cotangent times the scale, and times the normalized tensor; the scale's gradient and the shift's. Or none."""
-    assert isinstance(gradient.op, NormalizeGradient)
     scaled = producers.get(gradient.inputs[0])
     if scaled is None or scaled.op != MULTIPLY or len(readers[scaled.output]) > 1:
         return ()
     d, scale = scaled.inputs
     y = gradient.inputs[1]
-    if set(scale.type.names) != set(gradient.op.over) or len({v.type.dtype for v in (d, y, scale)}) > 1:
+    if set(scale.type.names) != set(op.over) or len({v.type.dtype for v in (d, y, scale)}) > 1:
         return ()
 
     def sole(value: Value, op: Op, *others: Value) -> Node | None:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Gradient, Graph, Node, Phase, Value
-from partita.compiler.ops.pointwise import Constant, Detach, constant, pointwise
-from partita.compiler.ops.position import Random
+from partita.compiler.ops.pointwise import Constant, constant, pointwise
 from partita.dsl.diagnostic import Diagnostic, Refused
 
 
@@ -30,10 +29,14 @@ def differentiate(graph: Graph) -> Graph:
     names = [value.name for node in graph.nodes for value in node.outputs]
     build = Builder([*names, *(p.name for p in graph.parameters), *(i.value.name for i in graph.inputs)])
     build.phase = Phase.BACKWARD
-    build.constants = {node.output: node.op for node in graph.nodes if isinstance(node.op, Constant)}
+    build.literals = {node.output: node.op.literal for node in graph.nodes if node.op.literal is not None}
     contributions: dict[Value, list[tuple[Value, Node]]] = {}
     marked: set[Value] = set()
     renamed: dict[Value, Value] = {}
+
+    def cotangent_of(value: Value, unnamed: Value) -> Value:
+        """A cotangent under its value's name."""
+        return Value(build.unique(f"d({value.name})"), unnamed.type, of=value.tensor, cotangent=True)
 
     def cotangent(value: Value, home: Node) -> Value | None:
         """The sum of a value's contributions, in the order in which they arose.
@@ -57,7 +60,7 @@ def differentiate(graph: Graph) -> Graph:
         for part in sums[1:]:
             result = pointwise(build, "add", result, part)
         if result not in renamed:
-            renamed[result] = Value(build.unique(f"d({value.name})"), result.type)
+            renamed[result] = cotangent_of(value, result)
         if value in activations:
             marked.add(result)
         return result
@@ -102,7 +105,7 @@ def differentiate(graph: Graph) -> Graph:
     for parameter in graph.parameters:
         for d, reader in contributions[parameter.value]:
             if d not in renamed:
-                renamed[d] = Value(build.unique(f"d({parameter.name})"), d.type)
+                renamed[d] = cotangent_of(parameter.value, d)
             gradients_out.append(Gradient(parameter.name, d, reader.stage))
     joint = evolve(graph, nodes=graph.nodes + tuple(build.nodes), gradients=tuple(gradients_out))
     return _renamed(_phased(without_dead(joint), marked), renamed)
@@ -112,7 +115,7 @@ def _differentiable(graph: Graph) -> set[Value]:
     """Values whose cotangent is wanted: parameters, and floats that depend on one."""
     wanted = {parameter.value for parameter in graph.parameters}
     for node in graph.nodes:
-        if not isinstance(node.op, Detach) and any(value in wanted for value in node.inputs):
+        if node.op.differentiable and any(value in wanted for value in node.inputs):
             wanted.update(value for value in node.outputs if value.type.is_float)
     return wanted
 
@@ -121,7 +124,7 @@ def _data_dependent(graph: Graph) -> set[Value]:
     """Values that depend on the model's inputs or on random numbers."""
     dependent = {each.value for each in graph.inputs}
     for node in graph.nodes:
-        if isinstance(node.op, Random) or any(value in dependent for value in node.inputs):
+        if node.op.random or any(value in dependent for value in node.inputs):
             dependent.update(node.outputs)
     return dependent
 

@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
-from partita.compiler.layout import MAX, SUM, State
+from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.lowering.gradients import without_dead
 from partita.compiler.ops.op import Op, Way, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch, Positioned
+from partita.compiler.ops.position import TIME, Microbatch
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.fits import unequal
 from partita.dsl.source import Span
@@ -111,7 +111,7 @@ class _Splitter:
             self.inputs.append(each)
             return
         self.state[each.value] = self.batch
-        part = Value(each.value.name, type.resized(self.batch, self._divided(self.batch, each.value, each)))
+        part = evolve(each.value, type=type.resized(self.batch, self._divided(self.batch, each.value, each)))
         self.local[each.value] = part
         self.inputs.append(evolve(each, value=part, batch=self.batch))
 
@@ -184,7 +184,7 @@ class _Splitter:
         """Whether a way cuts nothing but what is cut: results follow operands, or the node makes the batch itself."""
         if self._cuts_itself(node):
             return self.batch in way.results
-        return any(map(_is_axis, way.operands)) or not any(map(_is_axis, way.results))
+        return any(map(is_split, way.operands)) or not any(map(is_split, way.results))
 
     def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
         """What it costs to bring a value from one state to another; None if it cannot be. `alone`: its reader is."""
@@ -216,7 +216,7 @@ class _Splitter:
         if (value, axis) not in self.parts:
             size = self._divided(axis, whole, self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
-            self.parts[value, axis] = self.build.apply(op, whole, name=f"{value.name}.of_microbatch")
+            self.parts[value, axis] = self.build.derive(op, value, whole, ending="of_microbatch")
         return self.parts[value, axis]
 
     def _portion(self, value: Value) -> Value:
@@ -225,8 +225,7 @@ class _Splitter:
         if key not in self.portions:
             local = self.local[value]
             share = self.build.apply(Constant(1 / self.count, local.type.dtype))
-            name = f"{value.name}.portion"
-            self.portions[key] = self.build.apply(Pointwise("multiply"), local, share, name=name)
+            self.portions[key] = self.build.derive(Pointwise("multiply"), value, local, share, ending="portion")
         return self.portions[key]
 
     def _over_whole_batch(self, value: Value) -> Value:
@@ -237,12 +236,12 @@ class _Splitter:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
                 else:
-                    whole = self.build.value(f"{each.value.name}.whole", each.value.type)
+                    whole = self.build.part(each.value, "whole")
                     self.whole[each.value] = whole
                     self.inputs.append(evolve(each, value=whole, batch=None))
         for node in self.source.nodes:
             if any(result in wanted and result not in self.whole for result in node.outputs):
-                outputs = tuple(self.build.value(f"{v.name}.whole", v.type) for v in node.outputs)
+                outputs = tuple(self.build.part(v, "whole") for v in node.outputs)
                 self.whole.update(zip(node.outputs, outputs, strict=True))
                 inputs = tuple(self.whole[operand] for operand in node.inputs)
                 self.prologue.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.PROLOGUE))
@@ -252,20 +251,15 @@ class _Splitter:
         results: Iterable[State] = way.results if way else (None,) * len(node.outputs)
         op = node.op
         if way is not None:
-            cut = dict.fromkeys(s for s in (*way.operands, *way.results) if s not in (None, SUM, MAX))
-            for axis in cut:
-                assert axis is not None
-                op = op.resized(axis, self._part(node, axis))
-                if isinstance(op, Positioned):
-                    op = op.sharded(axis, TIME, self.count)
+            for axis in split_axes((*way.operands, *way.results)):
+                op = op.sharded(axis, self._part(node, axis), TIME, self.count)
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state
             type = value.type
-            if state not in (None, SUM, MAX):
-                assert state is not None
+            if is_split(state):
                 type = type.resized(state, self._part(node, state))
-            local = value if type == value.type else Value(value.name, type)
+            local = value if type == value.type else evolve(value, type=type)
             self.local[value] = local
             outputs.append(local)
         self.build.nodes.append(evolve(node, op=op, inputs=tuple(operands), outputs=tuple(outputs)))
@@ -288,10 +282,10 @@ class _Splitter:
         partial = any(state in (SUM, MAX) for state in states)
         what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
         if partial:
-            message = f"{what} is applied to a sum over `{self.batch}`, which microbatches make in parts"
+            message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
         else:
-            message = f"{what} needs the whole of `{self.batch}`, which microbatches cut"
+            message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
         notes = [
             f"{value.name}: {value.type}, {_described(state, self.batch)}"
@@ -310,10 +304,10 @@ class _Splitter:
         state = self.state[value]
         node = self.producers.get(value)
         self.build.at(reader or node or next(each for each in self.source.nodes if value in each.inputs))
-        if state not in (None, SUM, MAX):
+        if is_split(state):
             raise refuse(
                 "E0407",
-                f"`{name}` still has the axis `{state}`, which microbatches cut",
+                f"`{name}` still has the axis `{state}`, which is split into microbatches",
                 node.span if node else None,
                 help="reduce over it",
             )
@@ -374,7 +368,7 @@ class _Splitter:
             for operand in node.inputs:
                 if operand in self.state and operand not in totals:
                     totals[operand] = self._at_the_end(node, operand, original)
-            outputs = tuple(Value(self.build.unique(f"{v.name}.total"), v.type) for v in node.outputs)
+            outputs = tuple(self.build.part(v, "total") for v in node.outputs)
             totals.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(totals[operand] for operand in node.inputs)
             self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
@@ -383,26 +377,22 @@ class _Splitter:
     def _at_the_end(self, node: Node, value: Value, original: Node) -> Value:
         """A value that a put-off node reads. `original` is the node where it stood."""
         producer = self.producers.get(value)
-        if self.state[value] is None and producer is not None and isinstance(producer.op, Constant):
-            constant = Value(self.build.unique(f"{value.name}.total"), value.type)
+        if self.state[value] is None and producer is not None and producer.op.literal is not None:
+            constant = self.build.part(value, "total")
             self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
             return constant
-        if self.state[value] not in (None, SUM, MAX):
+        if is_split(self.state[value]):
             raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
         if (value, node.stage) not in self.totals:
             name = f"sum {value.name} on {node.stage}"
             if producer is None and original.stage != node.stage:
                 # A parameter is where it is read, and sent from there.
                 self.build.at(original).phase = Phase.FORWARD
-                sent = self.build.apply(Detach(), self.local[value], name=f"{value.name}.sent")
+                sent = self.build.derive(Detach(), value, self.local[value], ending="sent")
             else:
                 sent = self.local[value]
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
-
-
-def _is_axis(state: State) -> bool:
-    return state not in (None, SUM, MAX)
 
 
 def _described(state: State, batch: str) -> str:

@@ -82,9 +82,9 @@ def place(
     if idle and not stage_rules:
         raise refuse(
             "E0404",
-            f"stage {idle[0]} of {pipeline.stages} holds nothing",
+            f"stage {idle[0]} of {pipeline.stages} is empty",
             pipeline.span,
-            help="place work on it, or use fewer ranks or chunks",
+            help="place operations on it, or use fewer ranks or chunks",
         )
     return placed
 
@@ -125,7 +125,9 @@ def _balanced_turns(
     """The stage of every turn of the staged repeats, in program order."""
     (rule, *others) = rules
     if others:
-        raise refuse("E0404", "a layout has one `stage` rule", others[0].span, help="name all repeats in one rule")
+        raise refuse(
+            "E0404", "a layout has at most one `stage` rule", others[0].span, help="name all repeats in one rule"
+        )
     names = _repeats(graph, rule.repeats)
     for repeat in rule.repeats:
         if repeat not in names.values():
@@ -154,18 +156,18 @@ def _balanced_turns(
         if len(rule.counts) != stages or sum(rule.counts) != len(paths):
             raise refuse(
                 "E0404",
-                f"`stage` gives {len(rule.counts)} counts of {sum(rule.counts)} turns in all, "
-                f"for {stages} stages and {len(paths)} turns",
+                f"`stage` gives {len(rule.counts)} counts, {sum(rule.counts)} layers in all, "
+                f"for {stages} stages and {len(paths)} layers",
                 rule.span,
                 notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
-                help="give one count for each stage, together as many as there are turns",
+                help="give one count for each stage, adding up to the number of layers",
             )
         counts = rule.counts
     else:
         if len(paths) < stages:
             raise refuse(
                 "E0403",
-                f"{stages} stages for {len(paths)} turns of `{', '.join(rule.repeats)}`",
+                f"{stages} stages for {len(paths)} iterations of `{', '.join(rule.repeats)}`",
                 rule.span,
                 notes=[f"{pipeline.ranks} ranks × {pipeline.chunks} chunks = {stages} stages"],
                 help="use fewer ranks or chunks, or repeat more often",
@@ -202,25 +204,23 @@ def _cut(
     Costs are sums of floats: differences within rounding are no reason for an uneven cut.
     """
     n = len(total) - 1
-    # best[i]: cost and counts of the first i values in the parts so far.
-    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ())] + [None] * n
+    # best[i]: cost and counts of the first i values in the parts so far, where these can be cut so.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for part in range(parts):
-        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (n + 1)
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in range(part + 1, n - (parts - part - 1) + 1):
             for start in range(end - 1, part - 1, -1):
                 own = total[end] - total[start]
                 if own > most:
                     break  # longer parts cost more still
-                before = best[start]
+                before = best.get(start)
                 if before is None:
                     continue
-                cost, known = joined(before[0], own), following[end]
+                cost, known = joined(before[0], own), following.get(end)
                 if known is None or cost < known[0] * (1 - NEAR):
                     following[end] = cost, (*before[1], end - start)
         best = following
-    found = best[n]
-    assert found is not None
-    return found
+    return best[n]
 
 
 # ---------------------------------------------------------------- place
@@ -268,7 +268,7 @@ def _wishes(
                 names = [s.name for s in graph.scopes] + [p.name.rsplit(".", 1)[-1] for p in graph.parameters]
                 raise refuse(
                     "E0409",
-                    f"`{'.'.join(path)}` names no block, repeat, parameter or value of the model",
+                    f"`{'.'.join(path)}` is not a block, repeat, parameter or value of the model",
                     span,
                     help=_nearest_help(names),
                 )
@@ -283,7 +283,7 @@ def _wishes(
             if values:
                 raise refuse(
                     "E0404",
-                    f"value `{'.'.join(path)}` stands on one stage, not on {rule.first} to {rule.last}",
+                    f"value `{'.'.join(path)}` is on one stage, not on {rule.first} to {rule.last}",
                     span,
                 )
 
@@ -314,7 +314,7 @@ def _over_range(graph: Graph, scope: str, rule: PlaceRule, span: Span, cost: Cal
     if len(costs) < count:
         raise refuse(
             "E0403",
-            f"`{scope}` has {len(costs)} turns to spread over {count} stages",
+            f"`{scope}` has {len(costs)} iterations for {count} stages",
             span,
             help="place it on fewer stages, or repeat more often",
         )
@@ -347,15 +347,14 @@ def _spread(graph: Graph, turns: dict[str, int], explicit: Sequence[int | None])
         if stage is not None:
             at |= dict.fromkeys(node.outputs, stage)
     # Without a `stage` rule: what nothing placed feeds goes where it is first read.
-    for i in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[i]
-        if stages[i] is None:
-            stages[i] = min((at[value] for value in node.outputs if value in at), default=0)
-        stage = stages[i]
-        assert stage is not None
+    found: list[int] = []
+    for node, stage in zip(reversed(graph.nodes), reversed(stages), strict=True):
+        if stage is None:
+            stage = min((at[value] for value in node.outputs if value in at), default=0)
         for value in node.inputs:
             at[value] = min(at.get(value, stage), stage)
-    return [stage if stage is not None else 0 for stage in stages]
+        found.append(stage)
+    return found[::-1]
 
 
 def _check_parameters(graph: Graph, rules: Sequence[PlaceRule]) -> None:

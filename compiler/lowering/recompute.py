@@ -13,7 +13,6 @@ from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value, without_turns
 from partita.compiler.lowering.placement import named_scopes
-from partita.compiler.ops.pointwise import Constant
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import RecomputeRule
 
@@ -41,7 +40,7 @@ def recompute(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[st
             and node.phase is Phase.FORWARD
             and home[value] is not None
             and value not in leaving
-            and not isinstance(node.op, Constant)
+            and node.op.literal is None
         )
 
     def copy(wanted: Value, phase: Phase) -> None:
@@ -57,7 +56,7 @@ def recompute(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[st
             if missing:
                 stack.extend(missing)
                 continue
-            outputs = tuple(Value(f"{v.name}.again", v.type) for v in node.outputs)
+            outputs = tuple(v.derived(f"{v.name}.again") for v in node.outputs)
             copies.update(zip(node.outputs, outputs, strict=True))
             inputs = tuple(copies.get(v, v) if inner(v) else v for v in node.inputs)
             nodes.append(evolve(node, inputs=inputs, outputs=outputs, phase=phase))
@@ -89,7 +88,7 @@ def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, boo
             if not paths:
                 raise refuse(
                     "E0409",
-                    f"`{'.'.join(path)}` names no block or repeat of the model",
+                    f"`{'.'.join(path)}` is not a block or repeat of the model",
                     span,
                     help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
                 )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from attrs import evolve
 
 from partita.compiler.graph import Graph, Node, Phase, Value
-from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Constant, Pointwise
 
 _PHASES = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # in the order in which they run; 0 is never
 # How many operations in a row are made again, at most, for one value. Of a longer chain the backward pass, which needs
@@ -32,7 +31,7 @@ def rematerialize(graph: Graph, gathered: bool) -> Graph:
         if value in needed and value not in copies:
             node = producers[value]
             inputs = tuple(copy(each) for each in node.inputs)
-            copies[value] = Value(f"{value.name}.again", value.type)
+            copies[value] = value.derived(f"{value.name}.again")
             nodes.append(evolve(node, inputs=inputs, outputs=(copies[value],), phase=_NAMES[needed[value]]))
         return copies.get(value, value)
 
@@ -56,7 +55,7 @@ def _needed(graph: Graph, producers: dict[Value, Node], gathered: bool) -> dict[
         reach = min((_reach(each, node, producers, until) for each in node.inputs), default=0)
         depth = 1 + max((again.get(each, 0) for each in node.inputs), default=0)
         until[value] = last.get(value, 0)
-        if reach and _cheap(node) and value not in elsewhere and depth <= DEPTH:
+        if reach and node.op.cheap and value not in elsewhere and depth <= DEPTH:
             again[value] = depth
             latest[value] = reach
             until[value] = max(until[value], reach)
@@ -76,7 +75,7 @@ def _reach(value: Value, reader: Node, producers: dict[Value, Node], until: dict
     node = producers.get(value)
     if node is None:
         return until.get(value, 2)
-    if isinstance(node.op, Constant):
+    if node.op.literal is not None:
         return 2
     return until.get(value, 0) if node.stage == reader.stage else 0
 
@@ -96,10 +95,3 @@ def _readers(graph: Graph, forward: dict[Value, Node]) -> tuple[dict[Value, int]
             if value in forward and forward[value].stage != node.stage:
                 elsewhere.add(value)
     return first, last, elsewhere
-
-
-def _cheap(node: Node) -> bool:
-    """Whether a node costs one pass over memory."""
-    if isinstance(node.op, Pointwise):
-        return FUNCTIONS[node.op.function].flops <= 2
-    return isinstance(node.op, Cast)

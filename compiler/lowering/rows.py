@@ -16,5 +16,5 @@ def of_more_rows(model: Model, batch: str, times: int) -> Model:
     if batch not in axes.declared:
         return model
     if batch in axes.parameters or any(batch in (each.whole, *each.parts) for each in axes.relations):
-        raise refuse("E0407", f"`{model.name}` is written for so many rows of `{batch}`", model.span)
+        raise refuse("E0407", f"`{model.name}` depends on the number of rows of `{batch}`", model.span)
     return evolve(model, body=Resized({batch: times * axes.declared[batch]}).body(model.body))

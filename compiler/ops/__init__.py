@@ -1,34 +1,17 @@
-"""The primitive operations: one class each, registered by name in `partita.compiler.ops.op.OPS`."""
+"""The primitive operations, one class each: every module of this folder, registered by name in `OPS`.
 
-from partita.compiler.ops import (
-    attend,
-    collective,
-    communication,
-    dot,
-    lookup,
-    loss,
-    normalize,
-    optimizer,
-    pointwise,
-    position,
-    reduce,
-    shape,
-)
+An operation of the language takes three files: the rule that gives it a type, in `partita.dsl.rules`; the operation
+here, under the function's name, whose fields are the options that the rule returns; and its kernel in
+`partita.runtime.kernels`, if one expression over torch is not enough. A function that takes several operations has a
+lowering too, in `partita.compiler.lowering.functions`.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
 from partita.compiler.ops.op import OPS, Op
 
-__all__ = [
-    "OPS",
-    "Op",
-    "attend",
-    "collective",
-    "communication",
-    "dot",
-    "lookup",
-    "loss",
-    "normalize",
-    "optimizer",
-    "pointwise",
-    "position",
-    "reduce",
-    "shape",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["OPS", "Op"]

@@ -28,6 +28,16 @@ class _Attention(Positioned):
     scale: float
     mask: bool
     bias: bool
+    fusible = False
+
+    def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
+        """Those of all its products."""
+        return ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions, where only earlier keys are seen."""
+        return (self.over,) if self.causal else ()
 
     def _check(self, q: Type, *others: Type) -> None:
         """Sizes agree, but for queries' own positions."""
@@ -161,6 +171,10 @@ class Attend(_Attention):
         full = 4 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
 
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """All."""
+        return self.flops(operands, results)
+
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Repeated keys and values; with a mask or bias, scores and their exponentials."""
         return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands)
@@ -227,6 +241,10 @@ class AttendGradient(_Attention):
         """Five products: the scores again, and two for each of the two forward ones."""
         full = 10 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
+
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """Those of four products of the five: scores are made again."""
+        return self.flops(operands, results) * 4 / 5
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Repeated keys and values, their gradients; with a mask or bias, scores, probabilities and their gradients."""

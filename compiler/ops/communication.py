@@ -8,14 +8,34 @@ from partita.compiler.ops.op import Argument, Op, Way, op
 from partita.dsl.types import Type
 
 
+class Transfer(Op):
+    """Base of both ends of a message: of `value`, in a direction of the pipeline."""
+
+    value: str
+    direction: str
+
+    def stages(self, own: int) -> tuple[int, int]:
+        """The stage that sends and the one that receives, if this end is on stage `own`."""
+        raise NotImplementedError
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """None."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """Not an expression: the runtime takes what is sent from the frame, and puts what arrives there."""
+        raise AssertionError("messages are the runtime's")
+
+
 @op("send")
-class Send(Op):
+class Send(Transfer):
     """Send the operand, called `value`, to stage `destination`, in a direction of the pipeline."""
 
     value: str
     destination: int
     direction: str
     results = ()
+    sends = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -25,19 +45,21 @@ class Send(Op):
         """Any axis."""
         return tuple(Way((name,), ()) for name in operands[0].names)
 
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
-        return 0
+    def stages(self, own: int) -> tuple[int, int]:
+        """From here."""
+        return own, self.destination
 
 
 @op("receive")
-class Receive(Op):
+class Receive(Transfer):
     """Receive `value`, of a known type, from stage `source`."""
 
     value: str
     source: int
     direction: str
     type: Type
+    receives = True
+    allocates = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """As it was sent."""
@@ -47,10 +69,6 @@ class Receive(Op):
         """Any axis."""
         return tuple(Way((), (name,)) for name in self.type.names)
 
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
-        return 0
-
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """Not an expression: the runtime puts what arrives into the frame."""
-        raise AssertionError("receives are the runtime's")
+    def stages(self, own: int) -> tuple[int, int]:
+        """To here."""
+        return self.source, own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
@@ -26,6 +27,14 @@ class Dot(Op):
     """
 
     over: tuple[str, ...]
+    sums = True
+    reads_weights = True
+    fusible = False
+
+    def fans(self, type: Type) -> tuple[int, int] | None:
+        """What is summed, and the rest."""
+        summed = prod(type.axis(name).size for name in self.over)
+        return summed, max(1, type.elements // summed)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """a's remaining axes, then b's."""
@@ -47,25 +56,26 @@ class Dot(Op):
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product."""
-        a = operands[0]
-        depth = 1
-        for name in self.over:
-            depth *= a.axis(name).size
-        return 2 * depth * results[0].elements
+        return 2 * prod(operands[0].axis(name).size for name in self.over) * results[0].elements
+
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """All."""
+        return self.flops(operands, results)
+
+    def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
+        """None of two vectors: their product is a reduction."""
+        return _Plan(self, operands).sizes if results[0].axes else None
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By rows, depth and columns of the matrices, and how many there are."""
-        plan = _Plan(self, [Argument("x", type) for type in operands])
-        rows, columns = plan.matrix_shape
-        sizes = (float(rows), float(_size(plan.depth)), float(columns))
-        work = float(self.flops(operands, results))
-        if plan.batch:
-            return Kernel("dot.batched", (float(_size(plan.batch)), *sizes), work)
-        return Kernel("dot.turned" if plan.left_is_turned else "dot", sizes, work)
+        """By how many matrices there are, if several, and their rows, depth and columns."""
+        plan = _Plan(self, operands)
+        name = "dot.batched" if plan.batch else "dot.turned" if plan.left_is_turned else "dot"
+        sizes = (*plan.sizes[3:], *plan.sizes[:3])
+        return Kernel(name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """oneDNN copies a left matrix that lies transposed in memory."""
-        plan = _Plan(self, [Argument("x", type) for type in operands])
+        plan = _Plan(self, operands)
         return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
@@ -73,39 +83,46 @@ class Dot(Op):
         a, b = node.inputs
         return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
 
+    def views(self, operands: Sequence[Type]) -> Sequence[str]:
+        """Matrices."""
+        plan = _Plan(self, operands)
+        return () if plan.batch or not plan.result_axes else plan.views()
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`torch.mm` of matrix views, `torch.bmm` with batch axes."""
-        plan = _Plan(self, arguments)
+        plan = _Plan(self, [each.type for each in arguments])
         if not plan.result_axes and not plan.batch:
             order = arguments[0].type.names
             other = permuted(arguments[1].text, arguments[1].type.names, order)
             return f"torch.dot({arguments[0].text}.reshape(-1), {other}.reshape(-1))"
-        left, right = plan.matrices()
+        left, right = plan.matrices(arguments)
         large = self._large(plan, results)
         product = f"{'torch.bmm' if plan.batch else 'kernels.matmul' if large else 'torch.mm'}({left}, {right})"
         text = product if plan.flat else f"{product}.view{shape_text(plan.product_shape)}"
         return permuted(text, plan.product_axes, results[0].names)
 
-    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
-        """Straight into the accumulator where dtypes and orders agree."""
-        plan = _Plan(self, arguments)
-        if plan.batch or not plan.result_axes or target.type.dtype != result.dtype:
-            return None
-        if plan.product_axes != target.type.names:
-            return None
-        left, right = plan.matrices()
+    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
+        """Where dtypes and orders agree."""
+        plan = _Plan(self, operands)
+        alike = target.dtype == result.dtype and plan.product_axes == target.names
+        return alike and not plan.batch and bool(plan.result_axes)
+
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
+        """Straight into the accumulator."""
+        plan = _Plan(self, [each.type for each in arguments])
+        left, right = plan.matrices(arguments)
         rows, columns = plan.matrix_shape
         total = target.text if plan.flat else f"{target.text}.view({rows}, {columns})"
         if self._large(plan, (result,)):
             return f"kernels.add_matmul({total}, {left}, {right})"
         return f"{total}.addmm_({left}, {right})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In place: on CPUs that is quicker than `torch.addmm`, which begins with a copy, and rounds as `+` does."""
         return f"{self.emit(arguments, results)}.add_({other.text})"
 
     def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
-        return self.flops((plan.a.type, plan.b.type), results) >= LARGE * (2 if plan.left_is_turned else 1)
+        return self.flops((plan.a, plan.b), results) >= LARGE * (2 if plan.left_is_turned else 1)
 
 
 def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
@@ -124,9 +141,8 @@ def _ordered(build: Builder, a: Value, b: Value, wanted: Type) -> Value:
 class _Plan:
     """How a dot becomes a matrix product: groups of axes, and views of the operands as matrices."""
 
-    def __init__(self, dot: Dot, arguments: Sequence[Argument]) -> None:
-        self.a, self.b = arguments
-        a, b = self.a.type, self.b.type
+    def __init__(self, dot: Dot, operands: Sequence[Type]) -> None:
+        self.a, self.b = a, b = operands
         summed = set(dot.over)
         self.batch = tuple(axis for axis in a.axes if b.has(axis.name) and axis.name not in summed)
         shared = {axis.name for axis in self.batch} | summed
@@ -144,6 +160,12 @@ class _Plan:
         return _size(self.rows), _size(self.columns)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows, depth and columns of the matrices; and how many there are, with batch axes."""
+        rows, columns = self.matrix_shape
+        return rows, _size(self.depth), columns, *((_size(self.batch),) if self.batch else ())
+
+    @property
     def flat(self) -> bool:
         """Whether the product of the matrices is the result as it is."""
         return not self.batch and len(self.rows) == len(self.columns) == 1
@@ -153,39 +175,45 @@ class _Plan:
         """Whether the left operand is a matrix that lies transposed in memory."""
         return not self.batch and self._turned(self.a, self.rows, self.depth)
 
-    def matrices(self) -> tuple[str, str]:
+    def views(self) -> tuple[str, str]:
+        """What makes the view of each operand that is its matrix, "" where none does; without batch axes."""
+        return self._view(self.a, self.rows, self.depth), self._view(self.b, self.depth, self.columns)
+
+    def matrices(self, arguments: Sequence[Argument]) -> tuple[str, str]:
         """Texts of both operands as matrices (stacks of them with batch axes)."""
-        return (
-            self._matrix(self.a, self.rows, self.depth),
-            self._matrix(self.b, self.depth, self.columns),
-        )
+        a, b = arguments
+        return self._matrix(a, self.rows, self.depth), self._matrix(b, self.depth, self.columns)
+
+    def _view(self, type: Type, first: tuple, second: tuple) -> str:  # type: ignore[type-arg]
+        straight = [*(axis.name for axis in first), *(axis.name for axis in second)]
+        if self._turned(type, first, second):
+            # A view, no copy.
+            return ".t()" if len(first) == len(second) == 1 else f"{_reshape(second, first)}.t()"
+        if len(first) == len(second) == 1 or list(type.names) != straight:
+            return ""
+        return _reshape(first, second)
 
     def _matrix(self, argument: Argument, first: tuple, second: tuple) -> str:  # type: ignore[type-arg]
         names = argument.type.names
-        batch = [axis.name for axis in self.batch]
-        straight = [*batch, *(axis.name for axis in first), *(axis.name for axis in second)]
+        straight = [axis.name for axis in (*self.batch, *first, *second)]
         if self.batch:
-            shape = (_size(self.batch), _size(first), _size(second))
-            return f"{permuted(argument.text, names, straight)}.reshape{shape_text(shape)}"
-        if self._turned(argument, first, second):
-            # A view, no copy.
-            if len(first) == len(second) == 1:
-                return argument.viewed(".t()")
-            return argument.viewed(f".reshape{shape_text((_size(second), _size(first)))}.t()")
-        if len(first) == len(second) == 1:
-            return permuted(argument.text, names, straight)
-        matrix = f".reshape{shape_text((_size(first), _size(second)))}"
-        return argument.viewed(matrix) if list(names) == straight else permuted(argument.text, names, straight) + matrix
+            return permuted(argument.text, names, straight) + _reshape(self.batch, first, second)
+        if view := self._view(argument.type, first, second):
+            return argument.viewed(view)
+        text = permuted(argument.text, names, straight)
+        return text if len(first) == len(second) == 1 else text + _reshape(first, second)
 
-    def _turned(self, argument: Argument, first: tuple, second: tuple) -> bool:  # type: ignore[type-arg]
+    def _turned(self, type: Type, first: tuple, second: tuple) -> bool:  # type: ignore[type-arg]
         """Whether a matrix of two groups of axes lies transposed in memory."""
-        names = argument.type.names
+        names = type.names
         straight, turned = ([axis.name for axis in axes] for axes in (first + second, second + first))
         return list(names) == turned and turned != straight
 
 
+def _reshape(*groups: tuple) -> str:  # type: ignore[type-arg]
+    """`.reshape(2, 3)`, to an axis for each group."""
+    return f".reshape{shape_text([_size(axes) for axes in groups])}"
+
+
 def _size(axes: tuple) -> int:  # type: ignore[type-arg]
-    product = 1
-    for axis in axes:
-        product *= axis.size
-    return product
+    return prod(axis.size for axis in axes)

@@ -33,6 +33,17 @@ class Gather(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
+    reads_weights = True
+    fusible = False
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The first operand, along `over`."""
+        return 0, operands[1].axis(self.over)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The table's rows."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""
@@ -94,6 +105,12 @@ class ScatterAdd(Positioned):
     table: tuple[Axis, ...]
     guarded: bool = False
     shards: Shards = ()
+    fusible = False
+
+    @property
+    def reads_context(self) -> bool:
+        """The device, of zeros."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The table's axes."""
@@ -123,7 +140,11 @@ class ScatterAdd(Positioned):
         zeros = f"torch.zeros({table.shape}, dtype={TORCH_DTYPES[table.dtype]}, device=c.device)"
         return self._added(zeros, table, arguments)
 
-    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str | None:
+    def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
+        """Whatever its dtype and the order of its axes."""
+        return True
+
+    def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
         """Sums into the accumulator."""
         return self._added(target.text, target.type, arguments)
 

@@ -11,7 +11,7 @@ from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.ops.shape import arranged
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -28,6 +28,10 @@ class NegativeLogLikelihood(Op):
     over: str
     guarded: bool = False
     results = ("", "denominator")
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The targets, along the classes."""
+        return 1, operands[0].axis(self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The targets' axes, twice."""
@@ -86,7 +90,11 @@ class NegativeLogLikelihoodGradient(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
-    takes_numbers = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The classes."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The logits'."""
@@ -106,10 +114,13 @@ class NegativeLogLikelihoodGradient(Positioned):
         """Logits less the denominator."""
         return wide_bytes(operands[1])
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """d may be a number."""
+        return [arguments[0], *map(as_tensor, arguments[1:])]
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, to which d may be a number; classes last."""
-        d = arguments[0]
-        logits, targets, denominator = map(as_tensor, arguments[1:])
+        d, logits, targets, denominator = arguments
         order = [*targets.type.names, self.over]
         views = [
             d.text if d.literal else permuted(d.text, d.type.names, targets.type.names),
@@ -159,6 +170,11 @@ class Pick(Positioned):
     over: str
     guarded: bool = False
     shards: Shards = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """What an index counts."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The indices' axes."""

@@ -5,10 +5,9 @@ For a layer norm with both there is one operation that makes all three gradients
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
-
-from attrs import evolve
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
@@ -44,6 +43,23 @@ def _means(build: Builder, over: Sequence[str], *values: Value) -> list[Value]:
     return [scaled(build, value, 1 / count) for value in sums]
 
 
+def _split_gradient(build: Builder, over: Sequence[str], center: bool, d: Value, y: Value, rate: Value) -> Value:
+    """The gradient of a normalized tensor `y` by primitives that can be split along the axes `over`."""
+    wide_d = arranged(build, cast(build, d, rate.type.dtype), y.type.names)
+    wide_y = cast(build, y, rate.type.dtype)
+    product = pointwise(build, "multiply", wide_d, wide_y)
+    mean, *means = _means(build, over, product, *([wide_d] if center else []))
+    rest = pointwise(build, "subtract", wide_d, pointwise(build, "multiply", wide_y, mean))
+    for other in means:
+        rest = pointwise(build, "subtract", rest, other)
+    return cast(build, pointwise(build, "multiply", rest, rate), y.type.dtype)
+
+
+def _means_and_rates(rate: Type) -> tuple[Hashable, int]:
+    """What torch's gradient of a layer norm is given for means and rates."""
+    return (rate.dtype, *rate.shape, 1), 2 * rate.bytes
+
+
 @op("normalize")
 class Normalize(Op):
     """`x * rate`, with rate = 1/sqrt(mean(x²) + eps) over the axes `over`; with `center`, x less its mean first.
@@ -60,6 +76,17 @@ class Normalize(Op):
     def label(self) -> str:
         """`layer_norm` or `rms_norm`."""
         return "layer_norm" if self.center else "rms_norm"
+
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """For the means."""
+        return self.over
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """What torch's layer norm is given for scale and shift."""
+        (x,) = operands
+        shape = tuple(x.axis(name).size for name in self.over)
+        return ((x.dtype, *shape), 2 * prod(shape) * x.bytes // x.elements) if self.center else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x, and its axes without `over`."""
@@ -107,6 +134,16 @@ class NormalizeGradient(Op):
 
     over: tuple[str, ...]
     center: bool
+    sums = True
+
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """For the means."""
+        return self.over
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """With `center` that of torch's gradient."""
+        return _means_and_rates(operands[2]) if self.center else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The normalized tensor's."""
@@ -119,17 +156,7 @@ class NormalizeGradient(Op):
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
         """Along an axis normalized over: means by partial sums."""
-        if axis not in self.over:
-            return None
-        d, y, rate = node.inputs
-        wide_d = arranged(build, cast(build, d, rate.type.dtype), y.type.names)
-        wide_y = cast(build, y, rate.type.dtype)
-        product = pointwise(build, "multiply", wide_d, wide_y)
-        mean, *means = _means(build, self.over, product, *([wide_d] if self.center else []))
-        rest = pointwise(build, "subtract", wide_d, pointwise(build, "multiply", wide_y, mean))
-        for other in means:
-            rest = pointwise(build, "subtract", rest, other)
-        return (cast(build, pointwise(build, "multiply", rest, rate), y.type.dtype),)
+        return (_split_gradient(build, self.over, self.center, *node.inputs),) if axis in self.over else None
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two passes."""
@@ -143,7 +170,7 @@ class NormalizeGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.normalize_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.normalize_gradient({self._call(arguments)}, plus={other.text})"
 
@@ -162,6 +189,16 @@ class LayerNormGradient(Op):
 
     over: tuple[str, ...]
     results = ("", "scale", "shift")
+    sums = True
+
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """For the means."""
+        return self.over
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """That of torch's gradient."""
+        return _means_and_rates(operands[2])
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The normalized tensor's, and twice its axes `over`."""
@@ -181,15 +218,9 @@ class LayerNormGradient(Op):
             return None
         d, y, rate, scale = node.inputs
         d = arranged(build, d, y.type.names)
-        inner = pointwise(build, "multiply", d, scale)
-        gradient = evolve(
-            node, op=NormalizeGradient(self.over, True), inputs=(inner, y, rate), outputs=node.outputs[:1]
-        )
-        replaced = gradient.op.split(build, gradient, axis)
-        assert replaced is not None
-        rest = rate.type.names
+        gradient = _split_gradient(build, self.over, True, pointwise(build, "multiply", d, scale), y, rate)
         product = pointwise(build, "multiply", d, y)
-        return *replaced, *(total(build, value, rest, y.type.dtype) for value in (product, d))
+        return gradient, *(total(build, value, rate.type.names, y.type.dtype) for value in (product, d))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Those of the parts."""
@@ -203,7 +234,7 @@ class LayerNormGradient(Op):
         """A kernel of the runtime."""
         return f"kernels.layer_norm_gradient({self._call(arguments)})"
 
-    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str | None:
+    def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In the kernel's last pass."""
         return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
 

@@ -27,6 +27,12 @@ class Accumulate(Op):
     maximum: bool = False
     keep: bool = False
     results = ()
+    fusible = False
+
+    @property
+    def accumulator(self) -> str | None:
+        """The target."""
+        return self.target
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -41,6 +47,10 @@ class Accumulate(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An addition for each element."""
         return operands[0].elements
+
+    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The accumulator too, twice."""
+        return operands[0].bytes + 2 * self.type.bytes
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """Not an expression: the emitter writes the statement (see `statement`)."""
@@ -61,6 +71,7 @@ class Store(Op):
     """Write the second operand over the first, of the same type: a parameter that has come together again."""
 
     results = ()
+    fusible = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """No result."""
@@ -80,6 +91,13 @@ class Update(Op):
     """Base of the optimizers. Operands: parameter, gradient, then one state tensor for each name in `states`."""
 
     states: ClassVar[tuple[str, ...]]
+    fusible = False
+    allocates = False  # it works in place
+
+    @property
+    def reads_context(self) -> bool:
+        """The learning rate and the number of the update."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new parameter and states."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from partita.compiler.layout import SUM, State
+from partita.compiler.ops import intervals
+from partita.compiler.ops.intervals import ANY, Interval
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, aligned_ways, as_tensor, broadcast, make, op
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
@@ -26,7 +28,8 @@ Derivative = Callable[["Builder", "Node", "Value"], "tuple[Value | None, ...]"]
 class Function:
     """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in
     which it is linear (those operands may be partial sums together while all others are whole). `temporaries` counts
-    the tensors like its result that it needs for itself."""
+    the tensors like its result that it needs for itself. `interval` tells where integers lie that it makes.
+    """
 
     text: str
     derivative: Derivative | None = None
@@ -34,6 +37,7 @@ class Function:
     boolean: bool = False
     flops: int = 1
     temporaries: int = 0
+    interval: intervals.Rule | None = None
 
     @property
     def called_with(self) -> tuple[int, ...]:
@@ -60,6 +64,12 @@ class Constant(Op):
     value: float | int | bool
     dtype: str
     free = True
+    allocates = False
+
+    @property
+    def literal(self) -> float | None:
+        """What it is."""
+        return self.value
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """A scalar of `dtype`."""
@@ -68,6 +78,10 @@ class Constant(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Only whole."""
         return ()
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The number alone."""
+        return float(self.value), float(self.value)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A literal."""
@@ -81,6 +95,8 @@ class Cast(Op):
     """Change of dtype. To integers it truncates towards zero; to bool it tells what is not zero."""
 
     dtype: str
+    transparent = True
+    cheap = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same axes."""
@@ -92,6 +108,10 @@ class Cast(Op):
         keeps = self.dtype in FLOATS or (self.dtype in INTEGERS and not source.is_float)
         linear = (Way((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
         return (*aligned_ways(operands, results), *linear)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's, if that is of integers."""
+        return ANY if types[0].is_float else operands[0]
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cast back between floats; nothing flows through integers."""
@@ -109,6 +129,9 @@ class Cast(Op):
 class Detach(Op):
     """The value, through which no gradient flows."""
 
+    is_view = True
+    differentiable = False
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""
         return types
@@ -116,6 +139,10 @@ class Detach(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis; linear."""
         return (*aligned_ways(operands, results), Way((SUM,), (SUM,)))
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -131,12 +158,16 @@ class Pointwise(Op):
     """A function of the table applied element by element."""
 
     function: str
-    takes_numbers = True
 
     @property
     def label(self) -> str:
         """The function's name."""
         return self.function
+
+    @property
+    def cheap(self) -> bool:
+        """With a FLOP or two for each element."""
+        return FUNCTIONS[self.function].flops <= 2
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The widest operand's axes."""
@@ -155,6 +186,11 @@ class Pointwise(Op):
             states: list[State] = [SUM if i in positions else None for i in range(len(operands))]
             linear.append(Way(tuple(states), (SUM,)))
         return (*aligned_ways(operands, results), *linear)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """By the table."""
+        rule = FUNCTIONS[self.function].interval
+        return rule(operands) if rule else ANY
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The function's own count for each element."""
@@ -175,20 +211,22 @@ class Pointwise(Op):
             for result, operand in zip(results, node.inputs, strict=True)
         )
 
+    def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
+        """Numbers where one can be. Functions of torch take none, but that bounds are `clamp`'s, and `where` would give
+        them torch's default dtype; and somebody must have the axes.
+        """
+        if not any(not each.literal and len(each.type.axes) == len(results[0].axes) for each in arguments):
+            return [as_tensor(each) for each in arguments]
+        called = () if self.function in ("maximum", "minimum") else FUNCTIONS[self.function].called_with
+        return [as_tensor(each) if i in called else each for i, each in enumerate(arguments)]
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """The table's text over broadcast views."""
         names = results[0].names
-        # Functions of torch take no numbers, and `where` would give them torch's default dtype; and somebody must have
-        # the axes.
-        covered = any(not each.literal and len(each.type.axes) == len(names) for each in arguments)
-        if covered and self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
+        if self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
             tensor, number = sorted(arguments, key=lambda each: each.literal)
             bound = "min" if self.function == "maximum" else "max"
             return f"{broadcast(tensor, names)}.clamp({bound}={number.text})"
-        called = FUNCTIONS[self.function].called_with
-        arguments = [
-            as_tensor(argument) if i in called or not covered else argument for i, argument in enumerate(arguments)
-        ]
         texts = [broadcast(argument, names) for argument in arguments]
         if arguments[0].literal and self.function in ("equal", "not_equal"):
             texts.reverse()
@@ -228,8 +266,7 @@ FOLDED: dict[str, Callable[[float, float], float]] = {
 def pointwise(build: Builder, function: str, *inputs: Value, name: str | None = None) -> Value:
     """Apply a function of the table. Arithmetic on literals is done here and now."""
     if function in FOLDED:
-        ops = [build.constants.get(value) for value in inputs]
-        numbers = [op.value for op in ops if isinstance(op, Constant) and isinstance(op.value, float)]
+        numbers = [number for value in inputs if isinstance(number := build.literals.get(value), float)]
         if len(numbers) == 2:
             return build.apply(Constant(FOLDED[function](*numbers), inputs[0].type.dtype), name=name)
     return build.apply(Pointwise(function), *inputs, name=name)
@@ -316,16 +353,16 @@ def _subtract(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
 
 
 FUNCTIONS |= {
-    "add": Function("{0} + {1}", lambda build, node, d: (d, d), linear=((0, 1),)),
-    "subtract": Function("{0} - {1}", _subtract, linear=((0, 1),)),
-    "multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,))),
+    "add": Function("{0} + {1}", lambda build, node, d: (d, d), linear=((0, 1),), interval=intervals.total),
+    "subtract": Function("{0} - {1}", _subtract, linear=((0, 1),), interval=intervals.difference),
+    "multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,)), interval=intervals.product),
     "divide": Function("{0} / {1}", _divide, linear=((0,),)),
     # One pass for a product and a sum. Not of the language.
     "multiply_add": Function("torch.addcmul({2}, {0}, {1})", _multiply_add, linear=((0, 2), (1, 2)), flops=2),
-    "negate": Function("-{0}", _scaled(-1.0), linear=((0,),)),
-    "maximum": Function("torch.maximum({0}, {1})", _extreme("greater")),
-    "minimum": Function("torch.minimum({0}, {1})", _extreme("less")),
-    "where": Function("torch.where({0}, {1}, {2})", _where, linear=((1, 2),)),
+    "negate": Function("-{0}", _scaled(-1.0), linear=((0,),), interval=intervals.negative),
+    "maximum": Function("torch.maximum({0}, {1})", _extreme("greater"), interval=intervals.maximum),
+    "minimum": Function("torch.minimum({0}, {1})", _extreme("less"), interval=intervals.minimum),
+    "where": Function("torch.where({0}, {1}, {2})", _where, linear=((1, 2),), interval=intervals.chosen),
     "less": Function("{0} < {1}", boolean=True),
     "less_equal": Function("{0} <= {1}", boolean=True),
     "greater": Function("{0} > {1}", boolean=True),
@@ -339,7 +376,7 @@ FUNCTIONS |= {
     "tanh": Function("torch.tanh({0})", _of_result("tanh_gradient"), flops=10),
     "sigmoid": Function("torch.sigmoid({0})", _of_result("sigmoid_gradient"), flops=10),
     "relu": Function("torch.relu({0})", _of_result("relu_gradient")),
-    "abs": Function("torch.abs({0})", _of_input("abs_gradient")),
+    "abs": Function("torch.abs({0})", _of_input("abs_gradient"), interval=intervals.absolute),
     "gelu": Function("kernels.gelu({0})", _of_input("gelu_gradient"), flops=15),
     "silu": Function("torch.nn.functional.silu({0})", _of_input("silu_gradient"), flops=12),
     # Derivatives of the above, times the cotangent {0}; linear in it.

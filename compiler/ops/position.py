@@ -8,13 +8,15 @@ the size of the part times the number that its coordinates spell. Microbatches a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
+from math import prod
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted, wide_bytes
 from partita.dsl.types import Axis, Type
 
@@ -50,9 +52,29 @@ class Positioned(Op):
 
     shards: Shards
 
-    def sharded(self, axis: str, mesh_axis: str, parts: int) -> Op:
-        """The same operation on a shard of `axis`, the innermost cut so far."""
-        return evolve(self, shards=(*self.shards, (axis, mesh_axis, parts)))  # type: ignore[misc]
+    @property
+    def of_microbatch(self) -> bool:
+        """Where it lies in a part that is cut in time."""
+        return any(mesh_axis == TIME for _, mesh_axis, _ in self.shards)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The axes of which its source says where the shard begins."""
+        return ()
+
+    @property
+    def reads_context(self) -> bool:
+        """Where such an axis is cut."""
+        return any(axis in self.begins for axis, _, _ in self.shards)
+
+    def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
+        """With this cut."""
+        shards = (*self.shards, (axis, mesh_axis, parts))
+        return evolve(self.resized(axis, size), shards=shards)  # type: ignore[misc]
+
+    def unsharded(self, keep: str) -> Op:
+        """With the cuts along that mesh axis."""
+        return evolve(self, shards=tuple(shard for shard in self.shards if shard[1] == keep))  # type: ignore[misc]
 
 
 @op("iota")
@@ -62,6 +84,15 @@ class Iota(Positioned):
     axis: Axis
     shards: Shards = ()
     free = True
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The axis."""
+        return 0, self.axis.size - 1
+
+    @property
+    def reads_context(self) -> bool:
+        """The device."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """i64 with that axis."""
@@ -91,6 +122,19 @@ class Rope(Positioned):
     base: float
     inverse: bool = False
     shards: Shards = ()
+
+    def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
+        """The angles of all positions of the whole axis."""
+        (x,) = operands
+        pairs = x.axis(self.pairs).size
+        parts = prod(parts for name, _, parts in self.shards if name == self.over)
+        numbers = parts * x.axis(self.over).size * pairs
+        return (numbers, pairs, self.base, x.dtype), numbers * wide_bytes(x) // x.elements
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same."""
@@ -143,11 +187,18 @@ class Random(Positioned):
     dtype: str
     shards: Shards = ()
     free = True
+    random = True
+    fusible = False
 
     @property
     def label(self) -> str:
         """`keep` or `random`."""
         return "keep" if self.distribution == "keep" else "random"
+
+    @property
+    def reads_context(self) -> bool:
+        """The seed and the step."""
+        return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """As declared."""
@@ -178,6 +229,12 @@ class Microbatch(Positioned):
     axis: str
     size: int
     shards: Shards
+    is_view = True
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The batch."""
+        return (self.axis,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut to `size`."""
@@ -203,6 +260,7 @@ class Dropout(Op):
     """x scaled by 1/(1 − rate) where `keep` is true, else 0. Operands: x, keep."""
 
     rate: float
+    random = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x's."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import MAX, SUM
+from partita.compiler.ops.intervals import Interval, product
 from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
 from partita.compiler.ops.position import Positioned, Shards, offset_text
@@ -28,6 +29,18 @@ class Reduce(Op):
     def label(self) -> str:
         """`sum` or `max`."""
         return self.function
+
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """As said."""
+        return self.over
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """A maximum's is the operand's; a sum's as many times that as elements are added."""
+        if self.function == "max":
+            return operands[0]
+        count = types[0].elements // max(1, result.elements)
+        return product((operands[0], (count, count)))
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The remaining axes."""
@@ -79,6 +92,15 @@ class ArgMax(Op):
 
     over: str
 
+    @property
+    def reduces(self) -> tuple[str, ...]:
+        """That one."""
+        return (self.over,)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The axis."""
+        return 0, types[0].axis(self.over).size - 1
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The remaining axes, i64."""
         return (types[0].without([self.over]).with_dtype("i64"),)
@@ -114,6 +136,11 @@ class FirstIndex(Positioned):
 
     over: str
     shards: Shards = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """What an index counts."""
+        return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The peak's axes, i64."""

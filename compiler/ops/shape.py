@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.intervals import Interval, union
 from partita.compiler.ops.op import Argument, Op, Way, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
@@ -32,6 +33,7 @@ class Arrange(Op):
     """Another order of the axes: a view."""
 
     order: tuple[str, ...]
+    is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same axes in `order`."""
@@ -41,6 +43,10 @@ class Arrange(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis; linear."""
         return (*_others(operands[0]), LINEAR)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -60,6 +66,8 @@ class Rename(Op):
     """Other names for axes: nothing moves."""
 
     pairs: tuple[tuple[str, str], ...]
+    is_view = True
+    transparent = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same sizes under new names."""
@@ -70,6 +78,10 @@ class Rename(Op):
         """Any axis; linear."""
         names = dict(self.pairs)
         return (*(Way((name,), (names.get(name, name),)) for name in operands[0].names), LINEAR)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -90,6 +102,8 @@ class Split(Op):
 
     axis: str
     into: tuple[Axis, ...]
+    is_view = True
+    transparent = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes in place of the old one."""
@@ -103,6 +117,10 @@ class Split(Op):
         """Parts of the old axis are parts of the slowest new one; any other axis; linear."""
         first = Way((self.axis,), (self.into[0].name,))
         return (*_others(operands[0], self.axis), first, LINEAR)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -124,6 +142,7 @@ class Merge(Op):
 
     axes: tuple[str, ...]
     into: Axis
+    transparent = True
 
     def _order(self, x: Type) -> tuple[str, ...]:
         rest = [name for name in x.names if name not in self.axes]
@@ -146,6 +165,10 @@ class Merge(Op):
         first = Way((self.axes[0],), (self.into.name,))
         return (*_others(operands[0], *self.axes), first, LINEAR)
 
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
+
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
         return 0
@@ -167,6 +190,8 @@ class Expand(Op):
     """New axes along which the tensor repeats; a view."""
 
     axes: tuple[Axis, ...]
+    is_view = True
+    repeats = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axes behind the old ones."""
@@ -176,6 +201,10 @@ class Expand(Op):
         """Any old axis; any new one, which needs nothing of the operand; linear."""
         new = tuple(Way((None,), (axis.name,)) for axis in self.axes)
         return (*_others(operands[0]), *new, LINEAR)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -203,6 +232,8 @@ class Slice(Op):
     axis: str
     into: Axis
     start: int
+    is_view = True
+    transparent = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The new axis in place of the old one."""
@@ -213,6 +244,10 @@ class Slice(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any other axis; linear."""
         return (*_others(operands[0], self.axis), LINEAR)
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """The operand's."""
+        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -281,6 +316,10 @@ class Concat(Op):
         names = [name for name in results[0].names if name != self.into.name]
         count = len(operands)
         return (*(Way((name,) * count, (name,)) for name in names), Way((SUM,) * count, (SUM,)))
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """All operands'."""
+        return union(operands)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each operand's part."""

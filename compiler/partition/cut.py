@@ -14,8 +14,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import BACK, ONWARD, Message
-from partita.compiler.ops.communication import Receive, Send
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import refuse
 
@@ -76,7 +75,7 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
                 if value not in mapping and value in home:
                     source = home[value].home
                     direction = ONWARD if home[value].phase is Phase.FORWARD else BACK
-                    mapping[value] = Value(value.name, value.type, value.layout)
+                    mapping[value] = evolve(value)
                     op = Receive(value.name, source, direction, value.type)
                     phase = Phase.FORWARD if direction == ONWARD else Phase.BACKWARD
                     nodes[stage].append(Node(op, (), (mapping[value],), node.scope, node.span, phase, stage))
@@ -100,18 +99,16 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
 
 def message_of(node: Node) -> Message:
     """The message that a send or a receive is one end of."""
-    if isinstance(node.op, Send):
-        (value,) = node.inputs
-        return Message(node.op.value, node.home, node.op.destination, node.op.direction, value.type.bytes)
-    assert isinstance(node.op, Receive), node
-    return Message(node.op.value, node.op.source, node.home, node.op.direction, node.op.type.bytes)
+    assert isinstance(node.op, Transfer), node
+    (value,) = (*node.inputs, *node.outputs)
+    return Message(node.op.value, *node.op.stages(node.home), node.op.direction, value.type.bytes)
 
 
 def _stage(
     graph: Graph, index: int, nodes: Sequence[Node], known: dict[tuple[str, int | None], Accumulator]
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
-    targets = [node.op.target for node in nodes if isinstance(node.op, Accumulate)]
+    targets = [target for node in nodes if (target := node.op.accumulator) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
@@ -183,9 +180,9 @@ def _crossing(graph: Graph, home: dict[Value, Node]) -> dict[Value, tuple[int, .
             if onward and node.phase is Phase.FORWARD and destination < source:
                 raise refuse(
                     "E0405",
-                    f"`{value.name}` is made on stage {source} but read on stage {destination}, before it",
+                    f"`{value.name}` is produced on stage {source} but read on the earlier stage {destination}",
                     node.span,
-                    notes=[f"made at {producer.span.place}" if producer.span else "made there"],
+                    notes=[f"produced at {producer.span.place}" if producer.span else "made there"],
                     help="place its reader on the same stage or a later one",
                 )
             assert onward or destination < source, f"{value.name} would cross from B of {source} to {destination}"
@@ -202,7 +199,7 @@ def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tup
         _described(node)
         for stage in partitioned.stages
         for node in stage.nodes
-        if not isinstance(node.op, (Send, Receive))
+        if not (node.op.sends or node.op.receives)
     }
     return tuple(sorted(everything))
 

@@ -3,7 +3,8 @@
 A collective is started where it stands and waited for where its result is first read. In the backward pass the
 gradients of parameters (W) can be computed at any time: they are put off until the next collective of the same turn
 has started, which they then hide. (Megatron-LM does so for its column-parallel products.) Small collectives of a turn
-travel in buckets, and so do the gathers of the prologue. Turns keep their nodes, and what is alike stays alike.
+travel in buckets, for which small sums stand right behind what makes their parts, and so do the gathers of the
+prologue. Turns keep their nodes, and what is alike stays alike.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from attrs import evolve
 
 from partita.compiler.graph import Node, Phase
 from partita.compiler.lowering.placement import turn_of
-from partita.compiler.ops.collective import Collective
-from partita.compiler.partition.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth
+from partita.compiler.ops.collective import AllReduce, ReduceScatter
+from partita.compiler.partition.buckets import BUCKET_BYTES, SMALL_BYTES, bucketed, by_depth, carried
 from partita.compiler.partition.cut import PartitionedGraph
 
 
@@ -34,9 +35,31 @@ def overlapped(partitioned: PartitionedGraph) -> PartitionedGraph:
 
         for (_, forward), run in groupby(rest, part):
             turn = list(run)
-            nodes += bucketed(turn if forward else _delayed(turn), SMALL_BYTES)
+            nodes += bucketed(_small_sums_first(turn if forward else _delayed(turn)), SMALL_BYTES)
         stages.append(evolve(stage, nodes=tuple(nodes)))
     return evolve(partitioned, stages=tuple(stages))
+
+
+def _small_sums_first(nodes: Sequence[Node]) -> list[Node]:
+    """Small all-reduces and reduce-scatters stand behind the node that makes their operand, if it is among these."""
+    makers = {value: node for node in nodes for value in node.outputs}
+    behind: dict[Node, list[Node]] = {}
+    for node in nodes:
+        maker = makers.get(node.inputs[0]) if isinstance(node.op, (AllReduce, ReduceScatter)) else None
+        if maker is not None and carried(node) <= SMALL_BYTES:
+            behind.setdefault(maker, []).append(node)
+    moved = {node for reductions in behind.values() for node in reductions}
+    found: list[Node] = []
+
+    def stand(node: Node) -> None:
+        found.append(node)
+        for reduction in behind.get(node, ()):
+            stand(reduction)
+
+    for node in nodes:
+        if node not in moved:
+            stand(node)
+    return found
 
 
 def _delayed(nodes: Sequence[Node]) -> list[Node]:
@@ -44,7 +67,7 @@ def _delayed(nodes: Sequence[Node]) -> list[Node]:
     found: list[Node] = []
     held: list[Node] = []
     for node in nodes:
-        if isinstance(node.op, Collective):
+        if node.op.communicates:
             if any(value in other.outputs for other in held for value in node.inputs):
                 found += held
                 held = []

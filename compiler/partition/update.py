@@ -39,7 +39,8 @@ class ParameterUpdate:
     """How one parameter is updated.
 
     `stages` is its stage set; `totals` the reduced totals it sums, one for each stage that makes any, with that
-    stage; `states` are the optimizer's tensors. `finish` and `update` are the nodes of both phases.
+    stage; `states` are the optimizer's tensors, which it calls `state_names`. `finish` and `update` are the nodes of
+    both phases.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ParameterUpdate:
     finish: tuple[Node, ...]
     update: tuple[Node, ...]
     decays: bool
+    state_names: tuple[str, ...] = ()
 
     __repr__ = shortened
 
@@ -151,7 +153,7 @@ class _Ending:
         coefficient = self._coefficient(whole) if norms else None
         clip_nodes = tuple(self.build.nodes)
         return UpdateGraph(
-            tuple(self._updated(each, coefficient) for each in parameters),
+            tuple(self._updated(each, self.call, coefficient) for each in parameters) if self.call else (),
             reduce,
             totals,
             tuple(statistics),
@@ -169,7 +171,7 @@ class _Ending:
     def _moved(self, value: Value, target: Layout) -> Value:
         """The value in another layout."""
         for step in self.moves.path(value.type, value.layout, target):
-            moved = Value(self.build.unique(value.name), step.type, step.layout)
+            moved = value.derived(self.build.unique(value.name), step.type, step.layout)
             node = Node(step.op, (value,), (moved,), self.build.scope, self.build.span, self.build.phase)
             self.build.nodes.append(evolve(node, stage=self.build.stage))
             value = moved
@@ -274,9 +276,8 @@ class _Ending:
 
     # ------------------------------------------------------------ updates
 
-    def _updated(self, each: ParameterUpdate, coefficient: Value | None) -> ParameterUpdate:
-        assert self.call is not None
-        op = update_of(self.call, each.decays)
+    def _updated(self, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
+        op = update_of(call, each.decays)
         type, layout = each.gradient.type, each.layouts.state
         states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
         self._stand(each.name, Phase.UPDATE, None)
@@ -293,7 +294,7 @@ class _Ending:
             # The update wrote into this rank's part of the parameter; now the parts come together.
             whole = self._moved(new, each.layouts.param)
             self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))
-        return evolve(each, states=states, update=tuple(self.build.nodes))
+        return evolve(each, states=states, state_names=tuple(op.states), update=tuple(self.build.nodes))
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have a layout; returns the first."""

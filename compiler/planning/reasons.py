@@ -15,7 +15,7 @@ def reason(plan: Plan, best: Plan) -> str:
     names = {"compute": _compute(plan, best), "collectives": "collectives", "bubble": "bubble", "end": "end of step"}
     shares = {name: (getattr(plan.parts, key) - getattr(best.parts, key)) / step for key, name in names.items()}
     worse = sorted((name for name, share in shares.items() if share >= LEAST), key=lambda name: -shares[name])
-    return ", ".join(f"+{shares[name]:.1%} {name}" for name in worse[:MOST]) or "about as good"
+    return ", ".join(f"+{shares[name]:.1%} {name}" for name in worse[:MOST]) or "about as fast"
 
 
 def _compute(plan: Plan, best: Plan) -> str:

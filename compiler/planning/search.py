@@ -423,7 +423,7 @@ class Search:
         if look is not None:
             needed, candidate = self._nearest[look]
             least = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
-            note = f"the least that was found is {least} on a rank: {described(self.space, candidate)}"
+            note = f"the smallest found needs {least} per rank: {described(self.space, candidate)}"
         elif not self._references:
             factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
             needed = min(map(self._stored, factors))
@@ -432,7 +432,7 @@ class Search:
             return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
         return refuse(
             "E0902",
-            f"nothing fits into {USABLE:.0%} of the {written(device.memory, BYTES)} of {device.name}",
+            f"no plan fits into {USABLE:.0%} of the {written(device.memory, BYTES)} of {device.name}",
             notes=[note],
             help="more devices, devices with more memory, a smaller batch or a shorter sequence",
         )

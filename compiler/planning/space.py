@@ -317,7 +317,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     wanted = devices or (mesh.ranks if mesh else None)
     if wanted is None:
         help = "`--devices 8`, or a `mesh` in the file"
-        raise refuse("E0901", f"`{given.source.name}` declares no mesh to count devices by", help=help)
+        raise refuse("E0901", f"`{given.source.name}` declares no mesh that gives the number of devices", help=help)
     mesh = mesh or spec.Mesh("cluster", (), None, {})
     if device is not None:
         mesh = evolve(mesh, device=spec.Call(device, {}), links={})
@@ -384,14 +384,14 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
 
 def _unusable(space: Space) -> Exception:
     """Why no mesh has so many devices."""
-    notes = [f"`{name}` of {size} is kept as it is" for name, size in space.others if size > 1]
+    notes = [f"`{name}` of {size} is kept unchanged" for name, size in space.others if size > 1]
     notes.append(f"axis `{space.batch}` has {space.rows:,} rows to split")
     if space.turns:
-        notes.append(f"`{', '.join(space.staged)}` has {space.turns} turns to cut a pipeline between")
+        notes.append(f"`{', '.join(space.staged)}` has {space.turns} layers to cut a pipeline between")
     for name in space.split:
         notes.append(f"axis `{name}` of {space.given.axes[name].size:,} can be split, over at most {space.node} ranks")
     count = f"{space.devices:,} device{'s' * (space.devices > 1)}"
-    help = "another number of devices, or a batch that divides by more of its factors"
+    help = "another number of devices, or a batch that has more of its factors"
     return refuse("E0901", f"{count} cannot all be used", notes=notes, help=help)
 
 

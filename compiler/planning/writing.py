@@ -65,7 +65,7 @@ def _check_folder(
     if folders[0] != folders[1] and named:
         raise refuse(
             "E0903",
-            f"`{output}` would not find `{named[0]}`, which is relative to the folder of `{path}`",
+            f"`{output}` would not find `{named[0]}`, which is relative to the directory of `{path}`",
             help=f"write it there: -o {folders[0] / Path(output or path).name}",
         )
 
@@ -147,7 +147,7 @@ def _planned(plan: Plan, source: Source, declarations: Declarations, schedule: t
     rest = [each for each in entries if each.key.text not in CHOICES]
     lines += [f"{each.key.text} = {expression_text(each.value)}" for each in rest]
     yield "train {\n" + "\n".join(lines) + "\n}"
-    yield "# What it was planned to take, and a little more.\nexpect {\n" + "\n".join(_claims(plan)) + "\n}"
+    yield "# The plan's predicted cost, with some slack.\nexpect {\n" + "\n".join(_claims(plan)) + "\n}"
 
 
 def _claims(plan: Plan) -> Iterator[str]:

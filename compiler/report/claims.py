@@ -143,7 +143,7 @@ class _Sent:
 
 
 def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
-    """All that the rank that sends most along a mesh axis sends: collectives; or messages, along the pipeline."""
+    """All that the rank that sends the most along a mesh axis sends: collectives; or messages, along the pipeline."""
     if axis == state.mesh.pipe:
         ranks = {stage.index: stage.rank for stage in summary.stages}
         found = [
@@ -179,8 +179,8 @@ def _bubble_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     most, least = (end(range(len(timeline.busy)), key=lambda rank: timeline.busy[rank]) for end in (max, min))
     idle = 1 - timeline.busy[least] / timeline.cost if timeline.cost else 0.0
     yield (
-        f"{_rank(summary, most)} computes longest, {written(timeline.busy[most], SECONDS)} of "
-        f"{written(timeline.cost, SECONDS)}; {_rank(summary, least)} waits longest, {written(idle, RATIO)}"
+        f"{_rank(summary, most)} is busy the longest, {written(timeline.busy[most], SECONDS)} of "
+        f"{written(timeline.cost, SECONDS)}; {_rank(summary, least)} waits the longest, {written(idle, RATIO)}"
     )
     chain = [
         (f"{each.work.kind} on rank {each.rank}" if isinstance(each.work, Action) else "transfers", each.duration)
@@ -199,7 +199,7 @@ def _step_notes(state: Compilation, summary: Summary) -> Iterator[str]:
         f"bubble {written(found.timeline.bubble, RATIO)}, exposed communication "
         f"{written(found.exposed_communication, RATIO)}"
     )
-    yield f"stage {stage.index} takes longest: {figures}, for each of {state.microbatches} microbatches"
+    yield f"stage {stage.index} takes the longest: {figures}, for each of {state.microbatches} microbatches"
 
 
 def _exposed_notes(state: Compilation, summary: Summary) -> Iterator[str]:
@@ -207,7 +207,7 @@ def _exposed_notes(state: Compilation, summary: Summary) -> Iterator[str]:
     own = max(by_rank, key=lambda own: sum(each.seconds for each in own), default=[])
     if own:
         axes = _most(((f"along {each.axis}", each.seconds) for each in own), SECONDS)
-        yield f"collectives of {_rank(summary, own[0].rank)}, hidden or not: {axes}"
+        yield f"collectives of {_rank(summary, own[0].rank)}, overlapped or not: {axes}"
     yield from _lines(((_place(each), each.seconds) for each in own), SECONDS)
 
 
@@ -222,7 +222,7 @@ def _count_notes(state: Compilation, summary: Summary, *argument: str) -> Iterat
 def _bytes_notes(state: Compilation, summary: Summary, axis: str) -> Iterator[str]:
     found = _sent(state, summary, axis)
     if found:
-        yield f"{_rank(summary, found[0].rank)} sends most"
+        yield f"{_rank(summary, found[0].rank)} sends the most"
     yield from _lines(((each.what, each.bytes) for each in found), BYTES)
 
 
@@ -247,7 +247,7 @@ def _heaviest(weighed: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
 def _place(record: Traffic) -> str:
     """The line that causes a collective: "gpt.par:16, `let v = dot(h, wv, over = embed)`"."""
     if record.span is None:
-        return "no line of the file"
+        return "no source line"
     return f"{record.span.source.name}:{record.span.line}, `{record.span.source.line(record.span.line).strip()}`"
 
 
@@ -267,8 +267,8 @@ class Measure:
     help: str
 
 
-_FASTER = "more microbatches, another schedule or layout; `partita compile` and `schedule` show where time goes"
-_LESS_SENT = "`partita explain` shows the tensors, and which rule of the layout moves them"
+_FASTER = "more microbatches, another schedule or layout; `partita compile` and `schedule` show where the time goes"
+_LESS_SENT = "`partita explain` shows the tensors, and which rule of the layout causes them"
 MEASURES = {
     "peak_memory": Measure(
         lambda state, summary: max(summary.peak_memory),

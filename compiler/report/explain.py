@@ -111,7 +111,7 @@ def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
         if means(wanted, each):
             groups.setdefault((without_turns(each), each in found.whole), []).append(each)
     if not groups:
-        raise ValueError(f"`{name}` names no tensor of this program{instead_of(name, list(found.names()))}")
+        raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())
 
 
@@ -132,10 +132,7 @@ class _Tensors:
         }
         self.graph = state.sharded.graph
         self.local = {
-            value.name: (value, node)
-            for node in self.graph.nodes
-            if not isinstance(node.op, Move)
-            for value in node.outputs
+            value.name: (value, node) for node in self.graph.nodes if not node.op.reshards for value in node.outputs
         }
 
     def names(self) -> Iterator[str]:
@@ -158,16 +155,24 @@ class _Tensors:
         value, node = known[name]
         type = whole_type(value.type, value.layout, self.mesh.sizes)
         stages = tuple(sorted({known[each][1].home for each in names}))
-        return self._value(self._of(names, "a value", type, node.span, stages), name)
+        return self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
 
     # ------------------------------------------------------------ home
 
     def _of(
-        self, names: tuple[str, ...], role: str, type: Type, span: Span | None, stages: tuple[int, ...]
+        self,
+        names: tuple[str, ...],
+        role: str,
+        type: Type,
+        span: Span | None,
+        stages: tuple[int, ...],
+        tensor: str | None = None,
     ) -> Explanation:
-        home = self.homes.home(names[0], type, span)
+        """`tensor` is what the file calls the first of them, where that is another name."""
+        tensor = tensor or names[0]
+        home = self.homes.home(tensor, type, span)
         local = local_type(type, home, self.mesh.sizes)
-        reasons = splits(self.homes, names[0], type), late(self.homes, names[0], type)
+        reasons = splits(self.homes, tensor, type), late(self.homes, tensor, type)
         return Explanation(names, role, type, local, span, home, *reasons, stages)
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
@@ -260,7 +265,7 @@ class _Tensors:
 def _states(node: Node, option: Option) -> str:
     """`h: whole, wq: heads → q: heads`."""
     if not any((*option.way.operands, *option.way.results)):
-        return "all whole"
+        return "all replicated"
 
     def words(values: Sequence[Value], states: Sequence[State]) -> str:
         pairs = zip(values, states, strict=True)

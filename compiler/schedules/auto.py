@@ -79,7 +79,7 @@ def _too_little(placement: Placement, memory: Memory) -> str:
     """Why no order keeps within the memory, in words."""
     rank = max(range(len(placement)), key=lambda each: memory.one(placement[each]) - memory.limit[each])
     limit, one = memory.text(max(0.0, memory.limit[rank])), memory.text(memory.one(placement[rank]))
-    return f"rank {rank} has room for {limit} of activations, and one microbatch keeps {one}"
+    return f"rank {rank} has room for {limit} of activations, but one microbatch needs {one}"
 
 
 @frozen(eq=False)

@@ -21,7 +21,7 @@ def from_file(ranks: int, chunks: int, microbatches: int, path: Source, placemen
     found = read(path).ranks
     if found != ranks:
         lines = f"{found} line{'s' * (found > 1)} of actions"
-        raise ValueError(f"`{path.name}` has {lines}, and the pipeline has {ranks} rank{'s' * (ranks > 1)}")
+        raise ValueError(f"`{path.name}` has {lines}, but the pipeline has {ranks} rank{'s' * (ranks > 1)}")
     return read(path, PLACEMENTS[placement](ranks, chunks) if placement else None)
 
 

@@ -41,7 +41,7 @@ def policy(
     Raises ValueError for a bound that does not hold one microbatch.
     """
     if in_flight is not None and in_flight < chunks:
-        raise ValueError(f"in_flight = {in_flight} does not hold one microbatch on {chunks} chunks")
+        raise ValueError(f"in_flight = {in_flight} is too small for one microbatch on {chunks} chunks")
     table = loop_placement(ranks, chunks) if placement == "loop" else v_placement(ranks, chunks)
     each = (1.0,) * (ranks * chunks)
     memory = Memory((float(in_flight or microbatches * chunks),) * ranks, each, each)

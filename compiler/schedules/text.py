@@ -103,8 +103,12 @@ def _parse(source: Source) -> _Text:
         for i in sorted(paired):
             following = actions[i + 1].kind if i + 1 < len(actions) else None
             if actions[i].kind != FORWARD or following != WHOLE_BACKWARD:
-                message = f"`{actions[i]}+` is no forward that a whole backward follows"
-                problems.append(Diagnostic("E0506", message, spans[i], help="`+` marks what overlaps with the next"))
+                message = f"`{actions[i]}+` is not a forward followed by a full backward"
+                problems.append(
+                    Diagnostic(
+                        "E0506", message, spans[i], help="`+` marks a forward that overlaps with the next action"
+                    )
+                )
         if actions:
             ranks.append((tuple(actions), tuple(spans)))
             pairs.append(frozenset(paired))
@@ -151,8 +155,8 @@ def read(source: Source, placement: Placement | None = None) -> Schedule:
             Span(source, 0, 0),
         )
     elif said not in (None, placement):
-        message = f"`{source.name}` places its stages otherwise than in `{placement_text(placement)}`"
-        raise refuse("E0506", message, parsed.placed, help="leave out `placement =` where the schedule is named")
+        message = f"`{source.name}` places its stages differently from `{placement_text(placement)}`"
+        raise refuse("E0506", message, parsed.placed, help="omit `placement =` in `from_file(…)`")
     spans = tuple(places for _, places in parsed.lines)
     bound = tuple(map(peak_live, actions))
     return Schedule(source.name, microbatches, placement, actions, bound, pairs=parsed.pairs, spans=spans)
@@ -166,7 +170,7 @@ def _placed(span: Span, ranks: int, chunks: int) -> Placement:
     words = text.split()
     help = f"loop, v, or the {chunks} stage{'s' * (chunks > 1)} of each of the {ranks} ranks: `0,3 1,2`"
     if not words or not all(_STAGES.fullmatch(word) for word in words):
-        raise refuse("E0506", f"`{text[:40]}` is no placement", span, help=help)
+        raise refuse("E0506", f"`{text[:40]}` is not a placement", span, help=help)
     placed = tuple(tuple(map(int, word.split(","))) for word in words)
     if not _all_once(placed, ranks, chunks):
         message = f"not every one of {ranks * chunks} stages stands once in `{text[:40]}`, {chunks} on each rank"

@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 from partita.compiler.graph import Node
-from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type, split_axes
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.collective import LOCAL_SECONDS
 from partita.compiler.ops.op import Op, Way
-from partita.compiler.ops.position import Positioned
-from partita.compiler.sharding.moves import LOCAL_SECONDS
+from partita.compiler.sharding.moves import IMPOSSIBLE, Moves
 from partita.dsl.brief import shortened
 from partita.dsl.types import Type
 
-IMPOSSIBLE = float("inf")
 # A parameter is moved only where nothing else is possible.
 WEIGHTS_STAY = 1000.0
 
@@ -83,8 +82,13 @@ class Choice:
 class Chooser:
     """Chooses for nodes on one mesh; alike nodes are decided once."""
 
-    mesh: Mesh
+    moves: Moves
     _known: dict[tuple[Op, tuple[Operand, ...], tuple[Result, ...]], Choice] = field(factory=dict)
+
+    @property
+    def mesh(self) -> Mesh:
+        """That on which the layouts are."""
+        return self.moves.mesh
 
     def choose(self, op: Op, operands: tuple[Operand, ...], results: tuple[Result, ...]) -> Choice:
         """The layouts of operands and results."""
@@ -155,32 +159,11 @@ class Chooser:
 
     def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, home: Layout) -> float:
         """The time it takes to change the state along one mesh axis."""
-        state = layout.state(over)
-        if state == wanted:
-            return 0.0
-        if wanted in (SUM, MAX):
-            return IMPOSSIBLE
-        if state is None:
-            return LOCAL_SECONDS
-        sizes = self.mesh.sizes
-        parts, link = sizes[over], self.mesh.link(over)
         bytes = float(type.bytes)
         for name, other in layout.states:
             if name != over and is_split(other):
-                bytes /= sizes[name]
-        one, both, exchange = (
-            sum(time)
-            for time in (link.gather(parts, bytes), link.add(parts, bytes), link.exchange(parts, bytes / parts))
-        )
-        if is_split(state):
-            return one if wanted is None else exchange + LOCAL_SECONDS
-        # A partial value is first reduced to its home.
-        own = home.state(over)
-        if state == MAX or own is None:
-            return both
-        if wanted == own:
-            return one
-        return both if wanted is None else one + exchange
+                bytes /= self.mesh.sizes[name]
+        return self.moves.change_seconds(bytes, over, layout.state(over), wanted, home.state(over))
 
 
 def _divides(
@@ -200,7 +183,7 @@ def _divides(
         for other, taken in chosen.items():
             if (*taken.operands, *taken.results)[position] == state:
                 parts *= sizes[other]
-        if type.axis(str(state)).size % parts:
+        if type.axis(state).size % parts:
             return False
     return True
 
@@ -210,12 +193,8 @@ def localized(node: Node, operands: Sequence[Layout], results: Sequence[Layout],
     op = node.op
     pairs = list(zip((*node.inputs, *node.outputs), (*operands, *results), strict=True))
     for over in mesh.sharding:
-        for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):
-            if not is_split(axis):
-                continue
-            assert axis is not None
+        for axis in split_axes(layout.state(over) for _, layout in pairs):
             value, layout = next((value, at) for value, at in pairs if at.state(over) == axis)
-            op = op.resized(axis, local_type(value.type, layout, mesh.sizes).axis(axis).size)
-            if isinstance(op, Positioned):
-                op = op.sharded(axis, over, mesh.sizes[over])
+            size = local_type(value.type, layout, mesh.sizes).axis(axis).size
+            op = op.sharded(axis, size, over, mesh.sizes[over])
     return op

@@ -24,29 +24,41 @@ GROUP = {
     Phase.WEIGHT: "B",
     Phase.FINISH: "E",
 }
-ENDINGS = {"all_gather": "gathered", "reduce_scatter": "reduced", "all_reduce": "reduced", "part": "part"}
+
+
+@define(eq=False)
+class Free:
+    """A whole value that is made in whatever layout is wanted: an input, or what a `node` without operands makes.
+    `kept` are those made so far.
+    """
+
+    value: Value
+    home: Layout
+    node: Node | None = None
+    kept: dict[Layout, Value] = field(factory=dict)
 
 
 @define(eq=False)
 class Known:
     """A whole value: where it lies, where it was made (`stage` None: nowhere yet), and its copies by layout.
 
-    `free`: an input, or a `node` without operands, made in whatever layout is wanted; `weight`: a parameter;
-    `primary`: how it was made; `kept`: this and the copies that belong to it; `expanded`: those of a stage and pass.
+    `primary`: how it was made; `weight`: a parameter; `kept`: this and the copies that belong to it; `expanded`: those
+    of a stage and pass.
     """
 
     value: Value
     home: Layout
+    primary: Value
     deferred: bool = False
-    free: bool = False
     weight: bool = False
-    primary: Value | None = None
     stage: int | None = None
     phase: Phase = Phase.FORWARD
     scope: str = ""
-    node: Node | None = None
     kept: dict[Layout, Value] = field(factory=dict)
     expanded: dict[tuple[int | None, str], dict[Layout, Value]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.kept[self.primary.layout] = self.primary
 
     def copies(self, stage: int | None, group: str) -> dict[Layout, Value]:
         """What a node on a stage, in a group of passes, can read."""
@@ -68,15 +80,14 @@ class Copies:
     declared: dict[Value, Input]
     inputs: list[Input] = field(factory=list)
 
-    def read(self, known: Known, layout: Layout, node: Node) -> Value:
+    def read(self, known: Known | Free, layout: Layout, node: Node) -> Value:
         """A value in a layout, for a node; made if it is not there."""
-        if known.free:
+        if isinstance(known, Free):
             return self.free(known, layout)
         group = GROUP[node.phase]
         crosses = known.stage not in (None, node.stage) and known.value not in self.portable
         if (found := self._there(known, layout, node, crosses)) is not None:
             return found
-        assert known.primary is not None
         if known.primary.layout.partial:
             base = self._reduced_layout(known, layout)
             if base not in known.kept:
@@ -140,14 +151,13 @@ class Copies:
 
     def _reduced_layout(self, known: Known, wanted: Layout) -> Layout:
         """Where a partial value is reduced to: its home, along the mesh axes on which its parts are to be added."""
-        assert known.primary is not None
         primary = known.primary.layout
         states: dict[str, State] = {}
         for over in self.moves.mesh.sharding:
             state = primary.state(over)
             if state == SUM and wanted.state(over) != SUM:
                 state = known.home.state(over)
-                if is_split(state) and not self._divides(known.value.type, str(state), over, primary, states):
+                if is_split(state) and not self._divides(known.value.type, state, over, primary, states):
                     state = None
             elif state == MAX and wanted.state(over) != MAX:
                 state = None
@@ -168,19 +178,19 @@ class Copies:
         self.build.stage, self.build.phase = stage, phase
         value = source
         for step in self.moves.path(source.type, source.layout, target):
-            ending = ENDINGS.get(step.op.name, "moved")
-            moved = Value(self.build.unique(f"{source.name}.{ending}"), step.type, step.layout)
+            moved = source.derived(self.build.unique(f"{source.name}.{step.op.made}"), step.type, step.layout)
             self.build.nodes.append(Node(step.op, (value,), (moved,), scope, reader.span, phase, stage))
             value = moved
         return value
 
-    def free(self, known: Known, layout: Layout) -> Value:
+    def free(self, known: Free, layout: Layout) -> Value:
         """An input, or a node without operands, in a layout."""
         if layout in known.kept:
             return known.kept[layout]
         whole = known.value
-        name = whole.name if not known.kept else self.build.unique(f"{whole.name}.part")
-        value = Value(name, local_type(whole.type, layout, self.moves.mesh.sizes), layout)
+        value = evolve(whole, type=local_type(whole.type, layout, self.moves.mesh.sizes), layout=layout)
+        if known.kept:
+            value = value.derived(self.build.unique(f"{whole.name}.part"))
         if known.node is None:
             self.inputs.append(evolve(self.declared[whole], value=value))
         else:

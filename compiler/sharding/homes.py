@@ -38,14 +38,17 @@ class Wish:
     rule: Span
 
     def names(self, tensor: str) -> bool:
-        """Whether the target's path means this tensor: with or without turn numbers, whole or its end."""
-        assert self.target.path is not None
+        """Whether the target's path means this tensor: with or without turn numbers, whole or its end. One without a
+        path means all.
+        """
+        if self.target.path is None:
+            return True
         path = ".".join(self.target.path)
         return any(name == path or name.endswith("." + path) for name in (tensor, without_turns(tensor)))
 
     def stores(self, kind: str, parameter: str) -> bool:
         """Whether a rule for a class is about the `kind` (`param`, `grad` or `state`) of this parameter."""
-        return kind in IMPLIED[self.target.name] and (self.target.path is None or self.names(parameter))
+        return kind in IMPLIED[self.target.name] and self.names(parameter)
 
     def __str__(self) -> str:
         """The rule with this target alone: `shard gpt.wte: embed -> tensor`."""
@@ -112,16 +115,11 @@ class Homes:
             own = [each for each in taken if each[2] == wish.target.name]
             mesh_axis, before, axis = (own or [each for each in taken if each[0] in wish.mesh_axes])[0]
             over = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
-            because = f"`{axis}` is split over {over} already" if own else f"{over} is taken by `{axis}`"
+            because = f"`{axis}` is already split over {over}" if own else f"{over} is taken by `{axis}`"
             yield wish, because, before
 
     def _alone(self, name: str) -> str | None:
-        """The name under which a rule for one tensor means this one, or the one whose cotangent or copy it is."""
-        if not self.tensor_wishes:
-            return None
-        name = name.split("~")[0].removesuffix(".again")
-        if name.startswith("d(") and name.endswith(")"):
-            name = name[2:-1]
+        """The name, if a rule for one tensor means it."""
         return name if any(wish.names(name) for wish in self.tensor_wishes) else None
 
     def _check(self, name: str, type: Type, layout: Layout, span: Span | None) -> None:
@@ -184,8 +182,8 @@ class Homes:
         if wish.target.is_class:
             over = " or ".join(f"`{each}` of {sizes[each]}" for each in wish.mesh_axes)
             tried = self.undivided.get(wish, {})
-            notes = [f"{name}: {type}: no axis that is whole divides by {over}" for name, type in tried.items()]
-            help = "choose sizes that divide" if notes else "what it is about is split over that already: leave it out"
+            notes = [f"{name}: {type}: no unsplit axis divides evenly by {over}" for name, type in tried.items()]
+            help = "choose sizes that divide" if notes else "its tensors are already split over that: remove the rule"
             return tuple(notes[:EXAMPLES]), help
         notes = []
         help = f"no tensor has axis `{axis}`"

@@ -1,4 +1,4 @@
-"""Changes of layout: what each step leads from and to, what it costs, and the cheapest path of steps.
+"""Changes of layout: what they cost, and the cheapest path of steps.
 
 One cost function serves both the choice of layouts and the paths between them: seconds over the link of the mesh
 axis, by rings or trees, whichever are quicker (Thakur, Rabenseifner and Gropp 2005; NCCL's double trees). Where
@@ -8,19 +8,17 @@ contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
-from partita.compiler.costs.links import Link
 from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, Once, Part, ReduceScatter
+from partita.compiler.ops.collective import LOCAL_SECONDS, Move, transition
 from partita.dsl.types import Type
 
-# A local step costs next to nothing, but more than none.
-LOCAL_SECONDS = 1e-9
+IMPOSSIBLE = float("inf")
 
 
 @frozen
@@ -33,16 +31,6 @@ class Step:
     seconds: float
 
 
-def collective_seconds(op: Collective, types: Sequence[Type], link: Link) -> tuple[float, float]:
-    """Of a collective of tensors of these local types: its latency, and the time that its bytes take."""
-    held = sum(type.bytes for type in types)
-    if isinstance(op, AllReduce):
-        return link.add(op.parts, held)
-    if isinstance(op, AllToAll):
-        return link.exchange(op.parts, held)
-    return link.gather(op.parts, held * op.parts if isinstance(op, AllGather) else held)
-
-
 @define(eq=False)
 class Moves:
     """Paths on one mesh, each found once."""
@@ -50,11 +38,35 @@ class Moves:
     mesh: Mesh
     _paths: dict[tuple[Type, Layout, Layout], tuple[Step, ...]] = field(factory=dict)
 
-    def seconds(self, op: Move, type: Type) -> float:
-        """The time of one step for one tensor of a local type."""
-        if not isinstance(op, Collective):
-            return LOCAL_SECONDS
-        return sum(collective_seconds(op, (type,), self.mesh.link(op.over)))
+    def seconds(self, op: Move, held: float) -> float:
+        """The time of one step for tensors of which a rank holds so many bytes."""
+        return sum(op.seconds(held, self.mesh.link(op.over)))
+
+    def change_seconds(self, bytes: float, over: str, source: State, target: State, default: State) -> float:
+        """The time to change the state along one mesh axis alone, of a tensor of which the ranks along it hold `bytes`
+        together. Parts of a sum are first reduced to the tensor's default state.
+
+        An estimate: a path may find other steps, which lead over other mesh axes too.
+        """
+        if source == target:
+            return 0.0
+        if target in (SUM, MAX):
+            return IMPOSSIBLE
+        parts = self.mesh.sizes[over]
+
+        def step(before: State, after: State) -> float:
+            op = transition(over, parts, before, after)
+            return IMPOSSIBLE if op is None else self.seconds(op, bytes / parts if is_split(before) else bytes)
+
+        if source is None:
+            return step(None, target)
+        if is_split(source):
+            return step(source, target) + (LOCAL_SECONDS if target is not None else 0.0)
+        if source == MAX or default is None:
+            return step(source, None)  # of which a part is there
+        if target in (None, default):
+            return step(source, target)
+        return step(source, default) + step(default, target)
 
     def cost(self, type: Type, source: Layout, target: Layout) -> float:
         """The time of the cheapest path."""
@@ -80,7 +92,7 @@ class Moves:
                 continue
             for op, reached in self._steps(local, layout, target):
                 (result,) = op.infer(local)
-                seconds = self.seconds(op, local)
+                seconds = self.seconds(op, local.bytes)
                 if cost + seconds < best.get(reached, float("inf")):
                     best[reached] = cost + seconds
                     count += 1
@@ -97,31 +109,17 @@ class Moves:
             state, wanted, parts = states.get(over), target.state(over), sizes[over]
             later = {states.get(other) for other in axes[i + 1 :]}
 
-            def to(new: State, over: str = over) -> Layout:
-                return layout_of((axis, new if axis == over else states.get(axis)) for axis in axes)
-
+            if is_split(state) and state in later:
+                continue
+            possible: list[State] = []
+            if state is not None:
+                possible.append(None)
             # What can be split next: nothing lies further inside, and the rest divides.
-            splits = (
-                is_split(wanted)
-                and wanted != state
-                and wanted not in later
-                and type.axis(str(wanted)).size % parts == 0
-            )
-            if is_split(state):
-                if state in later:
-                    continue
-                yield AllGather(over, parts, (str(state),)), to(None)
-                if splits:
-                    yield AllToAll(over, parts, (str(state),), (str(wanted),)), to(wanted)
-            elif state == SUM:
-                yield AllReduce(over, parts), to(None)
-                if splits:
-                    yield ReduceScatter(over, parts, (str(wanted),)), to(wanted)
-            elif state == MAX:
-                yield AllReduce(over, parts, 1, True), to(None)
-            elif wanted == SUM:
-                # Parts of a maximum are no parts of a sum: it matters which come together first.
-                if MAX not in states.values():
-                    yield Once(over, parts), to(SUM)
-            elif splits:
-                yield Part(over, parts, str(wanted)), to(wanted)
+            if is_split(wanted) and wanted not in later and type.axis(wanted).size % parts == 0:
+                possible.append(wanted)
+            # Parts of a maximum are no parts of a sum: it matters which come together first.
+            if wanted == SUM and MAX not in states.values():
+                possible.append(SUM)
+            for new in possible:
+                if (op := transition(over, parts, state, new)) is not None:
+                    yield op, layout_of((axis, new if axis == over else states.get(axis)) for axis in axes)

@@ -22,7 +22,7 @@ from partita.compiler.layout import SUM, WHOLE, Layout, State, is_split, layout_
 from partita.compiler.mesh import Mesh
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.sharding.choice import Choice, Chooser, Operand, Result, localized
-from partita.compiler.sharding.copies import Copies, Known
+from partita.compiler.sharding.copies import Copies, Free, Known
 from partita.compiler.sharding.homes import Homes
 from partita.compiler.sharding.moves import Moves
 from partita.dsl.brief import count, outline, shortened
@@ -78,11 +78,11 @@ class _Sharder:
         self.moves = moves
         self.mesh: Mesh = moves.mesh
         self.sizes = self.mesh.sizes
-        self.chooser = Chooser(self.mesh)
+        self.chooser = Chooser(moves)
         names = [value.name for node in graph.nodes for value in node.outputs]
         self.build = Builder([*names, *(p.name for p in graph.parameters)])
         self.copies = Copies(self.build, moves, portable, hoist, {each.value: each for each in graph.inputs})
-        self.known: dict[Value, Known] = {}
+        self.known: dict[Value, Known | Free] = {}
         self.layouts: dict[str, ParameterLayouts] = {}
         self.parameters: list[Parameter] = []
         self.choices: dict[Node, Choice] = {}
@@ -90,20 +90,20 @@ class _Sharder:
         # What lies split as a replacement wants it, while that is sharded.
         self.staying: set[Value] = set()
         self.accumulators: list[Accumulator] = []
-        # Positions of accumulations among the nodes.
-        self.contributions: dict[tuple[str, int | None], list[int]] = {}
+        # Accumulations, with their positions among the nodes.
+        self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
         parameters = {parameter.name for parameter in graph.parameters}
         self.gradients = {
-            node.inputs[0]: node.op.target
+            node.inputs[0]: target
             for node in graph.nodes
-            if isinstance(node.op, Accumulate) and node.op.target in parameters
+            if (target := node.op.accumulator) is not None and target in parameters
         }
 
     def sharded(self) -> ShardedGraph:
         """Walk the nodes once; accumulators get their layouts before what reads them at the end of the step."""
         for each in self.source.inputs:
             home = self.homes.home(each.name, each.value.type, each.span)
-            self.known[each.value] = Known(each.value, home, free=True)
+            self.known[each.value] = Free(each.value, home)
         for parameter in self.source.parameters:
             self._parameter(parameter)
         for node in self.source.nodes:
@@ -126,10 +126,7 @@ class _Sharder:
 
     def _primary(self, value: Value) -> Value:
         known = self.known[value]
-        if known.free:
-            return self.copies.free(known, WHOLE)
-        assert known.primary is not None
-        return known.primary
+        return self.copies.free(known, WHOLE) if isinstance(known, Free) else known.primary
 
     # ------------------------------------------------------------ what is there before the nodes
 
@@ -141,11 +138,9 @@ class _Sharder:
         }
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
-        value = Value(parameter.name, type, stored["param"])
+        value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
-        known = Known(parameter.value, compute, weight=True, primary=value, phase=Phase.PROLOGUE)
-        known.kept[value.layout] = value
-        self.known[parameter.value] = known
+        self.known[parameter.value] = Known(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
 
     # ------------------------------------------------------------ one node
 
@@ -154,8 +149,8 @@ class _Sharder:
             self._accumulate(node, node.op)
             return
         if node.op.free and not node.inputs:
-            home = self.homes.home(node.output.name, node.output.type)
-            self.known[node.output] = Known(node.output, home, free=True, node=node)
+            home = self.homes.home(node.output.tensor, node.output.type)
+            self.known[node.output] = Free(node.output, home, node)
             return
         operands = tuple(self._operand(value, node) for value in node.inputs)
         axis = self._unsplittable(node, operands)
@@ -170,7 +165,7 @@ class _Sharder:
         op = localized(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
-            Value(value.name, type, layout)
+            evolve(value, type=type, layout=layout)
             for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
         )
         local = evolve(node, op=op, inputs=inputs, outputs=outputs)
@@ -182,14 +177,13 @@ class _Sharder:
 
     def _made(self, value: Value, output: Value, node: Node, result: Result) -> None:
         home = self.layouts[self.gradients[value]].grad if value in self.gradients else result.home
-        known = Known(value, home, result.deferred, primary=output)
-        known.stage, known.phase, known.scope = node.stage, node.phase, node.scope
-        known.kept[output.layout] = output
-        self.known[value] = known
+        self.known[value] = Known(
+            value, home, output, result.deferred, stage=node.stage, phase=node.phase, scope=node.scope
+        )
 
     def _operand(self, value: Value, node: Node) -> Operand:
         known = self.known[value]
-        if known.free:
+        if isinstance(known, Free):
             return Operand(value.type, (), known.home, free=True)
         if known.weight:
             return Operand(value.type, (known.home,), known.home, stays=True)
@@ -199,7 +193,7 @@ class _Sharder:
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
             return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
-        return Result(value.type, self.homes.home(value.name, value.type, node.span), value in self.deferred)
+        return Result(value.type, self.homes.home(value.tensor, value.type, node.span), value in self.deferred)
 
     def _unsplittable(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand lies split, and which the op itself cannot split."""
@@ -243,13 +237,12 @@ class _Sharder:
         layout = self._accumulated_layout(op.target, known)
         local = self.copies.read(known, layout, node)
         key = (op.target, node.stage)
-        self.contributions.setdefault(key, []).append(len(self.build.nodes))
+        self.contributions.setdefault(key, []).append((len(self.build.nodes), op))
         self.build.nodes.append(evolve(node, inputs=(local,)))
 
-    def _accumulated_layout(self, target: str, known: Known) -> Layout:
-        if known.free:
+    def _accumulated_layout(self, target: str, known: Known | Free) -> Layout:
+        if isinstance(known, Free):
             return WHOLE
-        assert known.primary is not None
         primary = known.primary.layout
         if target not in self.layouts:
             return primary
@@ -264,8 +257,8 @@ class _Sharder:
         """One accumulator for each target and stage: partial where any contribution is, which whole ones join once."""
         declared = {each.name: each for each in self.source.accumulators}
         joined: dict[int, tuple[Value, Layout]] = {}
-        for (target, stage), positions in self.contributions.items():
-            values = [self.build.nodes[i].inputs[0] for i in positions]
+        for (target, stage), contributions in self.contributions.items():
+            values = [self.build.nodes[i].inputs[0] for i, _ in contributions]
             layouts = list(dict.fromkeys(value.layout for value in values))
             layout = layouts[0]
             if len(layouts) > 1:
@@ -273,22 +266,18 @@ class _Sharder:
                     (over, SUM if any(each.state(over) == SUM for each in layouts) else layout.state(over))
                     for over in self.mesh.sharding
                 )
-                joined.update({i: (v, layout) for i, v in zip(positions, values, strict=True) if v.layout != layout})
+                placed = zip(contributions, values, strict=True)
+                joined.update({i: (value, layout) for (i, _), value in placed if value.layout != layout})
             each = declared[target]
             name = each.value.name if each.parameter is None else f"{each.value.name}@{stage}"
             type = local_type(each.value.type, layout, self.sizes)
-            total = Value(name, type, layout)
+            total = evolve(each.value, name=name, type=type, layout=layout)
             self.accumulators.append(evolve(each, value=total, stage=stage))
-            for i in positions:
-                node = self.build.nodes[i]
-                assert isinstance(node.op, Accumulate)
-                op = Accumulate(target, type, node.op.maximum, node.op.keep)
-                self.build.nodes[i] = evolve(node, op=op)
+            for i, op in contributions:
+                self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
             if each.parameter is None:
                 home = self.homes.home(name, each.value.type)
-                known = Known(each.value, home, primary=total, stage=stage, phase=Phase.FINISH)
-                known.kept[layout] = total
-                self.known[each.value] = known
+                self.known[each.value] = Known(each.value, home, total, stage=stage, phase=Phase.FINISH)
         if joined:
             nodes, self.build.nodes = self.build.nodes, []
             for i, node in enumerate(nodes):
@@ -308,8 +297,6 @@ def _deferred(graph: Graph) -> set[Value]:
     deferred: set[Value] = set()
 
     def waits(node: Node, i: int) -> bool:
-        if isinstance(node.op, Accumulate):
-            return not node.op.maximum
         if not all(value in deferred for value in node.outputs):
             return False
         ways = node.op.ways([v.type for v in node.inputs], [v.type for v in node.outputs])

@@ -78,7 +78,7 @@ def shrink(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True
             f"no small sizes were found for the axes of model `{model.name}`",
             model.span,
             notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
-            help="`partita run --transport virtual` runs the file as it is",
+            help="`partita run --transport virtual` runs the file itself",
         )
     counts = _turns(given, pipe)
     body = Resized(sizes, counts, initial).body(model.body)

@@ -169,15 +169,17 @@ class Checkpoints:
                 gone = [commit_name(steps[0])]
                 self._keep = min(self._keep, len(steps) - 1)
         except OSError as error:
-            self._say("W0802", f"nothing could be removed to make room for step {step}: {error.strerror}")
+            self._say("W0802", f"nothing could be removed to free space for step {step}: {error.strerror}")
             return False
-        kept = f"; from now on {self._keep} stay" if self._keep < self.settings.keep else ""
-        self._say("W0805", f"removed {', '.join(gone)} to make room for the checkpoint of step {step}{kept}")
+        kept = f"; from now on {self._keep} are kept" if self._keep < self.settings.keep else ""
+        self._say("W0805", f"removed {', '.join(gone)} to free space for the checkpoint of step {step}{kept}")
         return True
 
     def _remaining(self) -> list[str]:
         steps = steps_in(self.settings.path)
-        return [f"training goes on; the last checkpoint is that of step {steps[-1]}" if steps else "training goes on"]
+        return [
+            f"training continues; the last checkpoint is that of step {steps[-1]}" if steps else "training continues"
+        ]
 
     # ------------------------------------------------------------ resuming
 
@@ -305,7 +307,7 @@ class Checkpoints:
                     self._say("W0801", f"{commit_name(step)} could not be renamed: {error.strerror}")
             changed = [*changes(saved, self._manifest), *changed_data(saved, self._manifest)]
             if changed:
-                message = f"the run goes on after step {saved.step:,} under other settings"
+                message = f"the run resumes after step {saved.step:,} with different settings"
                 self.report(Diagnostic("W0804", message, notes=tuple(changed)))
         words = "" if saved.mesh_text == self._manifest.mesh_text else f", saved on {saved.mesh_text}"
         return Resumed(saved.step, f"resumed from {self.settings.path / commit_name(saved.step)}{words}")
@@ -315,7 +317,7 @@ class Checkpoints:
         return refuse(
             "E0806",
             f"{what} in {self.settings.path} is damaged",
-            help="move the directory away to begin anew",
+            help="move the directory away to start over",
         )
 
     # ------------------------------------------------------------ telling
@@ -345,7 +347,7 @@ class Checkpoints:
 
     def _say_damaged(self, step: int, problem: object) -> None:
         place = self.settings.path / commit_name(step)
-        self.report(Diagnostic("W0801", f"{place} is damaged and passed over: {problem}"))
+        self.report(Diagnostic("W0801", f"{place} is damaged and was skipped: {problem}"))
 
 
 def _causes(failed: Mapping[int, int]) -> str:

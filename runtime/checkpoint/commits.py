@@ -55,7 +55,7 @@ def open_commit(path: Path, step: int) -> Iterator[int]:
         with directory(path) as outer, directory(commit_name(step), outer) as handle:
             yield handle
     except NotADirectoryError as error:
-        raise Damaged(f"{commit_name(step)} is a link, or no directory") from error
+        raise Damaged(f"{commit_name(step)} is a link, or not a directory") from error
     except OSError as error:
         raise Damaged(f"{commit_name(step)} cannot be read: {error.strerror}") from error
 

@@ -88,9 +88,7 @@ def check_place(path: Path) -> None:
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(kind):
-        raise OSError(
-            errno.EINVAL, f"it is {KINDS.get(kind, 'no regular file')}; name a file, or one that is not there"
-        )
+        raise OSError(errno.EINVAL, f"it is {KINDS.get(kind, 'not a regular file')}; name a regular file, or a new one")
 
 
 # ---------------------------------------------------------------- import
@@ -178,7 +176,7 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
     unlocked = store.lock()
     try:
         if steps_in(path):
-            raise refuse("E0802", f"{path} holds checkpoints already", help="import into a new directory")
+            raise refuse("E0802", f"{path} already has checkpoints", help="import into a new directory")
         try:
             store.begin(manifest.step)
             with directory(path) as outer, directory(store.partial(manifest.step), outer) as handle:
@@ -224,13 +222,13 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         for each in families(wrong):
             dtype, found, type, shape, axes = each.shared
             stands = f"{shown(each.names[0])} is {dtype}{list(found)}"
-            notes.append(f"{stands}, and {each.names[1]}: {type} wants {list(shape)}")
+            notes.append(f"{stands}, but {each.names[1]}: {type} needs {list(shape)}")
             entries += [_entry(each.patterns[1], each.patterns[0], axes)] if axes is not None else []
         raise refuse(
             "E0809",
-            f"{len(wrong)} of {len(taken)} tensors in {name} have another shape or dtype",
+            f"{len(wrong)} of {len(taken)} tensors in {name} have a different shape or dtype",
             notes=_few(notes),
-            help="say in the `--names` map how their axes are made of these"
+            help="give in the `--names` map how their axes are composed of these"
             + (f", such as {entries[0]}" if entries else ""),
         )
     return tuple(bindings)
@@ -258,7 +256,7 @@ def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
     if unused:
         notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
         are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
-        yield Diagnostic("E0811", f"{are} not used of those in {name}", notes=tuple(_few(notes)))
+        yield Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(_few(notes)))
 
 
 def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
@@ -273,9 +271,9 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
     have = "1 tensor has" if len(open_) == 1 else f"{len(open_)} tensors have"
     yield Diagnostic(
         code,
-        f"{have} axes of equal size, whose order {name} does not show",
+        f"{have} axes of equal size, whose order in {name} is ambiguous",
         notes=tuple(_few(notes)),
-        help=f"that of the .par file is taken; the `--names` map can say which it is, such as {entry}",
+        help=f"the order of the .par file is assumed; the `--names` map can give it, such as {entry}",
     )
 
 

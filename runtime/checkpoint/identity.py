@@ -149,7 +149,7 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     if before == now and saved.steps_digest == wanted.steps_digest:
         return []
     if before == now:
-        return ["the model's steps differ", *islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
+        return ["the model's operations differ", *islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
     notes = []
     if _states(before) != _states(now):
         notes.append(f"the optimizer was {saved.optimizer} {_states(before)}, and is {wanted.optimizer} {_states(now)}")

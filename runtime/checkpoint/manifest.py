@@ -125,8 +125,8 @@ def parse(data: bytes, where: str) -> Manifest:
     if reader.value.get("format") == FORMAT and type(version) is int and version > VERSION:
         raise refuse(
             "E0805",
-            f"{where} is of version {version} of the format, and this Partita reads {VERSION}",
-            help="use the Partita that has written it, or a later one",
+            f"{where} is of version {version} of the format, but this Partita reads {VERSION}",
+            help="use the version of Partita that wrote it, or a later one",
         )
     return _manifest(reader)
 
@@ -231,7 +231,7 @@ def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
     layout = Layout(tuple(states))
     for axis in type.axes:
         if axis.size % prod(mesh.sizes[over] for over in layout.over(axis.name)):
-            split.fail(f"a way to split {axis}")
+            split.fail(f"a sharding of {axis}")
     coordinates = tuple(_pair(each, limits.RANKS) for each in at.each(64))
     if [axis for axis, _ in coordinates] != [axis for axis in order if axis not in dict(states)]:
         at.fail("a list of the other mesh axes")

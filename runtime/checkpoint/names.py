@@ -70,9 +70,9 @@ def read_names(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise refuse("E0810", f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise refuse("E0810", f"{path} is no JSON: {shown(str(error))}") from error
+        raise refuse("E0810", f"{path} is not valid JSON: {shown(str(error))}") from error
     if not isinstance(found, dict):
-        raise refuse("E0810", f"{path} is no JSON object")
+        raise refuse("E0810", f"{path} is not a JSON object")
     return found
 
 
@@ -80,7 +80,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"`{key}` stands in it twice")
+            raise ValueError(f"`{key}` appears in it twice")
         found[key] = value
     return found
 
@@ -145,7 +145,7 @@ def _is_utf8(name: str) -> bool:
 def _check(names: Mapping[str, Any], found: Mapping[str, Form], used: set[str], known: list[str]) -> None:
     for key in names:
         if key not in used:
-            message = f"the map names `{shown(key)}`, and there is no such tensor"
+            message = f"the map names `{shown(key)}`, but there is no such tensor"
             raise refuse("E0810", message, help=suggestion(key, known))
     taken: dict[str, str] = {}
     for ours, form in found.items():

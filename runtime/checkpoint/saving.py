@@ -178,7 +178,7 @@ class Save:
                 if ended:
                     return None
                 if self._all_written is not None and time.monotonic() > self._all_written + VISIBLE_SECONDS:
-                    raise Damaged(f"the file of rank {len(found)} is not here: all machines must share the directory")
+                    raise Damaged(f"the file of rank {len(found)} is missing: all machines must share the directory")
                 time.sleep(POLL_SECONDS)
 
 

@@ -65,17 +65,17 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
             continue
         there = f"the checkpoint{'s' if len(steps) > 1 else ''} in {place}, the last of step {steps[-1]:,}"
         if own is None:
-            message = f"this run would not go on from {there}: the file asks for no checkpoints"
+            message = f"this run would not resume from {there}: the file has no `checkpoint` entry"
             how = "`checkpoint = every(100)`"
             if place == run_directory:
                 how += f", with them moved to {place / DIRECTORY},"
             elif place.resolve() != (run_directory / DIRECTORY).resolve():
                 how = "the `checkpoint` entry of the run before, with its `dir`,"
-            fix = f"{how} in the train block goes on from there"
+            fix = f"{how} in the train block resumes from there"
         else:
-            message = f"this run would not go on from {there}: its own are in {own}"
-            fix = "move them there to go on from them"
-        anew = "to begin anew, name another directory with --run-dir, or move this one away"
+            message = f"this run would not resume from {there}: its own are in {own}"
+            fix = "move them there to resume from them"
+        anew = "to start over, name another directory with --run-dir, or move this one away"
         raise refuse("E0814", message, span, help=f"{fix}; {anew}")
 
 
@@ -85,8 +85,8 @@ def _beside(run_directory: Path) -> Path:
     if path.is_symlink():
         raise refuse(
             "E0802",
-            f"{path} is a link, which a run does not follow",
-            help="put the directory itself there; or name its place with --run-dir, or with `dir` in the file",
+            f"{path} is a link, which is not followed",
+            help="put the directory itself there; or name its location with --run-dir, or with `dir` in the file",
         )
     return path
 
@@ -97,11 +97,11 @@ def _under(folder: Path, name: str, given: Spec) -> Path:
     help = f"name a directory in {folder}; without `dir` it is `{DIRECTORY}` in the directory of --run-dir"
     parts = PurePosixPath(name)
     if "\0" in name or not parts.parts or parts.is_absolute() or ".." in parts.parts:
-        raise refuse("E0801", f"`{name}` leads out of the folder of the file", span, help=help)
+        raise refuse("E0801", f"`{name}` leads out of the directory of the file", span, help=help)
     root = folder.resolve()
     path = (root / parts).resolve()
     if not path.is_relative_to(root) or path == root:
-        raise refuse("E0801", f"`{name}` leads out of the folder of the file, by a link", span, help=help)
+        raise refuse("E0801", f"`{name}` leads out of the directory of the file, by a link", span, help=help)
     return path
 
 
@@ -133,5 +133,5 @@ def refuse_others(settings: Settings, saved: Manifest, wanted: Manifest) -> None
             "E0815",
             f"the data is not what {path / commit_name(saved.step)} was trained on",
             notes=files,
-            help="put it back as it was, or go on with what is there now: --changed-data",
+            help="restore it, or resume with the data as it is now: --changed-data",
         )

@@ -122,11 +122,11 @@ class Shard:
 def opened(path: Path) -> Iterator[Any]:
     """A file of tensors, by the safetensors package. Raises Damaged where it is none."""
     if path.exists() and not path.is_file():
-        raise Damaged(f"{path.name} is no regular file")  # for another end of a pipe one would wait for ever
+        raise Damaged(f"{path.name} is not a regular file")  # for another end of a pipe one would wait for ever
     try:
         file = safe_open(os.fspath(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise Damaged(f"{path.name} is no file of tensors: {error}") from error
+        raise Damaged(f"{path.name} is not a file of tensors: {error}") from error
     with file:
         yield file
 

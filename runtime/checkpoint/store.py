@@ -80,7 +80,7 @@ class Store:
             try:
                 renewed, _ = locks.lock(handle, patience=0.0)
             except locks.Held as error:
-                raise OSError(errno.EBUSY, f"another run writes to {self.path} by now") from error
+                raise OSError(errno.EBUSY, f"another run now writes to {self.path}") from error
         os.close(self._lock)
         self._lock = renewed
 

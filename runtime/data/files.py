@@ -22,7 +22,7 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
     if parts.is_absolute() or ".." in parts.parts:
         raise refuse(
             "E0602",
-            f"`{pattern}` leads out of the folder of the file",
+            f"`{pattern}` leads out of the directory of the file",
             span,
             help=f"move or link the data into {root}, and name it from there",
         )
@@ -36,7 +36,7 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
             f"no file matches `{pattern}`",
             span,
             notes=[f"looked in {root.resolve()}"],
-            help="paths are relative to the folder of the .par file",
+            help="paths are relative to the directory of the .par file",
         )
     return tuple(found)
 
@@ -57,7 +57,7 @@ def single(name: str, root: Path, span: Span | None) -> Path:
     if len(found) > 1:
         raise refuse(
             "E0601",
-            f"`{name}` matches {len(found)} files, and one is wanted",
+            f"`{name}` matches {len(found)} files, but exactly one is needed",
             span,
             notes=[shown(str(path.relative_to(root))) for path in found[:5]],
         )

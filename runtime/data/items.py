@@ -199,7 +199,7 @@ def _declared(archive: np.lib.npyio.NpzFile, key: str, name: str, span: Span | N
     with archive.zip.open(member) as file:
         head = BytesIO(file.read(HEAD))  # a header's length may be anything
     if not head.getvalue().startswith(b"\x93NUMPY"):
-        raise refuse("E0603", f"`{name}` holds what is no array", span, help=_SAVE)
+        raise refuse("E0603", f"`{name}` has an entry that is not an array", span, help=_SAVE)
     version = np.lib.format.read_magic(head)
     read_header = HEADERS.get(version)
     if read_header is None:

@@ -73,7 +73,7 @@ def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eva
         raise Refused(
             Diagnostic(
                 "E0609",
-                f"`random()` cannot tell how large the integers of `{given.name}` may be",
+                f"`random()` cannot determine the range of the integers of `{given.name}`",
                 call.span,
                 (f"{given.name}: {given.type}, with which no `embedding` or `cross_entropy` indexes",),
                 "use data of your own: `arrays(…)`",

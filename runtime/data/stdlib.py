@@ -51,7 +51,7 @@ def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     if not parts:
         raise refuse(
             "E0601",
-            "this interpreter has no sources of its standard library",
+            "this interpreter has no standard library sources",
             call.span,
             notes=[f"looked in {folder}"],
             help='use another text: `data = text("corpus/*.txt")`',

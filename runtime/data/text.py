@@ -40,9 +40,9 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
     if size > LARGEST:
         raise refuse(
             "E0603",
-            f"`{pattern}` has {size / 2**30:.1f} GiB of text, more than every rank can read",
+            f"`{pattern}` has {size / 2**30:.1f} GiB of text, more than every rank can load",
             call.span,
-            help='make a file of ids from it once, and use `tokens("…")`',
+            help='convert it once to a file of ids, and use `tokens("…")`',
         )
     for path in paths:
         try:
@@ -85,7 +85,7 @@ def _decoded(path: Path, span: Span | None) -> str:
             "E0603",
             f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}",
             span,
-            help="convert it to UTF-8, or take `alphabet = bytes`",
+            help="convert it to UTF-8, or use `alphabet = bytes`",
         ) from error
 
 

@@ -30,7 +30,7 @@ def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
     return [
         Diagnostic(
             "W0603",
-            f"ids at even and at odd places of `{name}` are of very different sizes, as if each two were one id",
+            f"ids at even and odd positions of `{name}` are of very different sizes, as if each two were one id",
             call.span,
             help=f"is {written} the `dtype` that it was written with?",
         )
@@ -57,7 +57,7 @@ def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
     if size == 0 or size % dtype.itemsize:
         raise refuse(
             "E0603",
-            f"`{name}` has {size} bytes, which is no whole number of {written} ids",
+            f"`{name}` has {size} bytes, which is not a whole number of {written} ids",
             call.span,
             notes=[f"one id takes {dtype.itemsize} bytes"],
             help="is `dtype` what the file was written with?" if size else "the file is empty",

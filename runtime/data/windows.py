@@ -149,7 +149,7 @@ def check_limit(
         grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
         raise refuse(
             "E0605",
-            f"{what} has {describe(largest)}, beyond what `{given.name}` may hold: {given.bound}",
+            f"{what} has {describe(largest)}, which is out of range for `{given.name}`: {given.bound}",
             span,
             help=f"make that axis larger: {grow}",
         )
@@ -160,10 +160,10 @@ def _unfit(given: Input, span: Span | None) -> list[Diagnostic]:
         return [
             Diagnostic(
                 "E0606",
-                f"the data has nothing called `{given.name}`",
+                f"the data has no input called `{given.name}`",
                 span,
                 (f"it yields: {', '.join(SHIFT)}",),
-                "name the model's input after what the data yields",
+                "name the model's inputs after what the data yields",
             )
         ]
     if given.type.dtype not in ("i64", "i32") or len(given.type.axes) != 2 or given.batch_axis is None:

@@ -1,70 +1,26 @@
-"""What emitted functions call where one torch expression is not enough.
+"""What emitted functions call where one torch expression is not enough: functions of the modules of this folder that
+are marked as kernels.
 
 Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
 """
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from partita.compiler.optimizers.registry import OPTIMIZERS
-from partita.runtime.kernels import optimizers
-from partita.runtime.kernels.attention import attend, attend_gradient, attend_heads, attend_heads_gradient
-from partita.runtime.kernels.compiling import compiled
-from partita.runtime.kernels.pointwise import (
-    gelu,
-    gelu_gradient,
-    relu_gradient,
-    sigmoid_gradient,
-    silu_gradient,
-    tanh_gradient,
-)
-from partita.runtime.kernels.positions import random, rope
-from partita.runtime.kernels.products import add_matmul, matmul
-from partita.runtime.kernels.rows import (
-    add_rows,
-    exp_sum,
-    first_index,
-    layer_norm_gradient,
-    lookup,
-    nll,
-    nll_gradient,
-    normalize,
-    normalize_gradient,
-    pick,
-)
+from partita.runtime.kernels.registry import KERNELS
 
-__all__ = [
-    "add_matmul",
-    "add_rows",
-    "attend",
-    "attend_gradient",
-    "attend_heads",
-    "attend_heads_gradient",
-    "compiled",
-    "exp_sum",
-    "first_index",
-    "gelu",
-    "gelu_gradient",
-    "layer_norm_gradient",
-    "lookup",
-    "matmul",
-    "nll",
-    "nll_gradient",
-    "normalize",
-    "normalize_gradient",
-    "pick",
-    "random",
-    "relu_gradient",
-    "rope",
-    "sigmoid_gradient",
-    "silu_gradient",
-    "tanh_gradient",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+# Found here at once, also where a module has a kernel's name.
+globals().update(KERNELS)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """The kernel of an optimizer: its own, or that of its name here."""
-    if name not in OPTIMIZERS:
+    """A kernel of a module elsewhere, or an optimizer's own."""
+    found = KERNELS.get(name) or (OPTIMIZERS[name].kernel if name in OPTIMIZERS else None)
+    if found is None:
         raise AttributeError(f"there is no kernel `{name}`")
-    found: Callable[..., Any] = OPTIMIZERS[name].kernel or getattr(optimizers, name)
     return found

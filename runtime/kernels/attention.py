@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.registry import kernel
 
 aten = torch.ops.aten
 flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -109,6 +110,7 @@ def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, cau
     return fits and (not causal or (start == 0 and q4.shape[-2] == k4.shape[-2]))
 
 
+@kernel
 def attend_heads(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, orders: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[Tensor, Tensor]:
@@ -123,6 +125,7 @@ def attend_heads(
     return o.permute(orders[0]), denominator.permute(orders[1])
 
 
+@kernel
 def attend_heads_gradient(
     q: Tensor,
     k: Tensor,
@@ -145,6 +148,7 @@ def attend_heads_gradient(
     return dq.permute(orders[0]), dk.permute(orders[1]), dv.permute(orders[2])
 
 
+@kernel
 def attend(
     q: Tensor,
     k: Tensor,
@@ -197,6 +201,7 @@ def _scores(
     return scores
 
 
+@kernel
 def attend_gradient(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from partita.runtime.kernels.registry import kernel
+
 _tracing = False
 
 
@@ -21,6 +23,7 @@ def is_tracing() -> bool:
     return _tracing
 
 
+@kernel
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as torch compiles it, when it is first called; again for tensors that lie otherwise in memory."""
     variants: dict[tuple[tuple[int, ...], ...], tuple[Callable[[list[Tensor]], Any], bool]] = {}

@@ -7,7 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from partita.runtime.kernels.registry import kernel
 
+
+@kernel
 def adamw(
     parameter: Tensor,
     gradient: Tensor,
@@ -48,6 +51,7 @@ def _number(update: int, device: torch.device) -> Tensor:
     return torch.tensor(float(update), device=device)
 
 
+@kernel
 def sgd(
     parameter: Tensor,
     gradient: Tensor,

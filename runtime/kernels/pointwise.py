@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
+from partita.runtime.kernels.registry import kernel
 
 aten = torch.ops.aten
 
@@ -22,6 +23,7 @@ CUBE = 0.044715
 BLOCK = 1 << 16
 
 
+@kernel
 def gelu(x: Tensor) -> Tensor:
     """The tanh form."""
     if not _by_sigmoid(x):
@@ -29,6 +31,7 @@ def gelu(x: Tensor) -> Tensor:
     return _inner(x).sigmoid_().mul_(x)
 
 
+@kernel
 def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times gelu'(x)."""
     if not _by_sigmoid(x):
@@ -73,21 +76,25 @@ def _number(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
+@kernel
 def silu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times silu'(x)."""
     return cast(Tensor, aten.silu_backward(d, x))
 
 
+@kernel
 def relu_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d where the result was positive."""
     return cast(Tensor, aten.threshold_backward(d, y, 0))
 
 
+@kernel
 def tanh_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d·(1 − y²)."""
     return cast(Tensor, aten.tanh_backward(d, y))
 
 
+@kernel
 def sigmoid_gradient(d: Tensor, y: Tensor) -> Tensor:
     """d·y·(1 − y)."""
     return cast(Tensor, aten.sigmoid_backward(d, y))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.dtypes import DTYPES, widened
+from partita.runtime.kernels.registry import kernel
 
 
 @lru_cache(maxsize=32)
@@ -22,6 +23,7 @@ def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torc
     return angle.cos().to(wide), angle.sin().to(wide)
 
 
+@kernel
 def rope(x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int]) -> Tensor:
     """Rotate the halves of the last axis by the position along the last but one, which begins at `start`."""
     half = x.shape[-1] // 2
@@ -55,6 +57,7 @@ def _scalar_mixed(*numbers: int) -> int:
     return key - 2**64 if key >= 2**63 else key
 
 
+@kernel
 def random(
     c: Any,
     distribution: str,

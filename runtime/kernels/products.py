@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
+from partita.runtime.kernels.registry import kernel
 
 _mkldnn: Any = torch.backends.mkldnn
 _AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -48,6 +49,7 @@ _library.impl("matmul", _product, "CPU")
 _library._register_fake("matmul", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
 
+@kernel
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """[m, k] times [k, n]."""
     if not _by_onednn(a):
@@ -56,6 +58,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
 
 
+@kernel
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add [m, k] times [k, n] into [m, n], in place."""
     return total.add_(_product(a, b)) if _by_onednn(a) else total.addmm_(a, b)

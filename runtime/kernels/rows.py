@@ -9,10 +9,12 @@ from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
 from partita.runtime.kernels.dtypes import widened
+from partita.runtime.kernels.registry import kernel
 
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
+@kernel
 def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tuple[Tensor, Tensor]:
     """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them.
 
@@ -31,6 +33,7 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
     return (wide * rate).to(x.dtype), rate.squeeze(over)
 
 
+@kernel
 def normalize_gradient(
     d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool, plus: Tensor | None = None
 ) -> Tensor:
@@ -50,6 +53,7 @@ def normalize_gradient(
     return result if plus is None else result.add_(plus)
 
 
+@kernel
 def layer_norm_gradient(
     d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...], plus: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,6 +95,7 @@ def _zeros_and_ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return torch.zeros(shape, dtype=dtype, device=device), torch.ones(shape, dtype=dtype, device=device)
 
 
+@kernel
 def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) -> Tensor:
     """Rows of [shared…, rows, rest…] by [shared…, own…]: [shared…, own…, rest…].
 
@@ -105,6 +110,7 @@ def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) ->
     return rows.masked_fill_(_over_rows(outside, rows), 0)
 
 
+@kernel
 def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int | None = None) -> Tensor:
     """Add [shared…, own…, rest…] into [shared…, rows, rest…] where [shared…, own…] says, in place, in order.
 
@@ -143,6 +149,7 @@ def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
     return index
 
 
+@kernel
 def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of targets […] under logits […, classes], and log(sum(exp(logits))).
 
@@ -157,6 +164,7 @@ def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor,
     return -likelihood, wide.gather(-1, index).squeeze(-1) - likelihood
 
 
+@kernel
 def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
@@ -176,11 +184,13 @@ def nll_gradient(
     return result.to(logits.dtype)
 
 
+@kernel
 def exp_sum(x: Tensor, peak: Tensor) -> Tensor:
     """The sum of exp(x − peak) over the last axis, in the peak's dtype, that of accumulation."""
     return (x - peak.unsqueeze(-1)).exp_().sum(-1)
 
 
+@kernel
 def pick(x: Tensor, index: Tensor, start: int | None = None) -> Tensor:
     """Elements of x along its last axis. `start` is given where x is a part: what lies in other parts is zero."""
     if start is None:
@@ -193,6 +203,7 @@ def pick(x: Tensor, index: Tensor, start: int | None = None) -> Tensor:
 _NOWHERE = -(2**62)
 
 
+@kernel
 def first_index(x: Tensor, peak: Tensor, start: int) -> Tensor:
     """Minus the first index (counted from `start`) along the last axis where x attains `peak`, its maximum."""
     best = x.argmax(-1, keepdim=True)

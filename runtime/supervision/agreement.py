@@ -110,9 +110,12 @@ def compared(said: Sequence[Statement]) -> Refused | None:
     common, *others = sorted(groups, key=lambda each: -len(groups[each]))
     differing = sorted(rank for each in others for rank in groups[each])
     verb = "has" if len(differing) == 1 else "have"
-    what, help = "another file", "copy one file to all machines, and start all ranks with the same overrides"
+    what, help = "a different file", "copy the same file to all machines, and start all ranks with the same overrides"
     if all(each.file == common.file for each in others):
-        what, help = "made another program of the same file", "use the same version of Partita on all machines"
+        what, help = (
+            "compiled a different program from the same file",
+            "use the same version of Partita on all machines",
+        )
     notes = [
         f"{named(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
         for each in (common, *others[: MOST_SHOWN - 1])
@@ -142,7 +145,7 @@ def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Seq
     verb = "has" if len(differing) == 1 else "have"
     return refuse(
         "E0615",
-        f"{named(differing)} {verb} other data than {named(common)}",
+        f"{named(differing)} {verb} different data than {named(common)}",
         notes=unlike(files, common[0], others, first),
         help="copy the same files to all machines",
     )

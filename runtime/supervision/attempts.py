@@ -66,7 +66,7 @@ class Attempt:
             with piped(self._guardian.stdout) as said:
                 lines = [os.fsdecode(said.readline().rstrip(b"\n")) for _ in range(2)]
             if not all(lines):
-                raise OSError("the guardian did not start")
+                raise OSError("the reaper did not start")
             self.directory, self.secluded = Path(lines[0]), lines[1] == "private"
             own = {
                 **variables,

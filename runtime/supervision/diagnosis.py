@@ -23,8 +23,8 @@ from partita.runtime.tracing.flight import Position
 ENDINGS = (
     "reducing gradients",
     "exchanging gradients of tied parameters",
-    "making the statistics",
-    "adding the statistics of all ranks",
+    "computing the statistics",
+    "all-reducing the statistics",
     "updating parameters",
 )
 REDUCING, EXCHANGING, SUMMING = 0, 1, 3
@@ -104,7 +104,7 @@ class Diagnosis:
     @staticmethod
     def _doing(state: State) -> str:
         if state.condition == SILENT:
-            return "does not answer, nor does any other of its machine"
+            return "does not answer, nor does any other rank of its machine"
         if state.condition == DEAD:
             return state.doing.replace("waits", "waited", 1) if state.waits_for else f"was {state.doing}"
         condition = f"is {state.condition}, " if state.condition else ""

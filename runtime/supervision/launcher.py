@@ -62,7 +62,7 @@ WORDS = {
     PEER_LOST: "lost its connection to another rank",
     ASKED: "ended because another rank was asked to",
     UNSAVED: "could not write its part of the last checkpoint",
-    STRANGER: "was connected to a process that is no rank of this run",
+    STRANGER: "was connected to a process that is not a rank of this run",
 }
 
 
@@ -100,14 +100,14 @@ def launch(
                 return status
             if supervision.may_be_disturbed and starts < MOST_STARTS:
                 supervision.say(
-                    "starting all ranks again: the ports at which they connect are open to all of this machine, and "
-                    "somebody else may have come to them"
+                    "restarting all ranks: the ports at which they connect are open to all of this machine, and "
+                    "another process may have connected to them"
                 )
                 continue
             if restart == restarts:
                 return status
             restart, starts = restart + 1, 0
-            supervision.say(f"starting all ranks again, {restart} of at most {restarts} times")
+            supervision.say(f"restarting all ranks, {restart} of at most {restarts} times")
 
 
 @define(eq=False)
@@ -355,9 +355,9 @@ class _Supervision:
         if any(rank.process.returncode == REFUSED for rank in self.causes):
             return WRONG_INPUT  # which has been said
         if status == NOT_FINITE:
-            self.say("the parameters are not changed by what was bad")
+            self.say("the parameters are unaffected")
             return FAILED
-        others = "" if len(self.ranks) == 1 else "; the other ranks were ended"
+        others = "" if len(self.ranks) == 1 else "; the other ranks were killed"
         cause = self.dumps[first.number].cause if first.number in self.dumps else ""
         lines = [f"rank {first.number} {death(status)}{others}", *filter(None, (cause, self.doing))]
         self.say("\n  ".join(lines))
@@ -382,5 +382,5 @@ def death(status: int) -> str:
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    hint = " (the system does that when memory runs out)" if -status == signal.SIGKILL else ""
+    hint = " (possibly out of memory)" if -status == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

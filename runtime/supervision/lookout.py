@@ -2,7 +2,8 @@
 
 A run stands still when no rank has taken a mark for the stall timeout: while one waits, another must work. No phase is
 left out. Before all ranks have begun their first step they compile, connect and load, for which they have
-`STARTING_SECONDS` at least, unless one of them is stopped; after the last step they have `ENDING_SECONDS` at most.
+`STARTING_SECONDS` at least, and after the last step they leave, for which they have `ENDING_SECONDS`: on a machine
+with much else to do either takes its time. One that is stopped has no more than the stall timeout.
 
 The supervisor watches the ranks that it has started. Under another launcher every rank watches all whose recorders it
 can see, asks the other machines what they see (`views`), and the first one to notice speaks for all.
@@ -64,12 +65,12 @@ class Lookout:
             return None
         patience = self.timeout
         if all(each.activity == flight.ENDED for each in seen.positions):
-            patience = min(patience, ENDING_SECONDS)
+            patience = min(patience, ENDING_SECONDS) if seen.conditions else ENDING_SECONDS
         elif not seen.conditions and any(each.activity in STARTS for each in seen.positions):
             patience = max(patience, STARTING_SECONDS)
         if seconds <= patience:
             return None
-        return f"nothing has moved for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
+        return f"no progress for {patience:g} s\n  {self._described(seen.positions, seen.conditions, 'stall')}"
 
     def begun(self, directory: Path) -> bool:
         """Whether all ranks have come to their first step, and none is at the end."""

@@ -109,13 +109,15 @@ def _met_at_address(identity: Identity, host: str, port: int, seconds: float) ->
     try:
         store = opened(first=True)
     except RuntimeError as error:
-        raise ConnectionLost(f"cannot reach the store at {host}:{port}, by which ranks meet: {cause(error)}") from error
+        raise ConnectionLost(
+            f"cannot reach the store at {host}:{port}, used for the rendezvous: {cause(error)}"
+        ) from error
     try:
         attempt, told = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
     except RuntimeError as error:
         if isinstance(error, ConnectionLost):
             raise
-        raise ConnectionLost(f"lost the store at {host}:{port}, by which ranks meet: {cause(error)}") from error
+        raise ConnectionLost(f"lost the store at {host}:{port}, used for the rendezvous: {cause(error)}") from error
     own = stores.within(f"{PREFIX}/{attempt}", store)
     own.set_timeout(timedelta(seconds=seconds))
     machines = tuple(int(each["machine"]) for each in told["places"])
@@ -148,7 +150,7 @@ def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
                 missing.discard(rank)
         if missing and pause.over():
             have = "has" if len(missing) == 1 else "have"
-            raise ConnectionLost(f"{named(sorted(missing))} {have} not come to the meeting of all ranks")
+            raise ConnectionLost(f"{named(sorted(missing))} {have} not come to the rendezvous")
     if not store.check([_key("run")]):
         store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
     places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]
@@ -170,9 +172,7 @@ def _arrived(store: Store, identity: Identity, end: float) -> tuple[str, dict[st
                 attempt = told
                 store.set(_key("here", attempt, identity.rank), "yes")
         if pause.over():
-            what = (
-                "other ranks have not come to the meeting of all" if attempt else "rank 0 has not come to the meeting"
-            )
+            what = "other ranks have not come to the rendezvous" if attempt else "rank 0 has not come to the rendezvous"
             raise ConnectionLost(what)
     return attempt, json.loads(store.get(_key("complete", attempt)))
 

@@ -135,7 +135,7 @@ def first_host(nodes: str) -> str:
 
 def _text(variables: Mapping[str, str], name: str) -> str:
     if not variables.get(name):
-        raise ValueError(f"the environment names a rank but {name} is not set")
+        raise ValueError(f"the environment sets a rank, but {name} is not set")
     return variables[name]
 
 

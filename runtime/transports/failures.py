@@ -14,8 +14,8 @@ class Stranger(RuntimeError):
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"somebody who is no rank of this run has come in between the ranks as they connected ({where}); "
-            "nothing was sent to him but greetings"
+            f"a process that is not a rank of this run connected to the ranks ({where}); "
+            "nothing was sent to it but greetings"
         )
 
 

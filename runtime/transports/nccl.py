@@ -40,9 +40,9 @@ def _problem(gpus: int, ranks: int) -> Diagnostic | None:
         return None
     return Diagnostic(
         "E0611",
-        f"ranks on this machine: {ranks}; GPUs, of which NCCL takes one each: {gpus}",
+        f"ranks on this machine: {ranks}; GPUs (NCCL needs one per rank): {gpus}",
         None,
-        help="start as many ranks on a machine as it has GPUs, or use --transport gloo",
+        help="start at most as many ranks per machine as it has GPUs, or use --transport gloo",
     )
 
 

@@ -129,9 +129,9 @@ def _everywhere(own: Mapping[str, Any], group: dist.ProcessGroup | None) -> list
     """What each rank has to tell, by rank."""
     rows = [torch.zeros(ROW, dtype=torch.uint8) for _ in range(dist.get_world_size())]
     text = json.dumps(own).encode()
-    assert len(text) <= ROW, f"{len(rows)} ranks are too many to tell each other where they are"
+    assert len(text) <= ROW, f"{len(rows)} ranks are too many to exchange their addresses"
     sent = torch.frombuffer(bytearray(text.ljust(ROW)), dtype=torch.uint8)
-    post("the meeting of all ranks", dist.all_gather, rows, sent, group=group)
+    post("the rendezvous", dist.all_gather, rows, sent, group=group)
     return [json.loads(bytes(row.tolist())) for row in rows]
 
 

@@ -2,7 +2,7 @@
 
 A message over Gloo goes through the kernel and wakes a thread of Gloo's on either side before it wakes who waits for
 it; here it is copied once by who sends it and once by who waits. Who waits looks for a while, and then sleeps at a
-socket until the sender rings. The socket says, too, when the other process has gone.
+socket until the sender rings. The socket says, too, when the other process is gone.
 
 The memory holds a count of the messages that are there, a count of those that have been taken, whether the receiver
 sleeps, where each message lies, and the messages. A send never waits: there is room for all that a step sends, and a
@@ -197,5 +197,5 @@ class Incoming(_End):
             with suppress(OSError):
                 rung = self._connection.recv(1)
             if not rung and words[SENT] <= number:  # it may have rung, and gone, since
-                raise ConnectionLost(f"{self.description} failed: the other process has gone")
+                raise ConnectionLost(f"{self.description} failed: the other process is gone")
         words[ASLEEP] = 0

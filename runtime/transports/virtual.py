@@ -181,7 +181,7 @@ class VirtualCluster:
         cycle = _cycle(next_rank)
         if cycle:
             lines.append("the cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
-        return Deadlock("no rank can go on:\n  " + "\n  ".join(lines), cycle)
+        return Deadlock("deadlock: no rank can continue:\n  " + "\n  ".join(lines), cycle)
 
 
 _EXHAUSTED = object()

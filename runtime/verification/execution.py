@@ -37,7 +37,7 @@ from partita.runtime.verification.experiment import (
     never_finite,
 )
 
-HELP = "this is a defect of Partita, not of the file: please report it with the file"
+HELP = "this is a bug in Partita, not in the file: please report it with the file"
 
 
 @frozen(eq=False)

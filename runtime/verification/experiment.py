@@ -120,7 +120,7 @@ def never_finite(small: Spec) -> Undecided:
     return _undecided(
         f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
         small,
-        help="`log`, `sqrt`, `exp` and divisions need values in range: see that they get them",
+        help="`log`, `sqrt`, `exp` and divisions need arguments within range",
     )
 
 
@@ -132,7 +132,7 @@ def _undecided(message: str, small: Spec, notes: Iterable[str] = (), help: str |
 def blurred(small: Spec, what: str, change: float) -> Undecided:
     """What is said of a model that makes of the last digits of its parameters as much as of anything else."""
     return _undecided(
-        "rounding errors grow so much in this model that execution does not tell right from wrong",
+        "rounding errors grow so much in this model that execution is inconclusive",
         small,
         [f"parameters that differ by {LAST_DIGITS:.0e} change {what} by {change:.0e} of its scale"],
         "normalized activations, or smaller initial values, keep them small; they would grow in training too",
@@ -171,10 +171,10 @@ def _compiled(small: Spec) -> Plan:
     except Refused as refused:
         sizes = ", ".join(str(axis) for axis in small.axes.values())
         raise _undecided(
-            "the shrunken copy of the file does not compile",
+            "the proxy of the file does not compile",
             small,
             [f"its axes: {sizes}", *(diagnostic.message for diagnostic in refused.diagnostics)],
-            "`partita run --transport virtual` runs the file as it is",
+            "`partita run --transport virtual` runs the file itself",
         ) from refused
 
 

@@ -151,7 +151,7 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",
-            f"{column} needs {most / 2**30:,.1f} GiB, and `{state.device.name}` has {memory / 2**30:,.1f} GiB",
+            f"{column} needs {most / 2**30:,.1f} GiB, but `{state.device.name}` has {memory / 2**30:,.1f} GiB",
             state.spec.mesh.span,
             help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",
         )

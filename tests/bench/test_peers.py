@@ -59,6 +59,7 @@ def test_what_differs_is_seen(file: str):
     assert plain(work, 1)[0] != pytest.approx(right[0], rel=1e-6)
 
 
+@pytest.mark.soak
 def test_torchs_pipelining_trains_what_ours_trains():
     """In two processes, as the benchmark runs them: two stages a rank, and a backward pass in two parts."""
     sizes = {"linears": 2, "width": 4, "rows": 2}

@@ -93,7 +93,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (FIRST, link, "rank-0.safetensors is a link"),
     (FIRST, surplus_link, "other is a link"),
     (FIRST, directory, "rank-0.safetensors is a directory"),
-    (FIRST, pipe, "rank-0.safetensors is no regular file"),
+    (FIRST, pipe, "rank-0.safetensors is not a regular file"),
     (FIRST, pickled, "rank-0.safetensors has "),
     (MANIFEST, truncate, "manifest.json: its SHA-256"),
     (MANIFEST, lambda path: flip(path, 9), "manifest.json: its SHA-256"),
@@ -113,14 +113,14 @@ def test_damage_is_named_and_the_commit_before_is_used(
     assert main(["checkpoint", "verify", str(copy)]) == 1
     shown = capsys.readouterr().out
     assert f"{path}: damaged: {named}" in shown
-    assert f"{copy}/checkpoints/step-00000002: whole (8 files" in shown
+    assert f"{copy}/checkpoints/step-00000002: intact (8 files" in shown
 
     resumed = trained(plan_of(), copy)
     assert resumed.found is not None
     assert resumed.found.step == 2
     assert list(resumed.steps) == [3, 4, 5, 6]
     assert resumed.codes == ["W0801"]
-    assert f"{path} is damaged and passed over: {named}" in resumed.said[0].message
+    assert f"{path} is damaged and was skipped: {named}" in resumed.said[0].message
     assert not (copy / "boom").exists()
     # Out of the way under another name, and the step saved again.
     assert os.path.lexists(copy / "checkpoints" / f"{NEWEST}.damaged")

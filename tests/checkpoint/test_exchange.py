@@ -147,7 +147,7 @@ def test_nothing_is_imported_beside_checkpoints(folder: Path, capsys: pytest.Cap
     assert partita(capsys, "export", ".", "-o", "p.safetensors")[0] == 0
     status, _, err = partita(capsys, "import", "checkpoints", "p.safetensors", "m.par", "--step", "9")
     assert status == 1
-    assert "checkpoints holds checkpoints already" in err
+    assert "checkpoints already has checkpoints" in err
     assert sorted(os.listdir("checkpoints")) == ["lock", "step-00000002"]
 
 
@@ -173,10 +173,10 @@ def test_an_export_that_fails_leaves_nothing(folder: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object"),
-        ('{"m.wte": "x", "m.wte": "y"}', "names.json is no JSON: `m.wte` stands in it twice"),
-        ('{"m.wtf": "x"}', "the map names `m.wtf`, and there is no such tensor\n  help: did you mean `m.wte`?"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"m.wte": "x", "m.wte": "y"}', "names.json is not valid JSON: `m.wte` appears in it twice"),
+        ('{"m.wtf": "x"}', "the map names `m.wtf`, but there is no such tensor\n  help: did you mean `m.wte`?"),
         ('{"m.wte": 3}', "`m.wte` is mapped to a name, or an object"),
         ('{"m.wte": ""}', "`m.wte` is mapped to a name, or an object"),
         ('{"m.wte": {"names": "x"}}', "`m.wte` has the entries `name` and, if need be, `axes`"),

@@ -172,8 +172,8 @@ def test_of_many_names_that_do_not_repeat_some_are_shown(folder: Path, capsys: p
     status, out, _ = partita(capsys, "import", "new", "m.safetensors", "m.par")
     assert status == 0
     assert len(out.splitlines()) < MOST_LINES + 12
-    assert f"and {count - MOST_LINES} more; --json names them all" in out
-    assert "  and 9,992 more; --json names them all" in out
+    assert f"and {count - MOST_LINES} more; --json lists them all" in out
+    assert "  and 9,992 more; --json lists them all" in out
 
 
 # ---------------------------------------------------------------- names that repeat
@@ -265,7 +265,7 @@ def test_what_is_said_to_train_from_it_does(
     status, out, _ = partita(capsys, "import", directory, "m.safetensors", "m.par", "batch=8")
     assert status == 0
     lines = [line.strip() for line in out.splitlines()]
-    lines = lines[lines.index("to train from it") + 1 :]
+    lines = lines[lines.index("to train from this checkpoint") + 1 :]
     entries = [line for line in lines if line.startswith("checkpoint = ")]
     assert entries == ([f"{entry}    in the train block of m.par"] if entry else [])
     if entry:

@@ -196,7 +196,7 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert parts == whole
     status, out, _ = partita(capsys, *run, "--run-dir", "parts")
     assert status == 0
-    assert "step 6/6  the run is finished: nothing is left to do" in out
+    assert "step 6/6  the run is already finished" in out
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 

@@ -174,7 +174,7 @@ def test_a_rank_that_cannot_write_costs_a_checkpoint_and_no_training(tmp_path: P
     assert limited(tmp_path, (small + large) // 2, *mesh, lifted=True, text=text) == [
         "4 False",
         "warning[W0802]: step 4 was not saved: rank 1: File too large",
-        "  = training goes on; the last checkpoint is that of step 2",
+        "  = training continues; the last checkpoint is that of step 2",
     ]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["lock", "step-00000002", "step-00000006"]
     content(tmp_path / "checkpoints", 6)
@@ -203,7 +203,7 @@ def test_where_the_last_checkpoint_fails_the_run_says_so(tmp_path: Path):
     assert limited(tmp_path, 2000, *ONE_RANK)[:3] == [
         "6 True",
         "warning[W0802]: step 2 was not saved: rank 0: File too large",
-        "  = training goes on",
+        "  = training continues",
     ]
     assert os.listdir(tmp_path / "checkpoints") == ["lock"]
 
@@ -251,7 +251,7 @@ def test_a_full_disk(tmp_path: Path):
     done = small_disk(f"{size / 1024:.0f}k", disk, ["sh", "-c", script])
     assert "status 3" in done.stdout, done.stdout + done.stderr
     assert "step 6/6  loss" in done.stdout
-    assert re.search(r"step-00000002: whole \(2 files", done.stdout)
+    assert re.search(r"step-00000002: intact \(2 files", done.stdout)
     assert done.stdout.split()[-2:] == ["lock", "step-00000002"]
     assert re.search(r"W0802\]: step 4 was not saved: .*No space left on device", done.stderr)
     assert "the last checkpoint is that of step 2" in done.stderr
@@ -272,7 +272,7 @@ def test_where_there_is_no_room_for_all_fewer_are_kept_and_each_is_saved(tmp_pat
     done = small_disk(f"{3.4 * 4 * pages:.0f}k", disk, ["sh", "-c", f"{run}; echo status $?; ls disk/checkpoints"])
     assert done.stdout.split()[-5:] == ["status", "0", "lock", "step-00000007", "step-00000008"], done.stderr
     assert re.findall(r"W080.*", done.stderr) == [
-        "W0805]: removed step-00000001 to make room for the checkpoint of step 4; from now on 2 stay"
+        "W0805]: removed step-00000001 to free space for the checkpoint of step 4; from now on 2 are kept"
     ]
 
 
@@ -290,8 +290,8 @@ def test_what_can_be_spared_goes_first_where_room_is_short_and_the_newest_whole_
     assert [checkpoints._makes_room(10) for _ in range(3)] == [True, True, False]
     assert steps_in(path) == [6, 8]
     assert [each.message for each in said] == [
-        "removed step-00000002.damaged to make room for the checkpoint of step 10",
-        "removed step-00000004 to make room for the checkpoint of step 10; from now on 2 stay",
+        "removed step-00000002.damaged to free space for the checkpoint of step 10",
+        "removed step-00000004 to free space for the checkpoint of step 10; from now on 2 are kept",
     ]
 
 

@@ -16,11 +16,11 @@ def prepare(
     nodes: Sequence[Node], given: Sequence[Value], wanted: Sequence[Value], step: int = 1
 ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """The wanted values as a function of the given ones."""
-    writer = Writer("x, c", {value: Argument(f"x[{i}]", value.type) for i, value in enumerate(given)})
-    writer.block(nodes, set(wanted), {})
+    writer = Writer(("x", "c"), {value: Argument(f"x[{i}]", value.type) for i, value in enumerate(given)})
+    writer.block(nodes, set(wanted))
     results = []
     for value in wanted:
-        argument = writer.argument(value)
+        argument = writer.names.texts[value]
         text = f"torch.tensor({argument.text}, dtype=torch.float64)" if argument.literal else argument.text
         results.append(text)
     body = [*writer.body(), f"return [{', '.join(results)}]"]

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type, split_axes
 from partita.compiler.ops.op import Argument, Op, Way
-from partita.compiler.ops.position import Positioned
 from partita.dsl.types import Type
 from partita.runtime import kernels
 from partita.runtime.context import Context
@@ -100,12 +99,9 @@ def equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-12) -> bool:
 def local_op(op: Op, types: Sequence[Type], placed: Sequence[Layout], sizes: Sizes) -> Op:
     """The operation on what one rank holds. `types` and layouts are the operands', then the results'."""
     for over, count in sizes.items():
-        for axis in dict.fromkeys(layout.state(over) for layout in placed):
-            if is_split(axis):
-                type, layout = next((t, at) for t, at in zip(types, placed, strict=True) if at.state(over) == axis)
-                op = op.resized(str(axis), local_type(type, layout, dict(sizes)).axis(str(axis)).size)
-                if isinstance(op, Positioned):
-                    op = op.sharded(str(axis), over, count)
+        for axis in split_axes(layout.state(over) for layout in placed):
+            type, layout = next((t, at) for t, at in zip(types, placed, strict=True) if at.state(over) == axis)
+            op = op.sharded(axis, local_type(type, layout, dict(sizes)).axis(axis).size, over, count)
     return op
 
 

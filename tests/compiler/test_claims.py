@@ -83,18 +83,18 @@ error[E0705]: `collectives(tensor) <= 9` does not hold: it is 10
     = 5 by gpt.par:25, `return x + dot(gelu(dot(h, up, over = embed)), down, over = ffn)`
     = 2 by gpt.par:12, `let q = dot(h, wq, over = embed)`
     = 2 by gpt.par:16, `return x + dot(a, wo, over = [heads, key])`
-    help: `partita explain` shows the tensors, and which rule of the layout moves them""",
+    help: `partita explain` shows the tensors, and which rule of the layout causes them""",
     "bytes(tensor) <= 2 * 1KiB": """\
 error[E0705]: `bytes(tensor) <= 2 * 1KiB` does not hold: it is 792MiB
    --> gpt.par:81:3
     |
 81  |   bytes(tensor) <= 2 * 1KiB
     |   ^^^^^^^^^^^^^^^^^^^^^^^^^
-    = rank 3 of the pipeline sends most
+    = rank 3 of the pipeline sends the most
     = 360MiB by gpt.par:25, `return x + dot(gelu(dot(h, up, over = embed)), down, over = ffn)`
     = 144MiB by gpt.par:12, `let q = dot(h, wq, over = embed)`
     = 144MiB by gpt.par:16, `return x + dot(a, wo, over = [heads, key])`
-    help: `partita explain` shows the tensors, and which rule of the layout moves them""",
+    help: `partita explain` shows the tensors, and which rule of the layout causes them""",
 }
 
 
@@ -112,8 +112,8 @@ def test_of_memory_the_rank_its_parts_and_tensors_are_named() -> None:
 
 def test_of_a_bubble_the_ranks_and_the_critical_path_are_named() -> None:
     first, second = found()["bubble == 0%"].notes
-    assert first.startswith("rank 3 of the pipeline computes longest, ")
-    assert "waits longest" in first
+    assert first.startswith("rank 3 of the pipeline is busy the longest, ")
+    assert "waits the longest" in first
     assert second.startswith("the critical path: ")
     assert "on rank 3" in second
 

@@ -51,21 +51,3 @@ def test_sums_and_losses_are_wide(name: str):
             assert {value.type.dtype for value in node.outputs} == {"f32"}
         if isinstance(node.op, Normalize):
             assert node.outputs[1].type.dtype == "f32"
-
-
-def test_a_softmax_is_wide_inside_and_as_it_was_outside():
-    graph = compiled("axes").forward
-    assert graph is not None
-    exponentials = functions(graph, "exp")
-    assert exponentials
-    for node in exponentials:
-        assert node.inputs[0].type.dtype == "f32", node
-
-
-def test_differences_of_a_loss_are_wide():
-    for name in ("attention", "skips"):
-        graph = compiled(name).forward
-        assert graph is not None
-        differences = [node for node in functions(graph, "subtract") if node.scope == graph.name]
-        assert differences
-        assert {value.type.dtype for node in differences for value in node.inputs} == {"f32"}

@@ -31,7 +31,7 @@ error[E0411]: axis `hidden` of 12 does not divide over `tensor` of 5
 17  |   shard hidden -> tensor
     |         ^^^^^^
     = net.up: f32[width=6, hidden=12]   (declared at net.par:4:9)
-    help: choose sizes by which `hidden` divides into 5 parts in every microbatch
+    help: choose sizes so that `hidden` divides into 5 parts in every microbatch
 """
     )
 
@@ -46,7 +46,7 @@ error[E0411]: axis `batch` of 4 does not divide over `pod` of 2 × `data` of 4
 17  |   shard batch -> pod, data
     |         ^^^^^
     = x: f32[batch=4, width=6]   (declared at net.par:3:7)
-    help: choose sizes by which `batch` divides into 8 parts in every microbatch
+    help: choose sizes so that `batch` divides into 8 parts in every microbatch
 """
     )
 
@@ -67,7 +67,7 @@ def test_a_rule_for_one_tensor_that_does_not_divide() -> None:
 def test_a_mesh_axis_for_stages_and_for_tensors(order: int) -> None:
     rules = ["stage layer -> pipe", "shard batch -> pipe"][::order]
     found = refusal("pipe = 2", *rules)
-    assert "error[E0412]: mesh axis `pipe` is the pipeline's, and cannot split `batch` as well" in found
+    assert "error[E0412]: mesh axis `pipe` is used for the pipeline, and cannot also split `batch`" in found
     assert "|   shard batch -> pipe" in found
     assert f"= `stage layer -> pipe`   (net.par:{17 + rules.index('stage layer -> pipe')}:3)" in found
 
@@ -100,7 +100,7 @@ def test_a_second_rule_for_an_axis() -> None:
     (found,) = warnings("data = 2, tensor = 2", BATCH, "shard batch -> tensor")
     assert "warning[W0301]: `shard batch -> tensor` applies to no tensor" in found
     assert (
-        "= x: f32[batch=4, width=6]: `batch` is split over `data` of 2 already, `shard batch -> data` (net.par:17:3)"
+        "= x: f32[batch=4, width=6]: `batch` is already split over `data` of 2, `shard batch -> data` (net.par:17:3)"
         in found
     )
     assert "help: name all mesh axes in one rule: `shard batch -> data, tensor`" in found
@@ -123,14 +123,14 @@ def test_two_rules_for_one_tensor_that_want_one_mesh_axis() -> None:
 def test_a_rule_for_a_class_where_nothing_divides() -> None:
     (found,) = warnings("data = 2, tensor = 5", BATCH, "shard state -> tensor")
     assert "warning[W0301]: `shard state -> tensor` applies to no tensor" in found
-    assert "= net.up: f32[width=6, hidden=12]: no axis that is whole divides by `tensor` of 5" in found
+    assert "= net.up: f32[width=6, hidden=12]: no unsplit axis divides evenly by `tensor` of 5" in found
     assert "help: choose sizes that divide" in found
 
 
 def test_a_rule_for_a_class_that_another_implies() -> None:
     (found,) = warnings("data = 2", BATCH, "shard param -> data", "shard state -> data")
     assert "warning[W0301]: `shard state -> data` applies to no tensor\n   --> net.par:19:9" in found
-    assert "help: what it is about is split over that already: leave it out" in found
+    assert "help: its tensors are already split over that: remove the rule" in found
 
 
 def test_a_mesh_axis_that_only_stores() -> None:

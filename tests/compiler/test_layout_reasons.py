@@ -86,7 +86,7 @@ def test_weights_are_a_last_resort(state: Compilation) -> None:
     """Two ways along `tensor` leave the gradient of `wq` where `wq` is: by heads, and computed whole by all."""
     found = only(state, "d(wq)")
     left = [each.states for each in found.alternatives if each.mesh_axis == "tensor" and not each.moves_weights]
-    assert left == ["h.again: whole, d(q): heads → d(wq): heads", "all whole"]
+    assert left == ["h.again: replicated, d(q): heads → d(wq): heads", "all replicated"]
     assert all(each.seconds > 1e-3 for each in found.alternatives if each.moves_weights)
 
 
@@ -129,5 +129,5 @@ def test_a_parameter_that_a_rule_for_its_class_cannot_split() -> None:
 
 
 def test_a_name_that_is_none(state: Compilation) -> None:
-    with pytest.raises(ValueError, match=r"`wqq` names no tensor of this program; did you mean `wq`\?"):
+    with pytest.raises(ValueError, match=r"`wqq` is not a tensor of this program; did you mean `wq`\?"):
         explain(state, "wqq")

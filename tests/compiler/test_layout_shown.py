@@ -106,7 +106,7 @@ def test_columns_that_do_not_fit_are_left_out(state: Compilation) -> None:
         page = shown(lambda console: explain_command.show(communication(state), console), width)
         return next(line.split() for line in page if line.startswith("  phase"))
 
-    assert headings(110) == ["phase", "collective", "over", "tensor", "change", "times", "each", "bytes", "time"]
+    assert headings(120) == ["phase", "collective", "over", "tensor", "change", "times", "each", "bytes", "time"]
     assert headings(80) == ["phase", "collective", "over", "tensor", "times", "bytes", "time"]
 
 
@@ -120,12 +120,12 @@ def test_a_deep_model_prints_no_more_than_a_shallow_one(capsys: pytest.CaptureFi
     assert len(summary) < 40
     assert len(causes) < 90
     assert any(line.startswith("1 to 46 ") and "layer.2 … layer.93" in line for line in summary)
-    assert "a turn of gpt.layer (0 to 95) sends from each rank" in causes
+    assert "each iteration of gpt.layer (0 to 95) sends from each rank" in causes
 
 
 def test_compile_says_how_bytes_are_counted(state: Compilation) -> None:
     page = " ".join(shown(lambda console: compile_command.show(state, summarize(state), console), 110))
-    assert "to all-reduce K bytes each of N ranks sends 2K(N−1)/N" in page
+    assert "an all-reduce of K bytes over N ranks sends 2K(N−1)/N per rank" in page
 
 
 def test_compile_names_what_a_rule_for_a_class_leaves_whole() -> None:
@@ -133,7 +133,7 @@ def test_compile_names_what_a_rule_for_a_class_leaves_whole() -> None:
     state = network("data = 2, tensor = 5", "shard batch -> data", "shard state -> tensor, data")
     assert summarize(state).as_json()["undivided"] == {"tensor": ["net.up", "net.down"]}
     page = shown(lambda console: compile_command.show(state, summarize(state), console), 110)
-    assert "kept whole, though stored over tensor: net.up, net.down; no axis divides" in page
+    assert "replicated, not stored split over tensor: net.up, net.down; no axis divides evenly" in page
 
 
 def test_the_keys_of_json_are_stable(state: Compilation) -> None:
@@ -178,19 +178,19 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("wqq", "`wqq` names no tensor of this program; did you mean `wq`?"),
+        ("wqq", "`wqq` is not a tensor of this program; did you mean `wq`?"),
         ("layer.3.atention.wq", "did you mean `layer.attention.wq`?"),
         ("d(attention.qq)", "did you mean `d("),
-        ("layer.99.attention.wq", "it is in 4 turns, `tiny.layer.0.attention.wq` the first"),
-        ("attention", "but a part of the model: name a tensor in it, such as `attention.wq`"),
-        ("layer.2", "but a part of the model: name a tensor in it, such as `attention.wq`"),
-        ("", "`` names no tensor of this program"),
-        (".", "`.` names no tensor of this program"),
-        ("d(", "`d(` names no tensor of this program"),
-        (")(", "`)(` names no tensor of this program"),
-        ("[bold]", "`[bold]` names no tensor of this program"),
-        ("\x1b[2J", "`\ufffd[2J` names no tensor of this program"),
-        ("x" * 5000, "names no tensor of this program\n"),
+        ("layer.99.attention.wq", "it has 4 iterations, the first is `tiny.layer.0.attention.wq`"),
+        ("attention", "but is a part of the model: name a tensor in it, such as `attention.wq`"),
+        ("layer.2", "but is a part of the model: name a tensor in it, such as `attention.wq`"),
+        ("", "`` is not a tensor of this program"),
+        (".", "`.` is not a tensor of this program"),
+        ("d(", "`d(` is not a tensor of this program"),
+        (")(", "`)(` is not a tensor of this program"),
+        ("[bold]", "`[bold]` is not a tensor of this program"),
+        ("\x1b[2J", "`\ufffd[2J` is not a tensor of this program"),
+        ("x" * 5000, "is not a tensor of this program\n"),
     ],
 )
 def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str], name: str, expected: str) -> None:
@@ -206,7 +206,7 @@ def test_more_than_one_name(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_among_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     status, output = answer(capsys, "batch=16", "wq", "laptop.pipe=1")
     assert status == 0
-    assert output.startswith("tiny.layer.attention.wq: f32[embed=128, heads=4, key=32], a parameter in 4 turns\n")
+    assert output.startswith("tiny.layer.attention.wq: f32[embed=128, heads=4, key=32], a parameter in 4 iterations\n")
 
 
 def test_the_loss_and_metrics_by_their_names(state: Compilation) -> None:
@@ -217,7 +217,7 @@ def test_the_loss_and_metrics_by_their_names(state: Compilation) -> None:
 
 def test_one_rank_communicates_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     status, output = answer(capsys, "laptop.pipe=1")
-    assert (status, output) == (0, "tiny: 1 rank, 8 microbatches\nnothing is communicated\n")
+    assert (status, output) == (0, "tiny: 1 rank, 8 microbatches\nno communication\n")
 
 
 def test_a_table_wraps_its_last_column() -> None:

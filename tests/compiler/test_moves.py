@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
 
 from partita.compiler.costs.links import Link
-from partita.compiler.layout import MAX, SUM, Layout, layout_of, local_type
+from partita.compiler.layout import MAX, SUM, Layout, State, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.collective import AllGather, AllReduce, AllToAll, Collective, Move, ReduceScatter
+from partita.compiler.ops.collective import (
+    LOCAL_SECONDS,
+    TRANSITIONS,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Move,
+    ReduceScatter,
+    kind_of,
+    transition,
+)
 from partita.compiler.ops.op import OPS
-from partita.compiler.sharding.moves import Moves
+from partita.compiler.sharding.moves import IMPOSSIBLE, Moves
 from partita.dsl.types import Axis, Type
 from tests.compiler.placing import cut, join, ranks, run
 
@@ -26,12 +39,14 @@ def moves() -> Moves:
     return Moves(Mesh(tuple(SIZES.items()), None, tuple((name, LINK) for name in SIZES)))
 
 
-def moved(op: Move, type: Type, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+def moved(
+    op: Move, type: Type, parts: list[torch.Tensor], sizes: Mapping[str, int] = MappingProxyType(SIZES)
+) -> list[torch.Tensor]:
     """The operation on what every rank holds."""
     if not isinstance(op, Collective):
-        return [run(op, [type], [part], at)[0] for part, at in zip(parts, ranks(SIZES), strict=True)]
+        return [run(op, [type], [part], at)[0] for part, at in zip(parts, ranks(sizes), strict=True)]
     results = list(parts)
-    places = ranks(SIZES)
+    places = ranks(sizes)
     for i, at in enumerate(places):
         group = [k for k, other in enumerate(places) if {**other, op.over: 0} == {**at, op.over: 0}]
         held = [parts[k] for k in group]
@@ -108,3 +123,65 @@ def test_every_change_of_layout_is_on_some_path():
         for step in moves().path(local_type(TYPE, source, SIZES), source, target)
     }
     assert used == {op for op in OPS.values() if issubclass(op, Move)}
+
+
+# ---------------------------------------------------------------- single steps
+
+STATES = (None, SUM, MAX, "a", "b")
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, repeat=2)), ids=str)
+def test_a_single_step_leads_where_it_says(before: State, after: State):
+    op = transition("x", 2, before, after)
+    if op is None:
+        assert before == after or (kind_of(before), kind_of(after)) not in TRANSITIONS
+        return
+    assert op.ends == ((before, after),)
+    source, target = layout_of([("x", before)]), layout_of([("x", after)])
+    sizes = {"x": 2}
+    generator = np.random.default_rng(2)
+    x = torch.from_numpy(generator.integers(-9, 10, TYPE.shape)).to(torch.float64)
+    type = local_type(TYPE, source, sizes)
+    parts = moved(op, type, cut(x, TYPE, source, sizes, generator), sizes)
+    assert op.infer(type) == (local_type(TYPE, target, sizes),)
+    joined = join(parts, TYPE, target, sizes)
+    assert joined is not None
+    assert torch.equal(joined, x)
+
+
+def test_the_table_has_every_change_of_layout():
+    assert set(TRANSITIONS.values()) == {op for op in OPS.values() if issubclass(op, Move)}
+
+
+def test_a_bucket_is_of_one_kind():
+    """Collectives whose buckets are equal are of one class, axis and kind of sum."""
+    steps = [transition(over, 2, *ends) for over in ("x", "y") for ends in product(STATES, repeat=2)]
+    collectives = [op for op in steps if isinstance(op, Collective)]
+    for one, other in product(collectives, repeat=2):
+        alike = type(one) is type(other) and one.over == other.over
+        sums = getattr(one, "maximum", None) == getattr(other, "maximum", None)
+        assert (one.bucket == other.bucket) == (alike and sums)
+        if one.bucket == other.bucket:
+            assert one.together([one, other]).ends == (*one.ends, *other.ends)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, (None, "a", "b"))), ids=str)
+@pytest.mark.parametrize("default", [None, "a", "b"])
+def test_a_change_is_estimated_by_the_steps_that_there_are(before: State, after: State, default: State):
+    """The cheapest path is no dearer, and as dear where it takes the one step that there is."""
+    axis = Moves(Mesh((("x", 2),), None, (("x", LINK),)))
+    source, target = layout_of([("x", before)]), layout_of([("x", after)])
+    type = local_type(TYPE, source, {"x": 2})
+    path = axis.path(type, source, target)
+    estimate = axis.change_seconds(TYPE.bytes, "x", before, after, default)
+    cheapest = sum(step.seconds for step in path)
+    assert cheapest <= estimate + LOCAL_SECONDS
+    if len(path) <= 1 and (before != SUM or default == after):
+        assert estimate == pytest.approx(cheapest, abs=1.5 * LOCAL_SECONDS)
+
+
+def test_parts_of_a_sum_cannot_be_had():
+    axis = Moves(Mesh((("x", 2),), None, (("x", LINK),)))
+    for before, after in product(STATES, (SUM, MAX)):
+        expected = 0.0 if before == after else IMPOSSIBLE
+        assert axis.change_seconds(TYPE.bytes, "x", before, after, None) == expected

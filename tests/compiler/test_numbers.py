@@ -23,8 +23,8 @@ MASK = torch.tensor([[True, False, True], [False, False, True]])
 
 
 def _source(build: Builder, given: list[Value], wanted: Value) -> str:
-    writer = Writer("x, c", {value: Argument(value.name, value.type) for value in given})
-    writer.block(build.nodes, {wanted}, {})
+    writer = Writer(("x", "c"), {value: Argument(value.name, value.type) for value in given})
+    writer.block(build.nodes, {wanted})
     return "\n".join(writer.body())
 
 

@@ -60,14 +60,6 @@ def test_scaled_norms_and_gated_products():
     assert kept == 4 * (2 * layer - rows + rows * 16)
 
 
-def test_a_gathered_parameter_is_no_reason_to_gather_it_again():
-    """Where parameters are stored split, what needs one that the backward pass does not read is kept."""
-    state = compile_spec(checked(FILE.format(rules="shard param -> data"), "gated.par"))
-    names = made_again(state)
-    assert not any(name.endswith(".h.again") for name in names), names
-    assert any(name.endswith(".product.again") for name in names), names
-
-
 @pytest.mark.parametrize("turns", [6, 3000])
 def test_chains_are_cut(turns: int):
     """The end of a long chain does not bring all of it back."""

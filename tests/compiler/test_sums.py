@@ -25,8 +25,8 @@ DOT, ADD, MULTIPLY = Dot(("depth",)), Pointwise("add"), Pointwise("multiply")
 
 def source(build: Builder, given: list[Value], wanted: set[Value]) -> list[str]:
     """What is written of the nodes."""
-    writer = Writer("x, c", {value: Argument(value.name, value.type) for value in given})
-    writer.block(build.nodes, wanted, {})
+    writer = Writer(("x", "c"), {value: Argument(value.name, value.type) for value in given})
+    writer.block(build.nodes, wanted)
     return writer.body()
 
 

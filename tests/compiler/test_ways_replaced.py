@@ -149,13 +149,6 @@ def test_replacement_can_be_split(case: Case, axis: str, parts: int):
         torch.testing.assert_close(split.whole(value), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_sums_over_classes_stand_side_by_side():
-    """So they travel in one bucket, behind the maximum that they wait for."""
-    (case,) = (case for case in CASES if case.name == "nll")
-    nodes, _ = replaced(node_of(case, 0), "e") or ([], ())
-    assert [node.op.name for node in nodes[:3]] == ["reduce", "exp_sum", "pick"]
-
-
 def test_the_first_of_equal_maxima_wins_wherever_it_lies():
     (case,) = (case for case in CASES if case.name == "argmax")
     node = node_of(case, 0)

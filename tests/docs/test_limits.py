@@ -8,12 +8,12 @@ from partita.dsl import limits
 from tests.docs.pages import ROOT
 
 STATED = {
-    "a file with all that it imports": (limits.FILE_BYTES, limits.TOKENS),
+    "a file including its imports": (limits.FILE_BYTES, limits.TOKENS),
     "the schedules and profiles that they name": (limits.FILE_BYTES,),
     "files imported": (limits.IMPORTS,),
-    "brackets within brackets": (limits.BRACKETS,),
-    "operators, calls and brackets": (limits.EXPRESSION_DEPTH,),
-    "blocks and repeats within each other": (limits.SCOPES,),
+    "nested brackets": (limits.BRACKETS,),
+    "nested operators, calls and brackets": (limits.EXPRESSION_DEPTH,),
+    "nested blocks and repeats": (limits.SCOPES,),
     "a name": (limits.NAME_CHARACTERS,),
     "a number": (limits.DIGITS, limits.EXPONENT),
     "an axis": (limits.AXIS_SIZE,),
@@ -22,7 +22,7 @@ STATED = {
     "steps of a model": (limits.STEPS, MOST_NODES),
     "expressions checked": (limits.CHECKED,),
     "ranks × chunks × microbatches": (LIMIT,),
-    "ranks that `run` starts": (limits.LOCAL_RANKS,),
+    "ranks that a standalone `run` starts": (limits.LOCAL_RANKS,),
     "errors shown": (limits.ERRORS,),
 }
 

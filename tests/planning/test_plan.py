@@ -85,7 +85,7 @@ def test_a_mesh_axis_of_another_purpose_stays():
     assert given is not None, diagnostics
     space = space_of(given)
     assert space.others == (("other", 3),)
-    best = Search(space, 1).run().plans[0]
+    best = Search(space, 1, 2.0).run().plans[0]
     assert best.file.mesh.size("other") == 3
     assert compile_spec(best.file).mesh.ranks == 48
     with pytest.raises(Refused, match="16 devices cannot all be used"):
@@ -115,7 +115,7 @@ def test_estimates_are_near_what_is_compiled(candidate):
     plan = planned(space, candidate)
     seconds = parts(stages, own, candidate, microbatches, 0.0)
     # How much of what is summed for each microbatch hides depends on how many turns there are.
-    assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.15 if candidate.zero > 1 else 0.03)
+    assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.16 if candidate.zero > 1 else 0.03)
     # What is tied stands twice on a rank that has the first and the last stage.
     most = 0.4 if candidate.schedule == "zb_v" else 0.15
     assert max(memory(stages, own, candidate, microbatches, 0.0)) == pytest.approx(plan.peak, rel=most)
@@ -215,8 +215,8 @@ def test_a_file_that_says_more_than_is_searched_may_be_the_best(tmp_path, capsys
     arguments = ["plan", "net.par", "embed=128", "--keep-mesh", "--within", "1", "-o", "planned.par"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^the file as it is: .*; nothing that was tried is faster$", out, re.MULTILINE), out
-    assert "the best of those tried is the file itself: it is in planned.par" in out
+    assert re.search(r"^the original file: .*; no faster plan was found$", out, re.MULTILINE), out
+    assert "the best is the original file, which is in planned.par" in out
     own, planned_ = (compile_spec(spec_of(*each)) for each in ((Path("net.par"), "embed=128"), (Path("planned.par"),)))
     assert planned_.schedule == own.schedule
     assert summarize(planned_).prediction.step_time == summarize(own).prediction.step_time
@@ -251,7 +251,7 @@ def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
     path.write_text(path.read_text().replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}"))
     arguments = ["plan", str(path), "--keep-mesh", "--within", "2"]
     assert main(arguments) == 0
-    assert re.search(r"^the file as it is: .*; it does not fit$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^the original file: .*; it does not fit$", capsys.readouterr().out, re.MULTILINE)
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert not found["own"]["fits"]
@@ -261,7 +261,7 @@ def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
 def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
     assert main(["plan", str(_written(tmp_path, "gpipe(microbatches = 3)")), "--top", "1"]) == 0
     out = capsys.readouterr().out
-    assert "the file as it is does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
+    assert "the original file does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 32])
@@ -333,7 +333,7 @@ def test_what_is_written_holds(tmp_path, capsys):
     overrides = ["batch=128", "train.optimizer.lr=1e-3", "seq=512"]
     assert main(["plan", str(tmp_path / "gpt.par"), *overrides, "--devices", "8", "--top", "2", "-o", str(output)]) == 0
     out = capsys.readouterr().out
-    assert "why worse" in out
+    assert "why slower" in out
     written = output.read_text()
     assert main(["fmt", "--check", str(output)]) == 0
     given, diagnostics = load(output)
@@ -358,7 +358,7 @@ def test_imports_stay(tmp_path):
         "train { model = gpt data = random() optimizer = sgd(lr = 0.1) steps = 1 layout = megatron schedule = fast }\n"
     )
     output = tmp_path / "planned.par"
-    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "-o", str(output)]) == 0
+    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "--within", "1", "-o", str(output)]) == 0
     given, diagnostics = load(output)
     assert given is not None, diagnostics
     assert (given.axes["batch"].size, given.axes["seq"].size) == (32, 256)
@@ -420,7 +420,7 @@ def test_nothing_fits_says_what_came_nearest():
 def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    assert main(["plan", str(GPT), "--top", "1", "-o", str(folder / "planned.par")]) == 1
+    assert main(["plan", str(GPT), "--top", "1", "--within", "1", "-o", str(folder / "planned.par")]) == 1
     assert "E0903" in capsys.readouterr().err
     assert not list(folder.iterdir())
 
@@ -504,4 +504,4 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     text = (SPECS / "tiny.par").read_text()
     path.write_text(text.replace("stage layer -> pipe", "stage layer -> pipe\n  place wpe -> pipe[0]"))
     assert main(["plan", str(path), "--top", "1"]) == 0
-    assert "left out, as they name stages: place wpe -> pipe[0]" in capsys.readouterr().out
+    assert "dropped, since they name stages: place wpe -> pipe[0]" in capsys.readouterr().out

@@ -144,7 +144,7 @@ def check(problem: tuple[str, int, int]) -> None:
 
 
 @given(problem=problems())
-@settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=4, deadline=None, suppress_health_check=SLOW)
 def test_plans_hold(problem):
     check(problem)
 

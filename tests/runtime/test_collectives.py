@@ -186,7 +186,7 @@ def test_groups_entered_in_different_orders_deadlock() -> None:
     with pytest.raises(Deadlock) as caught:
         run(one, other, other, one)
     assert str(caught.value) == (
-        "no rank can go on:\n"
+        "deadlock: no rank can continue:\n"
         "  rank 0 waits for all-gather 0 on data (ranks 0, 2), which rank 2 has not posted\n"
         "  rank 1 waits for all-gather 0 on tensor (ranks 0, 1), which rank 0 has not posted\n"
         "  rank 2 waits for all-gather 0 on tensor (ranks 2, 3), which rank 3 has not posted\n"

@@ -315,10 +315,10 @@ WRONG = {
     "bytes too large": (texts("corpus/*.txt"), (ids("tokens", limit=100),), "E0605", "has the id 122"),
     "no holdout": (texts("corpus/*.txt"), WINDOWS, "E0608", "there is no `holdout`"),
     "holdout too short": (texts("corpus/*.txt", holdout=0.001), WINDOWS, "E0604", "the holdout of"),
-    "empty file": (tokens("empty.bin"), WINDOWS, "E0603", "no whole number of u16 ids"),
+    "empty file": (tokens("empty.bin"), WINDOWS, "E0603", "not a whole number of u16 ids"),
     "odd file": (tokens("odd.bin"), WINDOWS, "E0603", "3 bytes"),
     "negative ids": (tokens("negative.bin", "i32"), WINDOWS, "E0605", "must not be negative"),
-    "unknown input": (call("stdlib", holdout=0.1), (ids("words"),), "E0606", "nothing called `words`"),
+    "unknown input": (call("stdlib", holdout=0.1), (ids("words"),), "E0606", "no input called `words`"),
     "float input": (call("stdlib", holdout=0.1), (ids("tokens", dtype="f32"),), "E0607", "must be integers"),
     "no batch axis": (
         call("stdlib", holdout=0.1),
@@ -414,7 +414,7 @@ def npy_header(shape: str, version: bytes = b"\x01\x00", length: int | None = No
         (npy_header("(1099511627776, 1000)"), 1 << 20, "and its arrays would take 4,398,046,511,104,000"),
         (npy_header("(131072, 1001)"), 100 << 20, "has shape [131072, 1001]"),
         (npy_header("(4, 1000)", b"\x02\x00", 500 << 20), 100 << 20, "cannot read `x.npz`: "),
-        (b"", 100 << 20, "holds what is no array"),
+        (b"", 100 << 20, "has an entry that is not an array"),
     ],
     ids=["as large as it says", "larger than it is", "another shape", "an endless header", "no array"],
 )

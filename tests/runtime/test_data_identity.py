@@ -36,13 +36,13 @@ def test_any_change_of_a_small_file_is_known(
     path.write_bytes(data + more)
     (grown,) = changed(before, known(path))
     assert "has grown" in grown
-    assert "what it had before is the same" in grown
+    assert "the old content is unchanged" in grown
     if data:
         place %= len(data)
         other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         path.write_bytes(other)
         (note,) = changed(before, known(path))
-        assert "`a.bin` has other content of the same size" in note
+        assert "`a.bin` has different content of the same size" in note
         path.write_bytes(other + more)
         (note,) = changed(before, known(path))
         assert f"`a.bin` had {len(data):,} bytes, and has {len(data + more):,}" in note
@@ -95,7 +95,7 @@ def test_a_large_file_that_has_grown_is_told_from_another_one(tmp_path: Path):
     before = known(path)
     large(path, 3 * WHOLE)
     (note,) = changed(before, known(path))
-    assert "`a.bin` has grown from 134,217,728 to 201,326,592 bytes; what it had before is the same" in note
+    assert "`a.bin` has grown from 134,217,728 to 201,326,592 bytes; the old content is unchanged" in note
     put(path, 0)
     (note,) = changed(before, known(path))
     assert "has grown" not in note
@@ -171,9 +171,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "replaced": (lambda data: data[:-1] + b"!", "has other content of the same size, written 2"),
+    "replaced": (lambda data: data[:-1] + b"!", "has different content of the same size, written 2"),
     "cut off": (lambda data: data[:-7], "had 520 bytes, and has 513, written 2"),
-    "lengthened": (lambda data: data + b"more", "has grown from 520 to 524 bytes; what it had before is the same"),
+    "lengthened": (lambda data: data + b"more", "has grown from 520 to 524 bytes; the old content is unchanged"),
 }
 
 
@@ -201,7 +201,7 @@ def test_a_run_does_not_go_on_with_other_data(
     # Nothing has happened to what is there.
     status, said = run(capsys, "train.steps=6", "--changed-data")
     assert status == 0
-    assert f"warning[W0804]: the run goes on after step 5 under other settings\n  = `{name}` {note}" in said
+    assert f"warning[W0804]: the run resumes after step 5 with different settings\n  = `{name}` {note}" in said
     # From then on this is the data.
     assert run(capsys, "train.steps=7") == (0, "")
 
@@ -219,7 +219,7 @@ def test_other_data_in_the_file_is_another_setting(
     (tmp_path / "b.txt").write_bytes(b"x" * 520)
     status, said = run(capsys, "train.steps=6", 'train.data=text("*.txt")')
     assert status == 1
-    assert "`b.txt` has other content" in said
+    assert "`b.txt` has different content" in said
     assert "a.txt" not in said
 
 
@@ -245,8 +245,8 @@ def test_ranks_with_other_data_end_and_say_which(tmp_path: Path):
         (tmp_path / str(rank) / "b.txt").write_bytes(b"the same" * 20)
     (first, shown), (second, silent) = outcomes(tmp_path, by_port, text, text, small=False)
     assert (first, second) == (1, 1), shown + silent
-    assert shown.count("error[E0615]: rank 1 has other data than rank 0") == 1
-    assert "`a.txt` has other content of the same size, written 2" in shown
+    assert shown.count("error[E0615]: rank 1 has different data than rank 0") == 1
+    assert "`a.txt` has different content of the same size, written 2" in shown
     assert "on rank 0, 2" in shown
     assert "b.txt" not in shown
     assert "Traceback" not in shown + silent

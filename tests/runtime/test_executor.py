@@ -101,7 +101,7 @@ def program() -> Program:
     channel = Channel(0, 1, "forward")
     transfers = [Transfer(channel, message, m, m) for m in range(MICROBATCHES)]
     split = Layout((("data", "width"),))
-    rows = InputPart("x", 0, "batch", Layout((("data", "batch"),)))
+    rows = InputPart("x", "batch", Layout((("data", "batch"),)))
 
     def parameter(name: str, stage: int, states: tuple[str, ...]) -> ParameterRecord:
         return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
@@ -116,6 +116,7 @@ def program() -> Program:
             0,
             parameters=("w0",),
             inputs=(rows,),
+            input_slots=(0,),
             sends={message: 1},
             receives={},
             accumulators=(AccumulatorRecord("rows", Type("f64", ()), None, False),),
@@ -124,6 +125,7 @@ def program() -> Program:
             1,
             parameters=("w1",),
             inputs=(),
+            input_slots=(),
             sends={},
             receives={message: (0, local)},
             accumulators=(AccumulatorRecord("d(w1)", vector, "w1", False),),

@@ -29,7 +29,7 @@ def test_a_file_does_not_fill_a_machine_with_ranks(transport: list[str], tmp_pat
     command = ["run", str(SPECS / "llama.par"), "cluster.data=1000", "batch=16000"]
     assert main([*command, *transport, "--run-dir", str(tmp_path / "run")]) == 1
     shown = capsys.readouterr().err
-    assert "error[E0613]: mesh `cluster` has 4,000 ranks, and at most 256 are started on one machine" in shown
+    assert "error[E0613]: mesh `cluster` has 4,000 ranks; at most 256 can be started on one machine" in shown
     assert not (tmp_path / "run").exists()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from partita.runtime.supervision.rendezvous import LOOPBACK_INTERFACE
 from partita.runtime.transports.virtual import VirtualCluster
+from tests.marks import soak
 from tests.runtime.programs.collectives import COLUMNS, LINE, SQUARE, steps
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -85,7 +86,7 @@ def test_under_the_supervisor_transfers_arrive_and_nothing_listens_beyond_loopba
         assert record["threads"] == 1
 
 
-@pytest.mark.parametrize("threads", ["1", "16"])
+@pytest.mark.parametrize("threads", ["1", *soak("16")])
 def test_many_messages_to_and_fro(threads: str) -> None:
     """Where ranks have more threads than cores, they sleep at once."""
     run = supervised(EXCHANGE, "--pingpong", OMP_NUM_THREADS=threads)
@@ -98,7 +99,7 @@ def test_many_messages_to_and_fro(threads: str) -> None:
         assert (record["spun"] > 0) == (2 * int(threads) <= len(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize("case", ["--much", "--apart"])
+@pytest.mark.parametrize("case", ["--apart", *soak("--much")])
 def test_channels_that_send_much_or_far_go_over_gloo(case: str) -> None:
     run = supervised(EXCHANGE, case, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
@@ -107,7 +108,7 @@ def test_channels_that_send_much_or_far_go_over_gloo(case: str) -> None:
     assert [record["shared"] for record in found] == [0, 0]
 
 
-@pytest.mark.parametrize("much", [(), ("--much",)])
+@pytest.mark.parametrize("much", [("--much",), pytest.param((), marks=pytest.mark.soak)])
 def test_a_peer_that_leaves_is_reported_and_closing_ends(much: tuple[str, ...]) -> None:
     run = supervised(EXCHANGE, "--leave", *much, OMP_NUM_THREADS="1")
     assert run.returncode == 0, run.stderr
@@ -134,6 +135,7 @@ def torchrun(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments, EXCHANGE]
 
 
+@pytest.mark.soak
 def test_under_torchrun() -> None:
     run = subprocess.run(
         torchrun("--nproc-per-node", "2", "--master-port", str(free_port())),

@@ -77,4 +77,4 @@ def test_nccl_without_gpus_is_refused_before_a_rank_starts():
     command = [sys.executable, "-m", "partita", "profile", "--transport", "nccl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "GPUs, of which NCCL takes one each: 0" in done.stderr
+    assert "GPUs (NCCL needs one per rank): 0" in done.stderr

@@ -111,9 +111,9 @@ def test_a_rank_reads_its_part_of_each_microbatch() -> None:
     types = {"tokens": Type("i64", (seq, batch)), "table": Type("f32", (Axis("rows", 6), seq))}
     split = Layout((("data", "batch"), ("tensor", "seq")))
     parts = [
-        InputPart("tokens", 3, "batch", split),
-        InputPart("tokens", 5, "batch", Layout()),
-        InputPart("table", None, None, Layout((("data", "rows"),))),
+        InputPart("tokens", "batch", split),
+        InputPart("tokens", "batch", Layout()),
+        InputPart("table", None, Layout((("data", "rows"),))),
     ]
     reading = Reading(mesh, 3, types, parts)
     tokens = torch.arange(48).reshape(4, 12)

@@ -82,7 +82,7 @@ def test_what_a_run_writes_replaces_whatever_is_there(tmp_path: Path, name: str,
     assert os.listdir(path.parent) == [target]
 
 
-@pytest.mark.parametrize("transport", ["virtual", "gloo"])
+@pytest.mark.parametrize("transport", ["virtual", *soak("gloo")])
 def test_a_strangers_run_directory_leads_nowhere(folder: Path, transport: str) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.write_text(OURS)
@@ -123,7 +123,7 @@ def state_of(directory: Path) -> dict[str, tuple[int, int, bytes]]:
     return {str(each): (each.stat().st_ino, each.stat().st_mtime_ns, each.read_bytes()) for each in found}
 
 
-@pytest.mark.parametrize("how", ["alone", "in one process", "python", *soak("torchrun")])
+@pytest.mark.parametrize("how", ["in one process", "python", *soak("alone", "torchrun")])
 def test_a_second_run_touches_nothing(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts it, and whether or not the file has checkpoints."""
     monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.1)  # in this process
@@ -242,9 +242,9 @@ def test_checkpoints_that_would_not_be_used_are_an_error(folder: Path, prepare: 
     for how in ((), ("--transport", "gloo")):
         ended = run(folder, *arguments, *how)
         assert ended.returncode == 1, ended.stderr
-        assert "error[E0814]: this run would not go on from the checkpoints in" in ended.stderr
-        assert "to begin anew, name another directory with --run-dir" in ended.stderr
-    with pytest.raises(Refused, match="would not go on from"):
+        assert "error[E0814]: this run would not resume from the checkpoints in" in ended.stderr
+        assert "to start over, name another directory with --run-dir" in ended.stderr
+    with pytest.raises(Refused, match="would not resume from"):
         partita.train(folder / "m.par", *arguments, run_dir=folder / "run")
     after = state_of(folder)
     assert {path: seen for path, seen in after.items() if "lock" not in path} == {

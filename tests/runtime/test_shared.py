@@ -108,7 +108,7 @@ def test_who_has_gone_is_noticed_after_what_it_sent() -> None:
         buffer = torch.zeros(1)
         assert into.post(buffer).done()
         assert float(buffer) == 7.0
-        with pytest.raises(ConnectionLost, match="the receive failed: the other process has gone"):
+        with pytest.raises(ConnectionLost, match="the receive failed: the other process is gone"):
             into.post(buffer).done()
     with channel(Traffic(2, 8)) as (out, into):
         out._words[ASLEEP] = 1

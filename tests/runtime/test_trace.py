@@ -215,11 +215,12 @@ def test_a_traced_run(tmp_path: Path):
     arguments = [str(TINY), *SMALL, "train.steps=5", "train.eval=every(3, batches=1)", "--trace", "trace"]
     done = partita("run", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    line = r"measured step [\d.]+ \w+ \(median of 4\), simulated from its actions [\d.]+ \w+ \([+-][\d.]+%\); "
+    line = r"measured step [\d.]+ \w+ \(median of 4\), simulated from its action costs [\d.]+ \w+ \([+-][\d.]+%\); "
     assert re.fullmatch(line + "trace/trace.json", done.stdout.splitlines()[-1]), done.stdout
     hold_trace(tmp_path / "trace", 4)
 
 
+@pytest.mark.soak
 def test_torchrun_hands_the_option_over(tmp_path: Path):
     torchrun = str(Path(sys.executable).parent / "torchrun")
     launcher = (torchrun, "--standalone", "--nproc-per-node=2")

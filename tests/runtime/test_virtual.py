@@ -251,7 +251,7 @@ def test_the_deadlock_message_names_every_rank_and_the_cycle() -> None:
     with pytest.raises(Deadlock) as caught:
         cluster.run([zero(), one()])
     assert str(caught.value) == (
-        "no rank can go on:\n"
+        "deadlock: no rank can continue:\n"
         "  rank 0 waits for receive 0 on 1->0 backward, which rank 1 has not posted\n"
         "  rank 1 waits for receive 0 on 0->1 forward, which rank 0 has not posted\n"
         "  the cycle: rank 0 -> rank 1 -> rank 0"

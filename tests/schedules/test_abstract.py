@@ -46,7 +46,7 @@ def test_auto_searches_within_a_limit_and_says_how_good_it_is(capsys):
     assert given["least_cost"] == pytest.approx(given["cost"])
     assert main(["schedule", "auto", *SIZE, *TIMES, *limit]) == 0
     headline = capsys.readouterr().out.splitlines()[0]
-    assert headline == "auto: 8 ranks, 24 microbatches; step 1,236.54, bubble 4.3%; cost 1,152.6, at least 1,152.6"
+    assert headline == "auto: 8 ranks, 24 microbatches; step 1,236.54, bubble 4.3%; cost 1,152.6, lower bound 1,152.6"
 
 
 def test_pairs_that_overlap(capsys):
@@ -81,20 +81,20 @@ def test_the_picture_has_numbers_without_a_unit(capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("zb_h1",), 2, "a schedule by itself needs --stages and --microbatches"),
-        (("zb_h1", "--stages", "4"), 2, "a schedule by itself needs --microbatches"),
+        (("zb_h1",), 2, "a schedule without a program needs --stages and --microbatches"),
+        (("zb_h1", "--stages", "4"), 2, "a schedule without a program needs --microbatches"),
         (("zb_h1", "--times", "F=1"), 2, "needs --stages and --microbatches"),
         (("zb_h1", *SIZE, "--times", "FB=1"), 2, "FB=1 is less than"),
-        (("zb_h1", *SIZE, "--times", "F=x"), 2, "`x` is no number from 0 up"),
-        (("zb_h1", *SIZE, "--times", "X=1"), 2, "`X=1` is none of F=…"),
-        (("zb_h1", *SIZE, "--memory", "F=-1"), 2, "`-1` is no number from 0 up"),
-        (("zb_h1", "--stages", "0", "--microbatches", "1"), 2, "`0` is no count from 1 up"),
+        (("zb_h1", *SIZE, "--times", "F=x"), 2, "`x` is not a non-negative number"),
+        (("zb_h1", *SIZE, "--times", "X=1"), 2, "`X=1` is not one of F=…"),
+        (("zb_h1", *SIZE, "--memory", "F=-1"), 2, "`-1` is not a non-negative number"),
+        (("zb_h1", "--stages", "0", "--microbatches", "1"), 2, "`0` is not a positive integer"),
         (("zb_h3", *SIZE), 1, "unknown schedule `zb_h3`"),
         (("zb_h1", *SIZE, "--chunks", "2"), 1, "has one stage on each rank, not 2"),
         (("zb_h1", *SIZE, "group=2"), 1, "takes no argument `group`"),
-        (("zb_h2", *SIZE, "--memory-limit", "14"), 1, "error[E0504]: rank 0 of schedule `zb_h2` takes up 15"),
+        (("zb_h2", *SIZE, "--memory-limit", "14"), 1, "error[E0504]: rank 0 of schedule `zb_h2` needs 15"),
         (("auto", *SIZE, "--memory-limit", "0.5"), 1, "rank 0 has room for 0.5 of activations"),
-        (("auto(memory = 1GiB)", *SIZE), 1, "its memory is --memory-limit"),
+        (("auto(memory = 1GiB)", *SIZE), 1, "use --memory-limit"),
         (("gpipe", "--stages", "100000", "--microbatches", "1000"), 1, "at most"),
         (('from_file("/etc/hostname")', *SIZE), 1, "outside the root"),
     ],

@@ -23,7 +23,7 @@ def test_a_picture():
         "rank 1 ···F0─F1─······BW0═══F2─BW1═══F3─BW2═══···BW3═══······",
         "rank 2 ······F0─BW0═══F1─BW1═══F2─BW2═══F3─BW3═══············",
     ]
-    assert legend(schedule).plain == "F─ forward   BW═ whole backward   · idle   numbers: microbatch"
+    assert legend(schedule).plain == "F─ forward   BW═ full backward   · idle   numbers: microbatch"
 
 
 @given(schedules(shapes(4, 3, 6)), st.integers(1, 200), st.data())

@@ -81,7 +81,7 @@ def test_it_stays_under_the_root(tmp_path, path):
     (tmp_path / "mine.sched").write_text(ORDERS)
     found = problem(tmp_path / "inside", None, f'from_file("{path}")')
     assert found.code == "E0010"
-    assert found.message == f"`{path}` lies outside the root directory"
+    assert found.message == f"`{path}` is outside the root directory"
     assert found.span.text == f'"{path}"'
 
 
@@ -102,9 +102,9 @@ def test_a_link_out_of_the_root_is_no_way_out(tmp_path):
         ("F0.0 BW0.0\nF0.0 F0.0 BW0.0\n", "E0501", "mine.sched:2:6", "runs F0.0 2 times"),
         ("F0.0 F0.1 BW0.0 BW0.1\nF0.0 BW0.0 F0.1\n", "E0501", "mine.sched:2:12", "never runs B0.1"),
         ("F0.0 F0.1 BW0.1 BW0.0\nF0.0 F0.1 BW0.0 BW0.1\n", "E0501", "mine.sched:1:17", "runs BW0.0 after BW0.1"),
-        ("F0.0 BW0.0 F0.1 BW0.1\nF0.0 F0.1 BW0.0 BW0.1\n", "E0502", None, "ranks 0, 1 would wait for each other"),
-        ("F0.0 BW0.0\n", "E0505", "net.par:13:14", "has 1 line of actions, and the pipeline has 2 ranks"),
-        ("F0.0 BW0.0\n" * 3, "E0505", "net.par:13:14", "has 3 lines of actions, and the pipeline has 2 ranks"),
+        ("F0.0 BW0.0 F0.1 BW0.1\nF0.0 F0.1 BW0.0 BW0.1\n", "E0502", None, "ranks 0, 1 wait for each other"),
+        ("F0.0 BW0.0\n", "E0505", "net.par:13:14", "has 1 line of actions, but the pipeline has 2 ranks"),
+        ("F0.0 BW0.0\n" * 3, "E0505", "net.par:13:14", "has 3 lines of actions, but the pipeline has 2 ranks"),
     ],
 )
 def test_mistakes_are_told_at_their_place(tmp_path, orders, code, place, words):

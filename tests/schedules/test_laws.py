@@ -225,13 +225,13 @@ def plain_remainder(ranks: int, chunks: int, microbatches: int, group: int) -> S
 def test_a_small_last_group_makes_the_ranks_wait_for_each_other():
     diagnostic = refusal(plain_remainder(4, 3, 5, 4))
     assert diagnostic.render() == (
-        "error[E0502]: ranks 0, 3 would wait for each other forever\n"
+        "error[E0502]: deadlock: ranks 0, 3 wait for each other\n"
         "  = rank 0, before F2.4, waits for `activation` of microbatch 4, which rank 3 sends after F1.4"
         " (3->0 forward)\n"
         "  = rank 3, before BW1.0, waits for `gradient` of microbatch 0, which rank 0 sends after BW2.0"
         " (0->3 backward)\n"
-        "  = law 2: no rank waits for what waits for it\n"
-        "  help: run an action that is waited for before the action that waits"
+        "  = invariant 2: no cyclic waits between ranks\n"
+        "  help: run the action that is waited for before the one that waits"
     )
     assert_lawful(make("interleaved_1f1b", 4, 3, 5, group=4))
 
@@ -270,14 +270,14 @@ def test_every_law_names_itself_the_rank_and_the_actions():
         return evolve(whole, actions=(actions, whole.actions[1]), bound=bound)
 
     cases = {
-        "F0.0 F0.1 BW0.0 F0.2 BW0.1": ("E0501", "law 1", "rank 0", "never runs B0.2"),
-        "F0.0 F0.1 BW0.0 F0.2 BW0.1 B0.2": ("E0501", "law 1", "rank 0", "never runs W0.2"),
-        "F0.0 F0.1 BW0.0 F0.2 BW0.1 BW0.2 W0.2": ("E0501", "law 1", "rank 0", "runs W0.2 2 times"),
-        "F0.0 F0.1 BW0.0 BW0.2 F0.2 BW0.1": ("E0501", "law 1", "rank 0", "runs BW0.2 before F0.2"),
-        "F0.0 F0.1 W0.0 B0.0 F0.2 BW0.1 BW0.2": ("E0501", "law 1", "rank 0", "runs W0.0 before B0.0"),
-        "F0.0 F0.1 BW0.0 F0.2 BW0.1 BW0.2 F0.3": ("E0501", "law 1", "rank 0", "runs F0.3, which"),
-        "F0.1 F0.0 BW0.0 F0.2 BW0.1 BW0.2": ("E0501", "law 6", "rank 0", "runs F0.0 after F0.1"),
-        "F0.0 F0.1 B0.0 B0.1 W0.1 W0.0 F0.2 BW0.2": ("E0501", "law 6", "rank 0", "runs W0.0 after W0.1"),
+        "F0.0 F0.1 BW0.0 F0.2 BW0.1": ("E0501", "invariant 1", "rank 0", "never runs B0.2"),
+        "F0.0 F0.1 BW0.0 F0.2 BW0.1 B0.2": ("E0501", "invariant 1", "rank 0", "never runs W0.2"),
+        "F0.0 F0.1 BW0.0 F0.2 BW0.1 BW0.2 W0.2": ("E0501", "invariant 1", "rank 0", "runs W0.2 2 times"),
+        "F0.0 F0.1 BW0.0 BW0.2 F0.2 BW0.1": ("E0501", "invariant 1", "rank 0", "runs BW0.2 before F0.2"),
+        "F0.0 F0.1 W0.0 B0.0 F0.2 BW0.1 BW0.2": ("E0501", "invariant 1", "rank 0", "runs W0.0 before B0.0"),
+        "F0.0 F0.1 BW0.0 F0.2 BW0.1 BW0.2 F0.3": ("E0501", "invariant 1", "rank 0", "runs F0.3, which"),
+        "F0.1 F0.0 BW0.0 F0.2 BW0.1 BW0.2": ("E0501", "invariant 6", "rank 0", "runs F0.0 after F0.1"),
+        "F0.0 F0.1 B0.0 B0.1 W0.1 W0.0 F0.2 BW0.2": ("E0501", "invariant 6", "rank 0", "runs W0.0 after W0.1"),
     }
     for text, (code, law, *words) in cases.items():
         diagnostic = refusal(with_first_rank(text))

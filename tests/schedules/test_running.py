@@ -193,5 +193,5 @@ def test_auto_keeps_within_the_memory_that_it_is_given():
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]
     spec, _ = load_text(text, overrides=("s.memory=20KiB",))
-    with pytest.raises(Refused, match=r"rank 2 has room for [0-9,]+ bytes of activations, and one microbatch keeps"):
+    with pytest.raises(Refused, match=r"rank 2 has room for [0-9,]+ bytes of activations, but one microbatch needs"):
         compile_spec(spec)

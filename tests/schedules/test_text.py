@@ -66,14 +66,14 @@ def test_the_form():
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("placement = w\nF0.0 BW0.0", "1:13", "`w` is no placement"),
-        ("placement =\nF0.0 BW0.0", "1:12", "is no placement"),
+        ("placement = w\nF0.0 BW0.0", "1:13", "`w` is not a placement"),
+        ("placement =\nF0.0 BW0.0", "1:12", "is not a placement"),
         ("placement = 0,1 2\nF0.0 BW0.0", "1:13", "not every one of 1 stages"),
         ("placement = 0,0\nF0.0 F1.0 BW1.0 BW0.0", "1:13", "not every one of 2 stages"),
         ("placement = v\nplacement = v\nF0.0 BW0.0", "2:1", "`placement` is not an action"),
         ("F0.0 BW0.0\nplacement = v", "2:1", "`placement` is not an action"),
-        ("F0.0+ B0.0 W0.0", "1:1", "`F0.0+` is no forward that a whole backward follows"),
-        ("F0.0 BW0.0+", "1:6", "`BW0.0+` is no forward"),
+        ("F0.0+ B0.0 W0.0", "1:1", "`F0.0+` is not a forward followed by a full backward"),
+        ("F0.0 BW0.0+", "1:6", "`BW0.0+` is not a forward"),
     ],
 )
 def test_wrong_placements_and_pairs_are_told_at_their_place(text, place, words):
@@ -89,7 +89,7 @@ def test_what_names_a_file_may_not_say_otherwise():
     assert make("from_file", 2, 2, 3, path=source, placement="v").placement == v_placement(2)
     with pytest.raises(Refused) as refused:
         make("from_file", 2, 2, 3, path=source, placement="loop")
-    assert refused.value.diagnostics[0].message == "`mine.sched` places its stages otherwise than in `loop`"
+    assert refused.value.diagnostics[0].message == "`mine.sched` places its stages differently from `loop`"
     assert refused.value.diagnostics[0].span.text == "v"
 
 

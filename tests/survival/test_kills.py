@@ -48,7 +48,7 @@ FIRST_SOAK = 1_000  # the number of the first run that is not part of `make test
 # All that may stand on standard error; tracebacks and what libraries say of their own troubles are none of it.
 SAID = re.compile(
     r"partita: (rank \d (was killed by SIG\w+|lost its connection|ended with exit status).*"
-    r"|interrupted|ended by SIGTERM|nothing has moved for \d+ s|starting all ranks again, 1 of at most 1 times)"
+    r"|interrupted|ended by SIGTERM|no progress for \d+ s|restarting all ranks, 1 of at most 1 times)"
     r"|  rank \d (was|waited|waits|is) .*|  details: run/fault\.json|  ending all ranks"
     r"|rank \d: partita: the .* failed: .*"
 )
@@ -153,7 +153,7 @@ def check_said(case: Case, ended: Ended, struck: bool) -> None:
         what = "is stopped, " if stalls(case) else f"was killed by {case.number.name}"
         assert f"rank {case.victim} {what}" in errors
         assert ended.status == (0 if case.restarts else 3)
-        assert errors.count("starting all ranks again") == case.restarts
+        assert errors.count("restarting all ranks") == case.restarts
     elif case.number == signal.SIGKILL:
         assert (ended.status, errors) == (-signal.SIGKILL, "")
     else:
@@ -197,7 +197,7 @@ def survives(run: Run, seed: int, undisturbed) -> None:
     assert case.number == signal.SIGTERM or not any(step % INTERVAL for step in run.expected())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 10, *soak(*range(3, 10), 11)])
+@pytest.mark.parametrize("seed", [0, 10, *soak(*range(1, 10), 11)])
 def test_a_run_survives(seed: int, run: Run, undisturbed):
     survives(run, seed, undisturbed)
 
@@ -216,7 +216,7 @@ def test_ranks_that_stand_ready_may_die_first(seed: int, run: Run, undisturbed):
     os.kill(min(ranks), signal.SIGKILL)
     ended = run.finish()
     assert ended.status == 0
-    assert ended.errors.count("starting all ranks again") == 1
+    assert ended.errors.count("restarting all ranks") == 1
     run.check_nothing_remains()
     records, commits = undisturbed(run.layout)
     assert run.records() == records
@@ -292,7 +292,7 @@ def test_a_run_survives_strike_after_strike(seed: int, runs: Callable[..., Run],
     assert ended.status == 0, ended
     named = [(rank, name or stopped) for rank, name, stopped in CULPRIT.findall(ended.errors)]
     assert named == struck
-    assert ended.errors.count("starting all ranks again") == len(struck)
+    assert ended.errors.count("restarting all ranks") == len(struck)
     run.check_nothing_runs()
     assert run.records() == records
     assert run.commits()[LONG] == last

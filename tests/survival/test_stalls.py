@@ -21,7 +21,7 @@ from tests.survival.runs import LAYOUTS, RANKS, STALL_SECONDS, STEPS, TORCHRUN, 
 pytestmark = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
 
 WITHIN_SECONDS = 2.0  # after the stall timeout
-SAID = re.compile(rf"nothing has moved for {STALL_SECONDS} s\n  rank (\d) is stopped, (.*) for \d+ s(.*)\n")
+SAID = re.compile(rf"no progress for {STALL_SECONDS} s\n  rank (\d) is stopped, (.*) for \d+ s(.*)\n")
 
 
 @pytest.fixture

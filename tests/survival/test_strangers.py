@@ -76,7 +76,7 @@ def test_nobody_reaches_what_ranks_listen_on(run: Run, said: bytes) -> None:
     assert stranger.reached == 0
 
 
-@pytest.mark.parametrize("said", [bytes(8), *soak(b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 16)], ids=len)
+@pytest.mark.parametrize("said", soak(bytes(8), b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 16), ids=len)
 def test_where_anybody_reaches_them_a_start_is_tried_again(
     run: Run, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

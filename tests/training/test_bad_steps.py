@@ -190,7 +190,7 @@ def test_what_is_left_out_is_said_with_its_rows(folder: Path):
         assert result.rewound_to is None
     assert [each.code for each in said] == ["W0602"] * 2
     for each, step in zip(said, bad, strict=True):
-        assert each.message.startswith(f"step {step} is left out: the loss of step {step} is ")
+        assert each.message.startswith(f"step {step} is skipped: the loss of step {step} is ")
         names = dataset.row_names(step)
         item = next(name for name in names if name in ("item 9", "item 36"))
         assert each.notes[0] == f"the input `x` is not finite, row {names.index(item)} of the batch ({item})"
@@ -407,7 +407,7 @@ def test_the_row_that_is_not_finite_is_named(layout: str, folder: Path):
         run_in(folder, *LAYOUTS[layout], "train.on_bad_step=stop")
     text = str(stopped.value)
     assert f"the input `x`, row {names.index(item)} of the batch ({item}) on rank " in text
-    assert text.endswith("help: `on_bad_step = skip` in the train block leaves such steps out, up to 10 of them")
+    assert text.endswith("help: `on_bad_step = skip` in the train block skips such steps, up to 10 of them")
 
 
 def _program(layout: str):
@@ -464,7 +464,7 @@ def test_the_command_says_so(tmp_path: Path):
     assert done.stderr.count("warning[W0601]: the loss of the evaluation after step 8 is ") == 1
     assert f"(item {TRAINED + 3}) on rank " in done.stderr
     assert done.stderr.count("warning[W0602]: step ") == 1
-    assert "starting all ranks again" not in done.stderr
+    assert "restarting all ranks" not in done.stderr
     assert "Traceback" not in done.stderr
     assert steps_in(tmp_path / "run" / "checkpoints")[-1] == 8
     found = [each for each in records(tmp_path / "run") if "loss" in each]

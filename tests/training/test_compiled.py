@@ -63,7 +63,7 @@ def trained(text: str, *overrides: str) -> tuple[list[tuple[float, float]], dict
 
 
 @given(program=sharded_programs())
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @pytest.mark.timeout(1200)
 def test_segments_are_pure_and_change_nothing(uncompiled: None, program: Program):
     """Where torch compiles nothing, a program in segments computes the same bits; a segment sees no moment."""

@@ -65,6 +65,7 @@ def test_learns_as_a_torch_loop_does(ranks: int):
     assert metrics["accuracy"] >= GOAL
 
 
+@pytest.mark.soak
 def test_four_processes_learn_the_digits(tmp_path: Path):
     """`partita run`, over Gloo."""
     arguments = ("run", str(SPECS / "mlp.par"), f"pair.data={RANKS}", "--transport", "gloo", "--run-dir", str(tmp_path))

@@ -54,7 +54,7 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     assert "`data` of 2, `tensor` of 2" in diagnostic.message
 
 
-@pytest.mark.parametrize("form", ["graph", "joint", "partitioned", "schedule", "python"])
+@pytest.mark.parametrize("form", ["graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python"])
 def test_every_form_is_emitted(form: str):
     whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form, timeout=100)
     assert whole.returncode == 0, whole.stderr

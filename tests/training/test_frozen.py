@@ -40,7 +40,7 @@ def test_the_refusal_names_what_has_no_gradient(use: str) -> None:
     spec, (diagnostic,) = load_text(FILE.replace("USE", use), "m.par")
     assert spec is None
     assert diagnostic.code == "E0408"
-    assert "reaches the loss only through what has no gradient" in diagnostic.message
+    assert "reaches the loss only through operations without a gradient" in diagnostic.message
     assert USES[use] in diagnostic.notes
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training.test_partition import check, plan_of
+from tests.training.test_partition import check
 
 TEXT = """
 axis batch = 8, source = 5, target = 4
@@ -69,13 +69,3 @@ CASES = [
 def test_place(ranks: int, rules: str, tmp_path):
     text = TEXT.format(ranks=ranks, rules=rules)
     check(SimpleNamespace(text=text, single=WHOLE), 3, tmp_path)
-
-
-def test_a_mask_of_inputs_is_made_where_it_is_read():
-    """`keep` depends on inputs alone: it is not sent."""
-    text = TEXT.format(ranks=2, rules="place encoder -> pipe[0]\n  place decoder -> pipe[1]")
-    state = plan_of(text).training
-    onward = {message.value for message in state.partitioned.messages if message.direction == "forward"}
-    assert onward == {"translate.encoder.x"} or len(onward) == 1, onward
-    tables = [p for p in state.program.parameters if p.name == "translate.table"]
-    assert tables[0].stages == (0, 1)

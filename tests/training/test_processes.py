@@ -16,6 +16,7 @@ from partita.compiler.lowering.placement import pipeline_of
 from partita.compiler.schedules.generator import SCHEDULES, size_of
 from partita.dsl.load import load
 from tests.commands import computed, partita, records
+from tests.marks import soak
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = ["batch=8", "seq=32", "embed=32", "key=8", "train.steps=20", "train.eval=every(10, batches=2)"]
@@ -34,9 +35,9 @@ def test_transports_and_schedules_agree_bit_for_bit(tmp_path: Path):
     assert ran(tmp_path, "zb_v", "schedule=zb_v") == gloo
 
 
-@pytest.mark.parametrize("threads", ["4,2", "many"])
+@pytest.mark.parametrize("threads", ["4,2", *soak("many")])
 def test_any_number_of_threads_will_do(tmp_path: Path, threads: str):
-    """OpenMP takes a list of them; what is no number is none of its user's."""
+    """OpenMP takes a list of them; what is no number is not one of its user's."""
     launcher = ("env", f"OMP_NUM_THREADS={threads}", sys.executable)
     command = ("run", str(SPECS / "mlp.par"), "train.steps=1", "--transport", "virtual", "--run-dir=run")
     done = partita(*command, cwd=tmp_path, launcher=launcher)
@@ -121,7 +122,7 @@ def children(supervisor: int) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [1, *soak(0)])
 def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
     command = [sys.executable, "-m", "partita", "run", str(SPECS / "tiny.par"), "train.steps=5000", "--run-dir=run"]
     with (tmp_path / "out").open("w") as out:

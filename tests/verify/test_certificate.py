@@ -150,19 +150,19 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
     ),
     "a sum that is made twice": (
         lambda: doubled("m.max.reduced"),
-        "`all_reduce` leads from max to whole along mesh axis `tensor`, and its operand lies otherwise",
+        "`all_reduce` converts max to replicated along mesh axis `tensor`, but its operand has another layout",
         13,
         "m.max.reduced: f32[batch=1, seq=4] on each rank, laid out as batch/data",
     ),
     "a maximum that is summed": (
         lambda: op("m.max.reduced", maximum=False),
-        "`all_reduce` leads from sum to whole along mesh axis `tensor`, and its operand lies otherwise",
+        "`all_reduce` converts sum to replicated along mesh axis `tensor`, but its operand has another layout",
         13,
         "m.max: f32[batch=1, seq=4] on each rank, laid out as batch/data max/tensor",
     ),
     "a sum along the wrong mesh axis": (
         lambda: op(f"{DOT}.reduced", over="data"),
-        "`reduce_scatter` leads from sum to seq along mesh axis `data`, and its operand lies otherwise",
+        "`reduce_scatter` converts sum to seq along mesh axis `data`, but its operand has another layout",
         6,
         f"{DOT}: ",
     ),
@@ -174,7 +174,7 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
     ),
     "a sum of too few ranks": (
         lambda: op("m.max.reduced", parts=1),
-        "mesh axis `tensor` has not 1 ranks",
+        "mesh axis `tensor` does not have 1 ranks",
         13,
         "m.max: ",
     ),
@@ -187,7 +187,7 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
     # Layouts: no rule leads there.
     "a result that is said to be whole": (
         lambda: laid(DOT, ("data", "batch")),
-        "along mesh axis `tensor` no rule of `dot` leads from (ffn, ffn) to (whole)",
+        "along mesh axis `tensor`, no sharding rule of `dot` maps (ffn, ffn) to (replicated)",
         6,
         f"{DOT}: f32[batch=1, seq=4, embed=8] on each rank, laid out as batch/data",
     ),
@@ -221,29 +221,29 @@ BROKEN: dict[str, tuple[Callable[[], Compilation], str, int | None, str]] = {
         13,
         "m.max: ",
     ),
-    # Operations: those of the whole program, on operands that mean the same.
+    # Operations: those of the single-device program, on operands that mean the same.
     "another operation": (
         lambda: op("m.layer.0.mlp.h", function="sigmoid"),
-        "the whole program has no `sigmoid` of these operands (`m.layer.0.mlp.h`)",
+        "the single-device program has no `sigmoid` of these operands (`m.layer.0.mlp.h`)",
         5,
         "m.layer.0.mlp.dot: f32[batch=1, seq=4, ffn=6] on each rank, laid out as batch/data ffn/tensor",
     ),
     "another constant": (
         lambda: op("m.x", rate=0.2),
-        "the whole program has no `dropout` of these operands (`m.x`)",
+        "the single-device program has no `dropout` of these operands (`m.x`)",
         10,
         "m.embedding.reduced: ",
     ),
     "another random number": (
         lambda: op("m.keep", key="other"),
-        "the whole program has no `keep` of these operands (`m.keep`)",
+        "the single-device program has no `keep` of these operands (`m.keep`)",
         10,
         "on stage 0",
     ),
     "another operand": (
         lambda: reading("m.layer.1.mlp.rms_norm", "m.x"),
         # The norm of `x` there is; the product of that with this turn's parameter there is not.
-        "the whole program has no `dot` of these operands (`m.layer.1.mlp.dot`)",
+        "the single-device program has no `dot` of these operands (`m.layer.1.mlp.dot`)",
         5,
         "m.layer.1.mlp.up: f32[embed=8, ffn=6] on each rank, laid out as ffn/tensor",
     ),
@@ -310,9 +310,12 @@ def contributions(edit: Callable[[list[Node]], list[Node]], target: str = "m.lay
 
 def test_every_contribution_counts_once():
     lost = problem(contributions(lambda nodes: []))
-    assert "`m.layer.0.mlp.up` gets 0 contributions, and 1 in the whole program" in lost.message
+    assert "`m.layer.0.mlp.up` gets 0 contributions, and 1 in the single-device program" in lost.message
     assert any("laid out as sum/data ffn/tensor" in note for note in lost.notes)
-    assert "gets 2 contributions, and 1 in the whole program" in problem(contributions(lambda nodes: nodes * 2)).message
+    assert (
+        "gets 2 contributions, and 1 in the single-device program"
+        in problem(contributions(lambda nodes: nodes * 2)).message
+    )
     _, gradient = the(program(), "d(m.layer.1.mlp.up)")
 
     def of_another_turn(nodes: list[Node]) -> list[Node]:
@@ -331,7 +334,7 @@ def test_contributions_are_added_in_the_order_of_the_whole_program():
     own = [n for n in place.nodes if isinstance(n.op, Accumulate) and n.op.target == "m.w"]
     assert len(own) > 1
     found = problem(place.changed({}, {own[0]: (), own[-1]: (own[-1], own[0])}))
-    assert "`m.w` gets other contributions than in the whole program" in found.message
+    assert "`m.w` gets other contributions than in the single-device program" in found.message
 
 
 def test_an_accumulation_is_of_the_layout_that_it_says():
@@ -347,7 +350,7 @@ def test_accumulators_are_those_of_the_whole_program():
     fewer = evolve(stage, accumulators=stage.accumulators[1:])
     found = certify(evolve(state, partitioned=staged(fewer)))
     assert any("has no accumulator" in each.message for each in found.problems)
-    assert any("has other accumulators than the whole" in each.message for each in found.problems)
+    assert any("has other accumulators than the single-device program" in each.message for each in found.problems)
     other = evolve(stage.accumulators[0], maximum=True)
     found = certify(evolve(state, partitioned=staged(evolve(stage, accumulators=(other, *stage.accumulators[1:])))))
     assert any("is accumulated as something else" in each.message for each in found.problems)
@@ -366,7 +369,7 @@ def test_inputs_and_parameters_are_those_of_the_file():
         return problem(evolve(state, partitioned=staged(evolve(stage, **changes)))).message
 
     assert "KeyError" in given(inputs=(evolve(tokens, name="words"),))
-    assert "is not laid out as a part of i64" in given(inputs=(evolve(tokens, value=evolve(value, layout=WHOLE)),))
+    assert "is not laid out as a shard of i64" in given(inputs=(evolve(tokens, value=evolve(value, layout=WHOLE)),))
     assert "is read before it is made, or is not made at all" in given(inputs=())
     first, *others = stage.parameters
     assert "is another parameter than declared" in given(parameters=(evolve(first, decays=not first.decays), *others))
@@ -384,7 +387,7 @@ def test_the_data_yields_no_parts_of_sums():
     place = next(places(state))
     split = evolve(tokens.value, layout=layout_of((("data", SUM),)))
     found = problem(place.changed({tokens.value: split}, made=True))
-    assert "the data yields no parts of sums, as `tokens` is said to be" in found.message
+    assert "inputs cannot be partial, as `tokens` claims to be" in found.message
     assert found.span.line == 8
 
 

@@ -63,7 +63,7 @@ def test_each_entry_of_the_statistics_counts_once():
     assert message in problem(ended(statistics=(loss, *squares))).message
     assert message in problem(ended(statistics=(accuracy, loss, *squares))).message
     mixed = (loss, ("accuracy", *loss[1:]), *squares)
-    assert "is not the `accuracy` of the whole program" in problem(ended(statistics=mixed)).message
+    assert "is not the `accuracy` of the single-device program" in problem(ended(statistics=mixed)).message
     (name, value, stage), *rest = squares
     # The squares of the first stage, but for the last one that is added.
     place = next(p for p in places(program()) if p.name == "the squares of stage 0")
@@ -84,7 +84,7 @@ def test_an_entry_that_every_rank_has_would_count_many_times():
     place = next(place for place in places(state) if place.name == "the metrics")
     once = next(node for node in place.nodes if node.op.name == "once")
     found = problem(place.changed({once.outputs[0]: once.inputs[0]}, {once: ()}))
-    assert "is no rule of" in found.message or "counts once if it is parts of a sum" in found.message
+    assert "no sharding rule of" in found.message or "counts once if it is parts of a sum" in found.message
 
 
 def test_gradients_are_clipped_by_the_norm_of_all():
@@ -122,7 +122,7 @@ def unclipped() -> Value:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda node: (), "`new(m.wte)` is not there to be read"),
+        (lambda node: (), "`new(m.wte)` is not available"),
         (lambda node: (evolve(node, op=evolve(node.op, beta1=0.8)),), "is not updated as the optimizer is declared"),
         (lambda node: (evolve(node, op=evolve(node.op, decay=0.5)),), "is not updated as the optimizer is declared"),
         (

@@ -111,7 +111,7 @@ def test_instructions_are_held_to_the_laws():
     state = program()
     ranks = [evolve(rank, instructions=rank.instructions[1:]) for rank in state.program.ranks]
     found = problem(evolve(state, program=evolve(state.program, ranks=tuple(ranks))))
-    assert any("law" in note for note in found.notes)
+    assert any("invariant" in note for note in found.notes)
 
 
 def transferred(rank: int, **changes: object) -> str:
@@ -128,7 +128,7 @@ def test_totals_of_tied_parameters_reach_every_copy():
     total = "the total of `m.wte` of stage 0, from rank 0 to rank 1, is"
     assert f"{total} not sent" in transferred(0, sends=())
     assert f"{total} not received" in transferred(1, receives=())
-    assert f"{total} once too often sent" in transferred(0, sends=first.sends * 2)
+    assert f"{total} redundantly sent" in transferred(0, sends=first.sends * 2)
     assert "has no end of channel" in transferred(0, sends=second.sends)
 
 
@@ -151,7 +151,7 @@ def test_stages_of_one_rank_hand_over_what_they_would_send():
         stages = list(state.program.stages)
         stages[giving.index] = evolve(giving, hand_overs=hand_overs)
         found = problem(evolve(state, program=evolve(state.program, stages=tuple(stages))))
-        assert f"stage {giving.index} does not hand over to stage" in found.message
+        assert f"stage {giving.index} does not transfer to stage" in found.message
 
 
 # ---------------------------------------------------------------- records
@@ -170,9 +170,9 @@ def recorded(stage: int | None = None, **changes: object) -> Diagnostic:
 
 def test_the_runtime_is_told_how_parameters_are_stored():
     found = recorded(layout=WHOLE)
-    assert "`m.wte` is stored as whole, not vocab/tensor" in found.message
+    assert "`m.wte` is stored as replicated, not vocab/tensor" in found.message
     assert found.span.line == 9
-    assert "the optimizer's state of `m.wte` is stored as whole, not embed" in recorded(state_layout=WHOLE).message
+    assert "the optimizer's state of `m.wte` is stored as replicated, not embed" in recorded(state_layout=WHOLE).message
     assert "is on stages (0, 1), not (0,)" in recorded(stages=(0,)).message
     assert "has the optimizer's mean, square" in recorded(states=()).message
     assert "is another parameter than declared" in recorded(fans=(1, 1)).message

@@ -76,7 +76,7 @@ def some(mutants: Iterable[Mutant], of_each: int) -> list[Mutant]:
 
 
 # How many of the mutants of layouts are tried.
-LAYOUTS = {"mlp": 50, "llama": 40, "llama zero1": 40, "gpt": 30}
+LAYOUTS = {"mlp": 50, "llama": 40, "llama zero1": 20, "gpt": 10}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -181,16 +181,16 @@ def survey(name: str, mutants: Iterable[Mutant]) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_wrong_communication_is_refused(name: str):
+@pytest.mark.parametrize(("name", "count"), [("mlp", 5), ("tiny", 5), ("llama", 5), ("llama zero1", 2), ("gpt", 1)])
+def test_wrong_communication_is_refused(name: str, count: int):
     found, _ = experiment(name)
-    mutants = some(communication_mutants(found.plan.training), 5)
+    mutants = some(communication_mutants(found.plan.training), count)
     escaped = [str(mutant) for mutant in mutants if not refused(mutant)]
     assert not escaped
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 2), *soak(("llama zero1", 2), ("gpt", 1))]
+    ("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 1), *soak(("llama zero1", 2), ("gpt", 1))]
 )
 def test_wrong_communication_fails(name: str, count: int):
     found, _ = experiment(name)
@@ -256,7 +256,7 @@ def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> No
 
 
 @given(program=sharded_programs(), data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_mutants_of_any_program_are_refused_or_compute_the_same(program: Program, data: st.DataObject):
     refused_or_the_same(program, data, 3)
 

@@ -11,6 +11,7 @@ from tests.planted.lists import (
     initial,
     kernels,
     optimizers,
+    orders,
     partitioning,
     schedules,
     transports,
@@ -19,6 +20,7 @@ from tests.planted.planted import Planted
 
 SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "partitioning": partitioning.MISTAKES,
+    "orders": orders.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
     "data": data.MISTAKES,

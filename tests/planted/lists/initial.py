@@ -22,15 +22,15 @@ MISTAKES = [
     ),
     Planted(
         "fans-exchanged",
-        "compiler/lowering/build.py",
+        "compiler/ops/dot.py",
         "return summed, max(1, type.elements // summed)",
         "return max(1, type.elements // summed), summed",
         f"{FILE}[figures]",
     ),
     Planted(
         "fan-in-of-all-axes",
-        "compiler/lowering/build.py",
-        "summed = prod(type.axis(name).size for name in node.op.over)",
+        "compiler/ops/dot.py",
+        "summed = prod(type.axis(name).size for name in self.over)",
         "summed = type.elements // type.axes[-1].size",
         f"{FILE}[axes]",
     ),

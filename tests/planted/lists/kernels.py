@@ -8,6 +8,7 @@ ORDERS = "tests/compiler/test_ops.py::test_results_do_not_depend_on_the_order_of
 DERIVATIVE = "tests/compiler/test_ops.py::test_gradient_is_the_derivative"
 PRODUCTS = "tests/runtime/test_products.py"
 DTYPES = "tests/compiler/test_dtypes.py"
+PASSES = "tests/compiler/test_passes.py::test_a_pass_makes_what_is_expected"
 
 MISTAKES = [
     Planted(
@@ -41,12 +42,8 @@ MISTAKES = [
     Planted(
         "summed-axes-in-each-operands-order",
         "compiler/ops/dot.py",
-        "            self._matrix(self.b, self.depth, self.columns),\n",
-        "            self._matrix(\n"
-        "                self.b,\n"
-        "                tuple(axis for axis in self.b.type.axes if axis in self.depth),\n"
-        "                self.columns,\n"
-        "            ),\n",
+        "self._matrix(b, self.depth, self.columns)",
+        "self._matrix(b, tuple(axis for axis in b.type.axes if axis in self.depth), self.columns)",
         f"{FILE}[axes]",
     ),
     Planted(
@@ -236,14 +233,14 @@ MISTAKES = [
         "compiler/lowering/functions.py",
         "wide = [cast(site.build, value, accumulation(value.type.dtype)) for value in (a, b)]",
         "wide = [a, b]",
-        DTYPES,
+        f"{PASSES}[build/differences_in_bf16]",
     ),
     Planted(
         "softmax-in-half-precision",
         "compiler/lowering/functions.py",
         "    x = cast(site.build, x, accumulation(x.type.dtype))\n    peak",
         "    peak",
-        DTYPES,
+        f"{PASSES}[build/softmax_in_bf16]",
     ),
     Planted(
         "masters-in-half-precision",

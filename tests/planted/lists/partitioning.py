@@ -14,30 +14,30 @@ MISTAKES = [
     # ------------------------------------------------------------ changes of layout
     Planted(
         "maximum-summed",
-        "compiler/sharding/moves.py",
-        "yield AllReduce(over, parts, 1, True), to(None)",
-        "yield AllReduce(over, parts), to(None)",
+        "compiler/ops/collective.py",
+        "return cls(over, parts, len(ends), ends[0][0] == MAX)",
+        "return cls(over, parts, len(ends))",
         AXES,
     ),
     Planted(
         "outer-parts-gathered-first",
         "compiler/sharding/moves.py",
-        "                if state in later:\n                    continue\n",
+        "            if is_split(state) and state in later:\n                continue\n",
         "",
         f"{AXES} layout=one",
     ),
     Planted(
         "cut-outside-of-a-cut",
         "compiler/sharding/moves.py",
-        "                and wanted not in later\n",
-        "",
+        "if is_split(wanted) and wanted not in later and",
+        "if is_split(wanted) and",
         f"{AXES} layout=one",
     ),
     Planted(
         "sum-left-out-where-it-is-scattered",
-        "compiler/sharding/moves.py",
-        "yield ReduceScatter(over, parts, (str(wanted),)), to(wanted)",
-        "yield Part(over, parts, str(wanted)), to(wanted)",
+        "compiler/ops/collective.py",
+        "(SUM, SPLIT): ReduceScatter,",
+        "(SUM, SPLIT): Part,",
         LLAMA,
     ),
     Planted(
@@ -70,32 +70,31 @@ MISTAKES = [
     ),
     Planted(
         "buckets-of-several-axes",
-        "compiler/partition/buckets.py",
-        "return type(op), op.over, maximum,",
-        "return type(op), maximum,",
+        "compiler/ops/collective.py",
+        "return self.over, kind_of(before), kind_of(after)",
+        "return kind_of(before), kind_of(after)",
         f"{AXES} layout=both",
     ),
     Planted(
         "buckets-of-sums-and-maxima",
-        "compiler/partition/buckets.py",
-        "maximum = op.maximum if isinstance(op, AllReduce) else None",
-        "maximum = None",
+        "compiler/ops/collective.py",
+        "return self.over, kind_of(before), kind_of(after)",
+        "return self.over, self.name",
         f"{FIGURES} layout=across",
     ),
     # ------------------------------------------------------------ ways of splitting
     Planted(
         "shards-counted-from-the-inside",
         "compiler/sharding/choice.py",
-        "    for over in mesh.sharding:\n        for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):",
-        "    for over in reversed(mesh.sharding):\n"
-        "        for axis in dict.fromkeys(layout.state(over) for _, layout in pairs):",
+        "    for over in mesh.sharding:\n        for axis in split_axes(",
+        "    for over in reversed(mesh.sharding):\n        for axis in split_axes(",
         f"{AXES} layout=both",
     ),
     Planted(
         "shard-not-told-where-it-lies",
         "compiler/sharding/choice.py",
-        "            if isinstance(op, Positioned):\n                op = op.sharded(axis, over, mesh.sizes[over])\n",
-        "",
+        "op = op.sharded(axis, size, over, mesh.sizes[over])",
+        "op = op.resized(axis, size)",
         GPT,
     ),
     Planted(
@@ -129,15 +128,15 @@ MISTAKES = [
     Planted(
         "maximum-of-sums",
         "compiler/ops/pointwise.py",
-        '_extreme("greater"))',
-        '_extreme("greater"), linear=((0, 1),))',
+        '_extreme("greater"), interval',
+        '_extreme("greater"), linear=((0, 1),), interval',
         f"{AXES} layout=keys",
     ),
     Planted(
         "product-of-sums",
         "compiler/ops/pointwise.py",
-        '"multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,))),',
-        '"multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,), (0, 1))),',
+        '"multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,)),',
+        '"multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,), (0, 1)),',
         AXES,
     ),
     Planted(
@@ -313,8 +312,8 @@ MISTAKES = [
     Planted(
         "handed-over-after-the-wrong-pass",
         "compiler/emission/assemble.py",
-        'kind = "F" if node.op.direction == ONWARD else "B"',
-        'kind = "B" if node.op.direction == ONWARD else "F"',
+        'kind = "F" if send.direction == ONWARD else "B"',
+        'kind = "B" if send.direction == ONWARD else "F"',
         SKIPS,
     ),
     Planted(

@@ -14,8 +14,8 @@ TINY, SKIPS, AXES = (
 MISTAKES = [
     Planted(
         "sent-as-it-lies",
-        "compiler/emission/emit.py",
-        'suffix = ".contiguous()" if value in sent else ""',
+        "compiler/emission/statements.py",
+        'suffix = ".contiguous()" if self.sent else ""',
         'suffix = ""',
         SKIPS,
     ),

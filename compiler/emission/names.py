@@ -1,0 +1,163 @@
+"""How values, and views of them, are written in one function.
+
+Names of the file reach the source only as parts of local names, which shadow nothing of Python's, torch's or ours.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.op import Argument, as_tensor
+from partita.dsl.source import Span
+
+
+@frozen
+class View:
+    """A view of a tensor, and what makes it: `.t()`."""
+
+    of: Value
+    how: str
+
+
+class Names:
+    """The text of every value of a function, and of the views that have names of their own.
+
+    A view of what is `lent` comes from the caller, who gives its name when it is first taken (`lend`).
+    """
+
+    def __init__(
+        self,
+        arguments: Iterable[str] = (),
+        known: Mapping[Value, Argument] | None = None,
+        lend: Callable[[View], str] | None = None,
+    ) -> None:
+        self.texts: dict[Value, Argument] = dict(known or {})
+        self.local: set[Value] = set()
+        self.fixed: set[Value] = set()  # local tensors whose views may be copies, which end with their line
+        self.lend = lend
+        self.lent: set[Value] = set(self.texts) if lend is not None else set()
+        self.views: dict[View, str] = {}
+        self._taken = set(arguments)
+        self._counts: dict[str, int] = {}  # where to go on looking for a free name
+
+    def name(self, value: Value, stem: str | None = None) -> str:
+        """A new local name for a value, from its own."""
+        return self.named(value, self.free(stem or local_stem(value.name)))
+
+    def named(self, value: Value, text: str) -> str:
+        """Let a value be the local tensor of this name."""
+        self.texts[value] = Argument(text, value.type)
+        self.local.add(value)
+        return text
+
+    def free(self, stem: str) -> str:
+        """A local name that is not taken."""
+        text = stem
+        count = self._counts.get(stem, 1)
+        while text in self._taken:
+            count += 1
+            text = f"{stem}_{count}"
+        self._taken.add(text)
+        self._counts[stem] = count
+        return text
+
+    def taken(self, node: Node) -> tuple[View | None, ...]:
+        """The view that a node takes of each operand, None where it takes that as it is; nothing for no views."""
+        made = node.op.views([value.type for value in node.inputs])
+        views = tuple(
+            View(value, how) if how and not self.texts[value].literal else None
+            for value, how in zip(node.inputs, made, strict=bool(made))
+        )
+        for view in views:
+            if view is not None:
+                self.take(view)
+        return views
+
+    def take(self, view: View) -> None:
+        """Ask the caller for a view, if it is of something lent."""
+        if self.lend is not None and view.of in self.lent and view not in self.views:
+            self.views[view] = self.lend(view)
+
+    # ------------------------------------------------------------ texts
+
+    def text(self, value: Value | View) -> str:
+        """How a value is written; of a view its name, or else what makes it."""
+        if isinstance(value, View):
+            return self.views.get(value) or self.making(value)
+        return self.texts[value].text
+
+    def list(self, values: Iterable[Value | View]) -> str:
+        """Texts with commas between."""
+        return ", ".join(map(self.text, values))
+
+    def making(self, view: View) -> str:
+        """What makes a view."""
+        return as_tensor(self.texts[view.of]).text + view.how
+
+    def tensor(self, value: Value | View) -> str:
+        """How a value is written as a tensor, if it is a number; a view is made."""
+        return self.making(value) if isinstance(value, View) else as_tensor(self.texts[value]).text
+
+    def arguments(self, node: Node, views: Sequence[View | None] = ()) -> Sequence[Argument]:
+        """The operands of a node as it takes them; `views` are the views among them."""
+        arguments = node.op.taken([self.texts[value] for value in node.inputs], [value.type for value in node.outputs])
+        for i, view in enumerate(views):
+            if view in self.views:
+                arguments[i] = evolve(arguments[i], views={view.how: self.views[view]})
+        return arguments
+
+
+# ---------------------------------------------------------------- from names of the file
+
+
+def place(span: Span | None) -> str:
+    """`  # gpt.par:31`, with nothing of the file's name that could end a comment."""
+    if not span:
+        return ""
+    name = "".join(each if each.isalnum() or each in "_./ -" else "_" for each in span.source.name)
+    return f"  # {name[-80:]}:{span.line}"
+
+
+def identifier(name: str) -> str:
+    """A name with nothing in it that a Python name cannot have."""
+    return "".join(each if each.isalnum() or each == "_" else "_" for each in name)
+
+
+def local_stem(name: str) -> str:
+    """A Python name from a value's: `d(gpt.layer.3.mlp.h)` is `d_h`."""
+    prefix = ""
+    while (call := _call(name)) is not None:
+        prefix += f"{call[0]}_"
+        name = call[1]
+    parts = [part for part in name.partition("~")[0].replace("@", ".").split(".") if part and not part.isdigit()]
+    stem = parts[-1] if parts else "value"
+    if stem in ENDINGS and len(parts) > 1:
+        stem = f"{parts[-2]}_{stem}"
+    stem = prefix + identifier(stem)
+    # A trailing underscore keeps names of the file apart from Python's, and from those of emitted functions.
+    return f"{stem}_" if stem in RESERVED or _is_functions(stem) else stem
+
+
+def _call(name: str) -> tuple[str, str] | None:
+    """The two parts of `d(gpt.layer.3.mlp.h)`, the second with what stands behind."""
+    function, opened, rest = name.partition("(")
+    inner, closed, behind = rest.rpartition(")")
+    return (function, inner + behind) if opened and closed and function and identifier(function) == function else None
+
+
+def _is_functions(stem: str) -> bool:
+    """Whether an emitted function may have this name."""
+    parts = stem.split("_")
+    if parts[-1].isdecimal():
+        parts.pop()
+    return len(parts) > 1 and parts[-1] in FUNCTIONS
+
+
+# What the compiler puts behind the name of the value that something is made from.
+ENDINGS = ("again", "portion", "rate", "denominator", "keep", "total", "whole", "part", "gathered", "reduced", "moved")
+RESERVED = frozenset((*keyword.kwlist, "torch", "kernels", "float"))
+FUNCTIONS = ("forward", "backward", "weight", "prologue", "reduce", "finish", "update", "segment")
