@@ -19,7 +19,7 @@ import pytest
 
 from partita.cli.command import COMMANDS
 from partita.cli.main import main
-from partita.compiler.ops.op import OPS
+from partita.compiler.ops import OPS
 from partita.dsl import builtins
 from partita.dsl.registry import Registry
 from partita.runtime.transports.registry import TRANSPORTS

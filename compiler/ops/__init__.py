@@ -9,9 +9,15 @@ lowering too, in `partita.compiler.lowering.functions`.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from partita.compiler.ops.op import OPS, Op
+from partita.compiler.ops.op import Op
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["OPS", "Op"]
+def __getattr__(name: str) -> dict[str, type[Op]]:
+    """`OPS`, with the modules of this folder imported when it is first asked for: a file is checked without them."""
+    if name != "OPS":
+        raise AttributeError(name)
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    found: dict[str, type[Op]] = import_module(f"{__name__}.op").OPS
+    globals()["OPS"] = found
+    return found

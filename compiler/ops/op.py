@@ -12,6 +12,7 @@ need not know which operations there are, and a new one is in no list.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
@@ -296,7 +297,8 @@ def op(name: str) -> Callable[[_Class], _Class]:
 
 def make(name: str, *arguments: Any, **named: Any) -> Op:
     """An operation by its name: for functions of the language, and for operations that are each other's gradients."""
-    return OPS[name](*arguments, **named)
+    found: type[Op] = sys.modules[__package__].OPS[name]
+    return found(*arguments, **named)
 
 
 def agree(*types: Type) -> bool:

@@ -13,6 +13,7 @@ import torch
 from partita.compiler.costs.links import Link
 from partita.compiler.layout import MAX, SUM, Layout, State, layout_of, local_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops import OPS
 from partita.compiler.ops.collective import (
     LOCAL_SECONDS,
     TRANSITIONS,
@@ -25,7 +26,6 @@ from partita.compiler.ops.collective import (
     kind_of,
     transition,
 )
-from partita.compiler.ops.op import OPS
 from partita.compiler.sharding.moves import IMPOSSIBLE, Moves
 from partita.dsl.types import Axis, Type
 from tests.compiler.placing import cut, join, ranks, run

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from partita.compiler.graph import Builder, Graph, Parameter, Value
 from partita.compiler.lowering.gradients import differentiate
+from partita.compiler.ops import OPS
 from partita.compiler.ops.collective import Move
-from partita.compiler.ops.op import OPS
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.reduce import Reduce
 from partita.dsl.spec import Call

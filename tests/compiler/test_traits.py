@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from partita.compiler.costs.nodes import kernel_of
 from partita.compiler.graph import Builder, Value
+from partita.compiler.ops import OPS
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.collective import Collective, Move, Part
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.intervals import Interval
-from partita.compiler.ops.op import OPS, Op
+from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate, AdamW
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Iota

@@ -10,7 +10,8 @@ import torch
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, layout_of
-from partita.compiler.ops.op import OPS, Op, Way
+from partita.compiler.ops import OPS
+from partita.compiler.ops.op import Op, Way
 from partita.compiler.ops.pointwise import Constant
 from partita.runtime.kernels.dtypes import DTYPES
 from tests.compiler.interpret import interpret
