@@ -17,8 +17,9 @@ number: `%x^2`. A copy of another tensor says so, `of 'x'`, and so does a cotang
 ` # ` is for people, as the source places are, which are not read back.
 
 What is as it usually is is left out: an input's name that ends its value's; a master in the dtype of accumulation, of
-the value's axes; `zeros()`; fans of all but the last axis, and of that; attributes with a default. Who writes a graph
-may also leave out types of results, which follow from the operation, and a phase that is F.
+the value's axes; `zeros()`; that `d(x)` is the cotangent of `x`, and `x~2` another `x`; fans of all but the last
+axis, and of that; attributes with a default. Who writes a graph may also leave out types of results, which follow
+from the operation, and a phase that is F.
 
     line        fields in their order, those in [] where there are any
     scope       path name [turns COUNT]
@@ -80,11 +81,21 @@ def call_text(call: Call) -> str:
     return f"{call.name}({', '.join(f'{name}={attribute_text(value)}' for name, value in call.arguments.items())})"
 
 
+def usual_origin(name: str) -> tuple[str | None, bool]:
+    """The tensor that a value of this name usually stands for, and whether it is that one's cotangent: `d(x)` is the
+    cotangent of `x`, and `x~2` the second of its name.
+    """
+    match = re.fullmatch(r"(d\()?(.+?)(~\d+)?(?(1)\))(~\d+)?", name)
+    if match is None or not (match[1] or match[3] or match[4]):
+        return None, False
+    return match[2], bool(match[1])
+
+
 def origin_text(value: Value) -> str:
-    """` of 'x'` of a copy, ` of 'd(x)'` of a cotangent."""
-    if value.cotangent:
-        return f" of 'd({value.of or ''})'"
-    return f" of '{value.of}'" if value.of is not None else ""
+    """` of 'x'` of a copy, ` of 'd(x)'` of a cotangent; nothing where the name says so."""
+    if (value.of, value.cotangent) == usual_origin(value.name):
+        return ""
+    return f" of 'd({value.of or ''})'" if value.cotangent else f" of '{value.of or ''}'"
 
 
 def layout_text(layout: Layout) -> str:
@@ -271,10 +282,13 @@ def matched(pattern: str | re.Pattern[str], text: str) -> re.Match[str]:
 
 def _value(match: re.Match[str], type: Type) -> Value:
     """A value under its own name, without the number that tells it from others of that name."""
-    of = match["of"]
-    cotangent = of is not None and of.startswith("d(")
-    tensor = of[2:-1] or None if cotangent else of
-    return Value(match["name"].partition("^")[0], type, parse_layout(match["layout"] or ""), tensor, cotangent)
+    name, of = match["name"].partition("^")[0], match["of"]
+    if of is None:
+        tensor, cotangent = usual_origin(name)
+    else:
+        cotangent = of.startswith("d(")
+        tensor = (of[2:-1] if cotangent else of) or None
+    return Value(name, type, parse_layout(match["layout"] or ""), tensor, cotangent)
 
 
 def _number(text: str | None) -> int | None:
