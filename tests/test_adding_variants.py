@@ -376,7 +376,6 @@ ELSE = {
     },
     "random": {
         "compiler/ops/position.py": "an operation",
-        "runtime/kernels/__init__.py": "its kernel",
         "runtime/checkpoint/manifest.py": "a key of manifests",
         "testing/strategies.py": "a placement, and an order",
     },

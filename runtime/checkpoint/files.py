@@ -41,7 +41,7 @@ def regular_file(name: str, parent: int) -> Iterator[tuple[int, int]]:
     try:
         kind = stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind != stat.S_IFREG:
-            raise Damaged(f"{name} is {KINDS.get(kind, 'no regular file')}")
+            raise Damaged(f"{name} is {KINDS.get(kind, 'not a regular file')}")
         # Should it be exchanged for something else just now: no link is followed, and no pipe waited for.
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError as error:

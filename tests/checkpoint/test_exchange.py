@@ -116,9 +116,9 @@ def change(name: str, tensor: torch.Tensor | None) -> None:
     ("name", "tensor", "told"),
     [
         ("m.gain", None, "lacks 1 of 10 tensors\n  = m.gain"),
-        ("m.gain", torch.zeros(9), "m.gain is F32[9], and m.gain: f32[embed=8] wants [8]"),
-        ("m.wte", torch.zeros(8, 6), "m.wte is F32[8, 6], and m.wte: f32[vocab=6, embed=8] wants [6, 8]"),
-        ("m.gain", torch.zeros(8, dtype=torch.int32), "m.gain is I32[8], and m.gain: f32[embed=8] wants [8]"),
+        ("m.gain", torch.zeros(9), "m.gain is F32[9], but m.gain: f32[embed=8] needs [8]"),
+        ("m.wte", torch.zeros(8, 6), "m.wte is F32[8, 6], but m.wte: f32[vocab=6, embed=8] needs [6, 8]"),
+        ("m.gain", torch.zeros(8, dtype=torch.int32), "m.gain is I32[8], but m.gain: f32[embed=8] needs [8]"),
         ("mean/m.gain", torch.zeros(8), "lacks 19 of 30 tensors\n  = mean/m.wte"),
     ],
 )

@@ -90,7 +90,7 @@ def test_what_is_bound_to_what_is_shown_and_layers_once(folder: Path, capsys: py
     assert re.search(r"^m.last +f32\[embed=4, out=3\] +← +m.last +F32\[4, 3\] +embed, out *$", out, re.MULTILINE)
     assert " ".join(words(out, up)) == f"{up} f32[embed=4, ffn=4] ← {up} F32[4, 4] embed, ffn ?"
     assert words(out, "m.wq")[-4:] == ["embed,", "heads,", "key", "?"]
-    assert "warning[W0807]: 7 tensors have axes of equal size, whose order m.safetensors does not show" in err
+    assert "warning[W0807]: 7 tensors have axes of equal size, whose order in m.safetensors is ambiguous" in err
     assert "= m.wq: f32[embed=4, heads=2, key=2] ← m.wq" in err
     assert "= m.layer.{0..2}.down: f32[ffn=4, embed=4] ← m.layer.{0..2}.down" in err
 
@@ -122,7 +122,7 @@ def test_strictly_all_that_is_open_is_refused_at_once(folder: Path, capsys: pyte
     write({f"more.{i}.bias": torch.ones(1) for i in range(20)})
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", "--strict")
     assert status == 1
-    assert "error[E0811]: 20 tensors are not used of those in m.safetensors\n  = more.{0..19}.bias\n" in err
+    assert "error[E0811]: 20 tensors are not used in m.safetensors\n  = more.{0..19}.bias\n" in err
     assert "error[E0812]: 7 tensors have axes of equal size" in err
     assert not Path("new").exists()
 
@@ -134,7 +134,7 @@ def test_a_matrix_that_stands_transposed_is_refused_with_the_map_that_turns_it(
     write({"m.last": last.T.contiguous()})
     status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
     assert status == 1
-    assert "= m.last is F32[3, 4], and m.last: f32[embed=4, out=3] wants [4, 3]\n" in err
+    assert "= m.last is F32[3, 4], but m.last: f32[embed=4, out=3] needs [4, 3]\n" in err
     names = json.loads(err.split("such as ")[1].strip())
     assert partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names(names))[0] == 0
     with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:

@@ -67,7 +67,7 @@ def test_nothing_is_overwritten(there: str, capsys: pytest.CaptureFixture[str]) 
             path.symlink_to(other)
     before = sorted(Path().iterdir())
     assert main(["init", "first"]) == 2
-    assert "is there already, and is left as it is" in capsys.readouterr().err
+    assert "already exists, and is left unchanged" in capsys.readouterr().err
     assert sorted(Path().iterdir()) == before
     assert other.exists() == (there == "link")
     if there in ("file", "link"):
@@ -78,10 +78,10 @@ def test_nothing_is_overwritten(there: str, capsys: pytest.CaptureFixture[str]) 
     ("name", "message"),
     [
         ("missing/first", "cannot write missing/first.par: No such file or directory"),
-        ("", "the file needs a name"),
-        (".", "the file needs a name"),
-        ("..", "the file needs a name"),
-        (".par", "the file needs a name"),
+        ("", "missing file name"),
+        (".", "missing file name"),
+        ("..", "missing file name"),
+        (".par", "missing file name"),
         ("x" * 300, "File name too long"),
         ("a\0b", "null byte"),
     ],

@@ -135,4 +135,4 @@ def test_the_numbers_stay_the_same(tmp_path: Path) -> None:
 def test_compile_says_what_is_computed_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "net.par").write_text(text("1KiB"), encoding="utf-8")
     assert main(["compile", str(tmp_path / "net.par")]) == 0
-    assert "recompute auto: net.layer of turns 0 to 3\n" in capsys.readouterr().out
+    assert "recompute auto: net.layer of iterations 0 to 3\n" in capsys.readouterr().out

@@ -438,7 +438,7 @@ def test_what_fits_by_no_estimate_is_said_with_what_it_needs(tmp_path):
     with pytest.raises(Refused) as refused:
         Search(space_of(given)).run()
     (note,) = refused.value.diagnostics[0].notes
-    found = re.fullmatch(r"the least that was found is about ([\d.]+)MiB on a rank: .*", note)
+    found = re.fullmatch(r"the smallest found needs about ([\d.]+)MiB per rank: .*", note)
     assert found is not None, note
     assert float(found[1]) > 1
 

@@ -310,7 +310,7 @@ WRONG = {
         texts("corpus/*.txt", alphabet="chars"),
         (ids("tokens", limit=20),),
         "E0605",
-        "26 different characters, has character 25, 'z', beyond what `tokens` may hold: `vocab` has size 20",
+        "26 different characters, has character 25, 'z', which is out of range for `tokens`: `vocab` has size 20",
     ),
     "bytes too large": (texts("corpus/*.txt"), (ids("tokens", limit=100),), "E0605", "has the id 122"),
     "no holdout": (texts("corpus/*.txt"), WINDOWS, "E0608", "there is no `holdout`"),
@@ -350,7 +350,7 @@ WRONG = {
     "no items": (arrays("empty.npz"), ARRAYS, "E0604", "no items to train on"),
     "a scalar": (arrays("scalar.npz"), ARRAYS, "E0607", "has shape []"),
     "no batch axis at all": (arrays("small.npz"), ARRAYS[2:], "E0607", "no input has the batch axis"),
-    "no limit": (call("random"), (ids("tokens", limit=None),), "E0609", "how large the integers of `tokens`"),
+    "no limit": (call("random"), (ids("tokens", limit=None),), "E0609", "the range of the integers of `tokens`"),
 }
 
 
@@ -446,7 +446,7 @@ def test_what_is_compressed_as_data_is_can_be_opened(tmp_path: Path, monkeypatch
 
     for name in ("zeros", "sparse", "plain"):
         assert opened(name).batch(1)["x"].shape == (4, 1000)
-    monkeypatch.setattr("partita.runtime.data.arrays.LEAST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("partita.runtime.data.items.LEAST_UNPACKED", 1 << 20)
     for name in ("sparse", "plain"):
         assert opened(name).batch(1)["x"].shape == (4, 1000)
     with pytest.raises(Refused, match="which does not compress"):

@@ -37,7 +37,7 @@ def test_a_file_does_not_fill_a_machine_with_ranks(transport: list[str], tmp_pat
 def test_nccl_without_gpus_is_refused_before_a_rank_starts(tmp_path: Path, capsys: pytest.CaptureFixture):
     run = tmp_path / "run"
     assert main(["run", str(SPECS / "tiny.par"), "--transport", "nccl", "--run-dir", str(run)]) == 1
-    assert "error[E0611]: ranks on this machine: 2; GPUs, of which NCCL takes one each: 0" in capsys.readouterr().err
+    assert "error[E0611]: ranks on this machine: 2; GPUs (NCCL needs one per rank): 0" in capsys.readouterr().err
     assert not run.exists()
 
 

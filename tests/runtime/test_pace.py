@@ -66,7 +66,7 @@ def test_the_slow_rank_is_named_with_its_action_and_cost():
     assert (one.rank, one.action, one.seconds, one.peers) == (2, "BW of stage 0", 0.05, 0.01)
     assert one.cost == pytest.approx(0.040 / 0.062, rel=0.05)
     assert str(one).startswith("rank 2 is slow and cost the run 6")
-    assert str(one).endswith("% of the time: BW of stage 0 took it 50 ms a step, and its peers 10 ms")
+    assert str(one).endswith("% of its time: BW of stage 0 takes 50 ms per step, 10 ms on its peers")
 
 
 def test_it_costs_no_more_than_its_peers_have_waited():

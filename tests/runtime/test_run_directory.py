@@ -174,7 +174,7 @@ def test_removed_checkpoints_admit_no_second_run(tmp_path: Path) -> None:
             second.lock()
     shutil.rmtree(tmp_path / "checkpoints")
     second.lock()
-    with pytest.raises(OSError, match="another run writes"):
+    with pytest.raises(OSError, match="another run now writes"):
         first.hold()
     first.close()
     second.close()

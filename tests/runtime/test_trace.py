@@ -233,7 +233,7 @@ def test_torchrun_hands_the_option_over(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trace=t", "--transport", "virtual"], "--transport virtual runs them by turns"),
+        (["--trace=t", "--transport", "virtual"], "--transport virtual runs them one after another"),
         (["--trace=t", "train.steps=1"], "raise train.steps"),
         (["--trace=tiny.par/t"], "cannot write to tiny.par/t"),
     ],

@@ -107,7 +107,7 @@ def test_a_run_outlives_its_display(run: Run, expected: list[dict], how: str, tr
     assert done.returncode == 0, errors
     assert run.records() == expected
     why = {"a reader that leaves": "its reader has exited", "a full disk": "No space left on device"}.get(how)
-    assert errors.count("standard output is lost") == (0 if why is None else 1)
+    assert errors.count("standard output failed") == (0 if why is None else 1)
     assert why is None or why in errors
 
 

@@ -203,7 +203,7 @@ def test_at_most_so_many_in_all_also_over_a_restart(folder: Path, tmp_path: Path
         run_in(folder, "train.on_bad_step=skip(at_most = 1)", keep=tmp_path)
     assert stopped.value.step == bad[1]
     assert f"of step {bad[1]} is " in str(stopped.value)
-    assert "after leaving out 1 step (`at_most = 1`)" in str(stopped.value)
+    assert "after skipping 1 step (`at_most = 1`)" in str(stopped.value)
     assert "raise `at_most`" in str(stopped.value)
     # The step that was left out is before the checkpoint from which the next attempt goes on.
     assert steps_in(tmp_path / "checkpoints")[-1] >= bad[0]
@@ -357,7 +357,7 @@ def test_going_back_is_said_and_ends(folder: Path, tmp_path: Path):
         def step(self, result: StepResult) -> None:
             results.append(result)
 
-    with pytest.raises(NotFinite, match=r"after going back to a checkpoint once \(`at_most = 1`\)"):
+    with pytest.raises(NotFinite, match=r"after rewinding once \(`at_most = 1`\)"):
         run.train(open_data(plan.program, plan.train, folder), [Watch(run)], checkpoints, said.append)
     to = (first - 1) // 2 * 2
     assert results[first - 1].rewound_to == to

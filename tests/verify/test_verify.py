@@ -233,7 +233,7 @@ def test_errors_are_relative_to_the_scale_of_a_tensor():
 def test_the_command(capsys: pytest.CaptureFixture):
     assert main(["verify", str(SPECS / "mlp.par"), "pair.data=4"]) == 0
     out = capsys.readouterr().out
-    assert "certificate" in out
+    assert "translation" in out
     assert "data 3" in out
     assert "verified in" in out
 
