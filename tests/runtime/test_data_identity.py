@@ -106,7 +106,7 @@ def test_files_come_and_go(tmp_path: Path):
     for path in paths:
         path.write_bytes(path.name.encode())
     assert changed(known(*paths[:1]), known(*paths[1:2])) == ["`a` is missing", "`b` is new"]
-    assert changed(known(*paths[:2]), known(*paths[:1])) == ["`b` is gone"]
+    assert changed(known(*paths[:2]), known(*paths[:1])) == ["`b` is missing"]
     notes = changed(known(), known(*paths))
     assert notes[-1] == "and 6 more files"
     assert len(notes) == 7

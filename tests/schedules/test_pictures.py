@@ -145,7 +145,7 @@ def test_the_command_writes_what_the_name_of_the_file_says(tmp_path, capsys):
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     for name, problem in {
         "out.pdf": "must end in .svg, .png, .json",
-        "out": "ends in",
+        "out": "must end in",
         "no/out.svg": "cannot write",
     }.items():
         assert main(["schedule", str(TINY), "-o", str(tmp_path / name)]) == 2
