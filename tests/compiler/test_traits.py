@@ -19,11 +19,12 @@ from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Accumulate, AdamW
+from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import ArgMax, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Merge, Slice
+from partita.compiler.optimizers.adamw import AdamW
 from partita.dsl.types import Axis
 from tests.compiler.op_cases import CASES, A, B, C, Case, f, i
 from tests.compiler.placing import run

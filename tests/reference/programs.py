@@ -583,6 +583,8 @@ class Maker:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
             text = f"{n} * 0.7 + {x} * 0.5" if self.chance(60) else str(x)
+            if text == n:
+                text = f"{n} * 0.7"  # a repeat of nothing leaves stages empty, which is refused
             self.line(f"let {n} = {text}{self.slots()}")
         self.indent -= 1
         self.inside -= 1
