@@ -176,6 +176,22 @@ def test_imports_within_functions_keep_something_heavy_out():
     assert needless == []
 
 
+# ---------------------------------------------------------------- what cannot be missing is said by types
+
+# Where `assert x is not None` stands for a type that says so. Less is better: lower it where there is less.
+ASSERTED = 20
+
+
+def test_types_say_what_cannot_be_missing():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert) and ast.unparse(node.test).endswith(" is not None")
+    ]
+    assert len(found) <= ASSERTED, "\n".join(sorted(found))
+
+
 # ---------------------------------------------------------------- operations answer for themselves
 
 # How often the house asks which operation one is. A pass asks for a trait (`partita.compiler.ops.op`), unless it is

@@ -11,6 +11,7 @@ from partita.compiler.lowering.resized import Resized
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.shrinking.sizes import bodies
 from partita.compiler.state import Compilation
+from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Repeat, Spec
 
@@ -97,7 +98,8 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
                     wanted = [*overrides, *size.overrides(model), f"train.precision={precision}", "train.data=random()"]
                     wanted.append(f"{_SCHEDULES.get(model, 'fast')}.microbatches={MICROBATCHES}")
                     found, diagnostics = load(path, wanted)
-                    assert found is not None, diagnostics
+                    if found is None:
+                        raise Refused(diagnostics)
                     yield compile_spec(_shallow(found, GPU_TURNS if gpu else CPU_TURNS))
 
 

@@ -21,6 +21,7 @@ from partita.compiler.costs.links import Link
 from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.state import Compilation
+from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import Plan, Rank, prepare
@@ -50,7 +51,8 @@ train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
 def pipeline(ranks: int, microbatches: int) -> Plan:
     """The pipeline of next to nothing."""
     found, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
-    assert found is not None, diagnostics
+    if found is None:
+        raise Refused(diagnostics)
     return prepare(found)
 
 

@@ -216,9 +216,9 @@ def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: in
     def add(what: str, value: float | torch.Tensor, unit: float = 1.0) -> None:
         found[what] = Figure(torch.as_tensor(value, dtype=torch.float64).clone(), unit)
 
-    for rank in run.ranks if recorder else ():
-        assert recorder is not None
-        rank.training.context.record = recorder.of(rank.rank, rank.training.context)
+    for rank in run.ranks:
+        if recorder is not None:
+            rank.training.context.record = recorder.of(rank.rank, rank.training.context)
     for step, batch in ((1, first), (2, second)):
         loss, norm = run.step(step, batch, rate)
         add(f"loss of step {step}", loss)

@@ -147,12 +147,12 @@ def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iter
     worst = max(ranks, key=lambda rank: summary.peak_memory[rank])
     most = summary.peak_memory[worst]
     if memory is not None and most > memory:
-        assert state.spec.mesh is not None
+        mesh = state.spec.mesh
         column = f"rank {worst} of the pipeline" if len(ranks) > 1 else "each rank"
         yield Diagnostic(
             "E0704",
             f"{column} needs {most / 2**30:,.1f} GiB, but `{state.device.name}` has {memory / 2**30:,.1f} GiB",
-            state.spec.mesh.span,
+            mesh.span if mesh else None,
             help="`shard param`, `recompute`, more ranks or fewer microbatches in flight need less",
         )
 
