@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partita.compiler.graph import Builder, Graph, Parameter, Value
@@ -50,6 +50,8 @@ def operands(case: Case, order: int) -> list[Value]:
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.differentiable])
 @given(order=st.integers(0, 1 << 20), seed=st.integers(0, 1 << 20))
+@example(order=0, seed=0)
+@example(order=1, seed=0)  # kernels may have another path where the last two axes change places
 @settings(max_examples=5, deadline=None)
 def test_gradient_is_the_derivative(name: str, order: int, seed: int):
     """Against central differences in float64, for a random linear function of all float results."""
