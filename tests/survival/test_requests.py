@@ -90,8 +90,13 @@ def test_without_checkpoints_a_run_ends_at_once(run: Run) -> None:
     ("how", "transport"),
     [
         ("a reader that leaves", "gloo"),
-        ("a full disk", "virtual"),
-        *soak(("a reader that leaves", "virtual"), ("a full disk", "gloo"), ("closed", "gloo"), ("closed", "virtual")),
+        *soak(
+            ("a reader that leaves", "virtual"),
+            ("a full disk", "virtual"),
+            ("a full disk", "gloo"),
+            ("closed", "gloo"),
+            ("closed", "virtual"),
+        ),
     ],
 )
 def test_a_run_outlives_its_display(run: Run, expected: list[dict], how: str, transport: str) -> None:
@@ -153,7 +158,7 @@ if os.environ.get("PARTITA_RANK") == "1":
 """
 
 
-@pytest.mark.parametrize("kind", ["RuntimeError", *soak("MemoryError", "OSError", "SystemError")])
+@pytest.mark.parametrize("kind", soak("RuntimeError", "MemoryError", "OSError", "SystemError"))
 def test_whatever_is_no_wrong_input_is_started_again(
     run: Run, expected: list[dict], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path):
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 
 
+@pytest.mark.soak
 def test_under_torchrun_on_two_nodes(tmp_path: Path):
     """Two agents on this machine, one rank each, as on two machines."""
     torchrun = Path(sys.executable).parent / "torchrun"
