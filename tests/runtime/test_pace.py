@@ -142,7 +142,7 @@ def held_up(folder: Path, victim: int, *overrides: str) -> Iterator[str]:
 
 
 @pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("victim", "overrides"), [(0, ()), *soak((1, ("ranks.data=1", "ranks.pipe=2")))])
+@pytest.mark.parametrize(("victim", "overrides"), soak((0, ()), (1, ("ranks.data=1", "ranks.pipe=2"))))
 def test_a_rank_that_stands_still_most_of_the_time_is_named(victim: int, overrides: tuple[str, ...], tmp_path: Path):
     (said,) = held_up(tmp_path, victim, *overrides)
     assert said.count("warning[W0604]") == 1, said

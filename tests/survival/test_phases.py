@@ -97,8 +97,8 @@ def test_a_rank_that_stands_ready_and_is_stopped_holds_nothing_up(run: Run) -> N
 @pytest.mark.parametrize(
     ("name", "end"),
     [
-        ("SIGKILL", "SIGTERM"),
         *soak(
+            ("SIGKILL", "SIGTERM"),
             ("SIGSTOP", "SIGTERM"),
             ("SIGKILL", "SIGKILL"),
             ("SIGSTOP", "itself"),

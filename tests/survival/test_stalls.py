@@ -58,7 +58,7 @@ def stall(run: Run, seed: int, prefix: tuple[str, ...] = ()) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("seed", [0, *soak(1)])
+@pytest.mark.parametrize("seed", soak(0, 1))
 def test_a_stalled_rank_is_named(seed: int, run: Run):
     stall(run, seed)
     ended = run.finish()

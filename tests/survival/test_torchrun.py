@@ -112,7 +112,7 @@ def recovers(agents: list[Agents], folder: Path, seed: int, expected: list[dict]
     assert computed(folder / "run") == expected
 
 
-@pytest.mark.parametrize("seed", [2])
+@pytest.mark.parametrize("seed", soak(2))
 def test_a_restart_recovers(seed: int, tmp_path: Path, agents: list[Agents], expected: list[dict]) -> None:
     recovers(agents, tmp_path, seed, expected)
 
