@@ -44,8 +44,4 @@ COMMANDS: Registry[Command] = Registry(
         "checkpoint",
     ),
 )
-
-
-def register(command: Command) -> Command:
-    """Make a command known. Raises ValueError where another one has its name."""
-    return COMMANDS.register(command)
+register = COMMANDS.register

@@ -196,7 +196,7 @@ def test_types_say_what_cannot_be_missing():
 
 # How often the house asks which operation one is. A pass asks for a trait (`partita.compiler.ops.op`), unless it is
 # about that one operation. Less is better: lower it where there is less.
-ASKED = 22
+ASKED = 21
 
 
 def which_op(tree: ast.AST, names: Collection[str]) -> Iterator[int]:

@@ -94,6 +94,10 @@ class Names:
         """Texts with commas between."""
         return ", ".join(map(self.text, values))
 
+    def bound(self, values: Sequence[Value]) -> str:
+        """What stands before an expression whose results these are; nothing where it has none."""
+        return f"{self.list(values)} = " if values else ""
+
     def making(self, view: View) -> str:
         """What makes a view."""
         return as_tensor(self.texts[view.of]).text + view.how

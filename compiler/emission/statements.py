@@ -72,8 +72,7 @@ class Compute(Operation):
         op, arguments = self.node.op, names.arguments(self.node, self.taken)
         types = [value.type for value in self.node.outputs]
         text = op.emit(arguments, types) if self.plus is None else op.emit_sum(names.texts[self.plus], arguments, types)
-        left = f"{names.list(self.results)} = " if self.results else ""
-        return f"{left}{text}{place(self.node.span)}"
+        return f"{names.bound(self.results)}{text}{place(self.node.span)}"
 
 
 @frozen(eq=False)
@@ -123,7 +122,7 @@ class Wait(Statement):
         """`(h,) = yield h`."""
         if len(self.results) == 1:
             return f"({self.handle},) = yield {self.handle}"
-        return f"{names.list(self.results)} = yield {self.handle}; del {self.handle}"
+        return f"{names.bound(self.results)}yield {self.handle}; del {self.handle}"
 
 
 @frozen(eq=False)
@@ -172,9 +171,9 @@ class Call(Statement):
     def text(self, names: Names) -> str:
         """`h = yield from layer_forward(c, x)  # a turn of gpt.layer`."""
         given = ", ".join([*(["c"] if self.turn else []), *map(names.text, self.arguments)])
-        left = f"{names.list(self.results)} = " if self.results else ""
         comment = f"  # a turn of {self.turn}" if self.turn else ""
-        return f"{left}{'yield from ' if self.waits else ''}{self.function}({given}){comment}"
+        call = f"{'yield from ' if self.waits else ''}{self.function}({given})"
+        return f"{names.bound(self.results)}{call}{comment}"
 
 
 @frozen(eq=False)

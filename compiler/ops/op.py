@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, data
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
 
 from partita.compiler.layout import State
-from partita.compiler.ops.intervals import ANY, Interval
+from partita.compiler.ops.intervals import ANY, Interval, union
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Op:
     is_view: ClassVar[bool] = False
     # Its result is its operand in another form: who reads the one reads the other.
     transparent: ClassVar[bool] = False
+    # It makes nothing but elements of its operands, in other places.
+    rearranges: ClassVar[bool] = False
     # Gradients flow through it.
     differentiable: ClassVar[bool] = True
     # Draws random numbers, or applies what was drawn.
@@ -140,7 +142,7 @@ class Op:
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """Where the integers of its result lie, if those of its operands lie in these intervals."""
-        return ANY
+        return union(operands) if self.rearranges else ANY
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
         """What its kernel makes once and keeps: a key, by which others share it, and its bytes."""

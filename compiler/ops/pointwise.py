@@ -129,6 +129,7 @@ class Cast(Op):
 class Detach(Op):
     """The value, through which no gradient flows."""
 
+    rearranges = True
     is_view = True
     differentiable = False
 
@@ -139,10 +140,6 @@ class Detach(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis; linear."""
         return (*aligned_ways(operands, results), Way((SUM,), (SUM,)))
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""

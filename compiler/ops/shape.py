@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.intervals import Interval, union
 from partita.compiler.ops.op import Argument, Op, Way, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
@@ -33,6 +32,7 @@ class Arrange(Op):
     """Another order of the axes: a view."""
 
     order: tuple[str, ...]
+    rearranges = True
     is_view = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -43,10 +43,6 @@ class Arrange(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any axis; linear."""
         return (*_others(operands[0]), LINEAR)
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -66,6 +62,7 @@ class Rename(Op):
     """Other names for axes: nothing moves."""
 
     pairs: tuple[tuple[str, str], ...]
+    rearranges = True
     is_view = True
     transparent = True
 
@@ -78,10 +75,6 @@ class Rename(Op):
         """Any axis; linear."""
         names = dict(self.pairs)
         return (*(Way((name,), (names.get(name, name),)) for name in operands[0].names), LINEAR)
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -102,6 +95,7 @@ class Split(Op):
 
     axis: str
     into: tuple[Axis, ...]
+    rearranges = True
     is_view = True
     transparent = True
 
@@ -117,10 +111,6 @@ class Split(Op):
         """Parts of the old axis are parts of the slowest new one; any other axis; linear."""
         first = Way((self.axis,), (self.into[0].name,))
         return (*_others(operands[0], self.axis), first, LINEAR)
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -142,6 +132,7 @@ class Merge(Op):
 
     axes: tuple[str, ...]
     into: Axis
+    rearranges = True
     transparent = True
 
     def _order(self, x: Type) -> tuple[str, ...]:
@@ -165,10 +156,6 @@ class Merge(Op):
         first = Way((self.axes[0],), (self.into.name,))
         return (*_others(operands[0], *self.axes), first, LINEAR)
 
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
-
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
         return 0
@@ -190,6 +177,7 @@ class Expand(Op):
     """New axes along which the tensor repeats; a view."""
 
     axes: tuple[Axis, ...]
+    rearranges = True
     is_view = True
     repeats = True
 
@@ -201,10 +189,6 @@ class Expand(Op):
         """Any old axis; any new one, which needs nothing of the operand; linear."""
         new = tuple(Way((None,), (axis.name,)) for axis in self.axes)
         return (*_others(operands[0]), *new, LINEAR)
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -232,6 +216,7 @@ class Slice(Op):
     axis: str
     into: Axis
     start: int
+    rearranges = True
     is_view = True
     transparent = True
 
@@ -244,10 +229,6 @@ class Slice(Op):
     def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
         """Any other axis; linear."""
         return (*_others(operands[0], self.axis), LINEAR)
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's."""
-        return operands[0]
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """None."""
@@ -302,6 +283,7 @@ class Concat(Op):
 
     axes: tuple[str, ...]
     into: Axis
+    rearranges = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The first operand's axes with the new one for its own."""
@@ -316,10 +298,6 @@ class Concat(Op):
         names = [name for name in results[0].names if name != self.into.name]
         count = len(operands)
         return (*(Way((name,) * count, (name,)) for name in names), Way((SUM,) * count, (SUM,)))
-
-    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """All operands'."""
-        return union(operands)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Each operand's part."""

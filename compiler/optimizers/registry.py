@@ -33,11 +33,7 @@ class Optimizer(Signature):
 
 # What is registered there is an Optimizer.
 OPTIMIZERS = cast("Registry[Optimizer]", builtins.OPTIMIZERS)
-
-
-def register(optimizer: Optimizer) -> Optimizer:
-    """Make an optimizer known. Raises ValueError where another one has its name."""
-    return OPTIMIZERS.register(optimizer)
+register = OPTIMIZERS.register
 
 
 def update_of(call: Call, decays: bool) -> Update:

@@ -32,7 +32,6 @@ from attrs import field, frozen
 
 from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Value
 from partita.compiler.instructions import Message
-from partita.compiler.ops.communication import Receive
 from partita.compiler.ops.op import Op
 from partita.compiler.partition.cut import PartitionedGraph, StageGraph
 from partita.compiler.partition.update import ParameterUpdate, UpdateGraph
@@ -88,7 +87,7 @@ class _StageReader(GraphReader):
         self.known = known
 
     def made(self, op: Op, name: str, value: Value) -> Value:
-        return super().defined(name, value) if isinstance(op, Receive) else self.defined(name, value)
+        return super().defined(name, value) if op.receives else self.defined(name, value)
 
     def defined(self, name: str, value: Value) -> Value:
         known = self.known.get(value.name)

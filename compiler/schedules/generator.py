@@ -117,11 +117,7 @@ def whole_stage(stage: Times) -> float:
 
 # What is registered there is a Generator.
 SCHEDULES = cast("Registry[Generator]", builtins.SCHEDULES)
-
-
-def register(generator: Generator) -> Generator:
-    """Make a schedule known. Raises ValueError where another one has its name."""
-    return SCHEDULES.register(generator)
+register = SCHEDULES.register
 
 
 def size_of(call: Call | None) -> tuple[int, int]:

@@ -27,10 +27,11 @@ def layouts_text(layouts: ParameterLayouts) -> str:
 
 def sharded_text(sharded: ShardedGraph, places: bool = True) -> str:
     """The whole sharded graph; with `places`, nodes say where in the file they are from."""
+    usual = layouts_text(EVERYWHERE_WHOLE)
     lines = (
         f"layouts {name}{text}\n"
         for name, layouts in sharded.parameters.items()
-        if (text := layouts_text(layouts)) != layouts_text(EVERYWHERE_WHOLE)
+        if (text := layouts_text(layouts)) != usual
     )
     return graph_text(sharded.graph, places) + "".join(lines)
 

@@ -9,10 +9,10 @@ from attrs import frozen
 
 from partita.compiler.program import Program
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.spec import Train
+from partita.dsl.spec import Call, Train
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.registry import SOURCES, identify, open_dataset
-from partita.runtime.data_files import DataFile
+from partita.runtime.data.registry import SOURCES, open_dataset
+from partita.runtime.data_files import DataFile, identified
 
 
 @frozen(eq=False)
@@ -32,6 +32,11 @@ def bind(program: Program, train: Train, root: Path) -> Bound:
     if dataset is None:
         return Bound(None, (), ())
     return Bound(dataset, identify(train.data, root), SOURCES[train.data.name].doubts(train.data, root))
+
+
+def identify(call: Call, root: Path) -> tuple[DataFile, ...]:
+    """The identity of the files that a call reads. Raises Refused (E0601 to E0603)."""
+    return identified(SOURCES[call.name].files(call, root), call.span)
 
 
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:

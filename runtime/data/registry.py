@@ -15,7 +15,6 @@ from partita.dsl.builtins import Signature
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
-from partita.runtime.data_files import DataFile, identified
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
@@ -37,16 +36,7 @@ class Source(Signature):
 
 # What is registered there is a Source.
 SOURCES = cast("Registry[Source]", builtins.DATA)
-
-
-def register(source: Source) -> Source:
-    """Make a source known. Raises ValueError where another one has its name."""
-    return SOURCES.register(source)
-
-
-def identify(call: Call, root: Path) -> tuple[DataFile, ...]:
-    """The identity of the files that a call reads. Raises Refused (E0601 to E0603)."""
-    return identified(SOURCES[call.name].files(call, root), call.span)
+register = SOURCES.register
 
 
 def open_dataset(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, *, evaluates: bool = False) -> Dataset:

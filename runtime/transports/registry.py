@@ -52,8 +52,4 @@ class InProcess(TransportKind):
 TRANSPORTS: Registry[Processes | InProcess] = Registry(
     "transport", "partita.runtime.transports", ("gloo", "nccl", "virtual")
 )
-
-
-def register(kind: Processes | InProcess) -> Processes | InProcess:
-    """Make a transport known. Raises ValueError where another one has its name."""
-    return TRANSPORTS.register(kind)
+register = TRANSPORTS.register

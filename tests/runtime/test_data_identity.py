@@ -16,7 +16,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Call
 from partita.runtime import data_files
 from partita.runtime.checkpoint.commits import read_manifest
-from partita.runtime.data.registry import identify
+from partita.runtime.data.binding import identify
 from partita.runtime.data_files import BLOCK, BLOCKS, WHOLE, DataFile, changed, hashed, identified, unlike
 from tests.runtime.test_agreement import by_port, outcomes
 
