@@ -1,4 +1,4 @@
-"""Partita: declarative training. The public Python face, thin, for scripts and notebooks.
+"""Partita: declarative training. The public Python API, for scripts and notebooks.
 
     import partita
 
@@ -8,8 +8,8 @@
     trained = partita.train("specs/tiny.par", {"train.steps": 20})
     print(trained[-1]["loss"], sorted(trained.parameters))
 
-Overrides are written as on the command line, or come as mappings of their keys to values. Everything raises
-`partita.Refused`, with diagnostics, for a file that is wrong. Nothing here imports torch before a program is run.
+Overrides are strings as on the command line, or mappings from keys to values. For an invalid file, functions raise
+`partita.Refused` with diagnostics. Torch is not imported before a program is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from partita.dsl.load import load as load_file
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
-    from partita.compiler.planning.search import Plan
+    from partita.compiler.planner.search import Plan
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
@@ -40,19 +40,19 @@ def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
 
 
 def load(path: str | Path, *overrides: Override) -> Spec:
-    """The checked meaning of a file."""
+    """The checked contents of a file."""
     return _load(path, overrides)
 
 
 def compile(path: str | Path, *overrides: Override) -> Compilation:
-    """A file compiled for training: every form on the way, and the program."""
+    """Compile a file for training. Returns the program and every intermediate form."""
     from partita.compiler.pipeline import compile_spec
 
     return compile_spec(load(path, *overrides))
 
 
 def summary(state: Compilation) -> Summary:
-    """A compiled program in numbers: stages, transfers, memory, predicted timeline."""
+    """A summary of a compiled program: stages, transfers, memory, predicted timeline."""
     from partita.compiler.report.summary import summarize
 
     return summarize(state)
@@ -61,31 +61,31 @@ def summary(state: Compilation) -> Summary:
 def plan(
     path: str | Path, *overrides: Override, devices: int | None = None, top: int = 10, within: float = 15.0
 ) -> tuple[Plan, ...]:
-    """The meshes, layouts and schedules that are predicted to be fastest on so many devices (default: the mesh's), the
-    best first, searched for some `within` seconds. Each has its `file`, a Spec, and its `prediction`; the one that is
-    `given` is the file as it is.
+    """The `top` meshes, layouts and schedules that are predicted to be fastest on `devices` devices (default: the
+    mesh's), best first, from a search of about `within` seconds. Each has its `file`, a Spec, and its `prediction`;
+    the one that is `given` is the file itself.
     """
-    from partita.compiler.planning.search import Search
-    from partita.compiler.planning.space import space_of
+    from partita.compiler.planner.search import Search
+    from partita.compiler.planner.space import space_of
 
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
 def verify(path: str | Path, *overrides: Override) -> Verification:
-    """What `partita verify` finds: certificate, laws, memory, and a shrunken copy run against one device."""
+    """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy."""
     from partita.runtime.verification.verify import verify as verify_spec
 
     return verify_spec(load(path, *overrides))
 
 
 def train(path: str | Path, *overrides: Override, run_dir: str | Path | None = None) -> Trained:
-    """Train with all ranks in this process, on the virtual transport; a record for each step, and the model.
+    """Train with all ranks in this process, on the virtual transport. Returns a record for each step, and the model.
 
-    Where the file has `checkpoint`, it is followed as by `partita run`: the run goes on from the newest checkpoint in
-    its directory, `run_dir` or `runs/NAME`, and saves there. Without `checkpoint` nothing is written, unless there is a
-    `run_dir`: then it gets `metrics.jsonl`. What a person should know of checkpoints is given as Python's warnings.
+    If the file has `checkpoint`, the run resumes from the newest checkpoint in its directory, `run_dir` or `runs/NAME`,
+    and saves there, as `partita run` does. Otherwise nothing is written, except `metrics.jsonl` to a given `run_dir`.
+    Problems with checkpoints are issued as Python warnings.
 
-    Meant for small models: to train on several processes or machines use `partita run`.
+    For small models; to train on several processes or machines use `partita run`.
     """
     from partita.runtime.trained import train as train_spec
 

@@ -1,4 +1,4 @@
-"""Overrides as Python has them: `"batch=64"`, or `{"batch": 64, "train.clip": None}`."""
+"""Overrides in Python: `"batch=64"`, or `{"batch": 64, "train.clip": None}`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Override: TypeAlias = str | Mapping[str, Value]
 
 
 def written(overrides: Iterable[Override]) -> tuple[str, ...]:
-    """Overrides as they are written on the command line, in their order. Raises TypeError."""
+    """Overrides as written on the command line, in order. Raises TypeError for other types."""
     found: list[str] = []
     for override in overrides:
         if isinstance(override, str):
@@ -38,7 +38,7 @@ def _value(key: str, value: object) -> str:
             return "true" if value else "false"
         case str():
             return value
-        case Integral():  # numpy's too
+        case Integral():  # including numpy's
             return str(int(value))
         case Real():
             return repr(float(value))

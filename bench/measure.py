@@ -15,9 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from partita.runtime.supervision.identity import rank_from_environment
 from partita.runtime.supervision.launcher import launch
-from partita.runtime.supervision.meeting import connect
-from partita.runtime.supervision.rendezvous import rank_from_environment
+from partita.runtime.supervision.rendezvous import connect
 
 RESULT = "BENCH_RESULT"  # the file to which the first rank writes what it has measured
 

@@ -24,9 +24,9 @@ WARM = 3
 
 def main() -> None:
     """Profile, plan, run all, and print."""
-    from partita.compiler.planning.search import Search, described
-    from partita.compiler.planning.space import space_of
-    from partita.compiler.planning.writing import written_plan
+    from partita.compiler.planner.search import Search, described
+    from partita.compiler.planner.space import space_of
+    from partita.compiler.planner.writing import written_plan
     from partita.dsl.load import load
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)

@@ -17,11 +17,11 @@ from random import Random
 from statistics import fmean
 from time import perf_counter
 
-from partita.compiler.communication import default_messages
+from partita.compiler.schedules.communication import default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.simulator import Costs, equal_costs
+from partita.compiler.schedules.simulator import Costs, equal_costs
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "zero_bubble.json"
 

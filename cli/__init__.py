@@ -1,1 +1,1 @@
-"""The commands: one module each (`command`)."""
+"""The commands, one module each (`command`)."""

@@ -1,4 +1,4 @@
-"""`partita check`: parse, resolve, type-check."""
+"""`partita check`: parses, resolves and type-checks a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is wrong. 0 where nothing is (warnings do not count), 1 otherwise."""
+    """Print the diagnostics. Returns 0 if there are no errors (warnings do not count), 1 otherwise."""
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
     if arguments.json:
         print(json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2))

@@ -1,4 +1,4 @@
-"""`partita checkpoint`: look at checkpoints, check them, and move tensors to and from other programs."""
+"""`partita checkpoint`: inspects and verifies checkpoints, and moves tensors to and from other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from partita.cli import importing
 from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.figures import bytes_text, count_text
+from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
@@ -76,7 +76,7 @@ def _step(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it. 0; 1 with diagnostics, or where a checkpoint is damaged; 2 where nothing can be written."""
+    """Run the action. Returns 0; 1 with diagnostics or if a checkpoint is damaged; 2 if nothing can be written."""
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "ls": _list,
         "show": _show,
@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
-# ---------------------------------------------------------------- which one
+# ---------------------------------------------------------------- choosing a checkpoint
 
 
 def _found(given: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints that is meant, and the step, where one of them was named. Raises Refused (E0807)."""
+    """The directory of checkpoints at a path, and the step if the path is one of them. Raises Refused (E0807)."""
     for path in (given, given / DIRECTORY):
         if steps_in(path):
             return path, None
@@ -111,7 +111,7 @@ def _name(step: int) -> str:
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
-    """The one checkpoint that is meant. Raises Refused (E0807)."""
+    """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = _found(arguments.directory)
     steps = steps_in(path)
     wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
@@ -121,14 +121,14 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
 
 
 def _manifest(path: Path, step: int) -> Manifest:
-    """Raises Refused (E0808)."""
+    """The manifest of a checkpoint. Raises Refused (E0808)."""
     try:
         return read_manifest(path, step)
     except Damaged as damage:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {damage}") from damage
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- listing and showing
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -207,7 +207,7 @@ def _when(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-# ---------------------------------------------------------------- checking
+# ---------------------------------------------------------------- verifying
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -230,7 +230,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
-    """Everything that is wrong with a commit."""
+    """Everything that is wrong with a commit, and its manifest unless that is damaged."""
     from partita.runtime.checkpoint.loading import Commit
 
     try:
@@ -242,7 +242,7 @@ def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
         return manifest, list(commit.problems(range(len(manifest.files))))
 
 
-# ---------------------------------------------------------------- exchange
+# ---------------------------------------------------------------- export and import
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -253,7 +253,7 @@ def _export(arguments: argparse.Namespace) -> int:
     path, step = _chosen(arguments)
     names = read_names(arguments.names) if arguments.names else {}
     try:
-        check_place(arguments.output)  # before all that is read
+        check_place(arguments.output)  # before everything is read
     except OSError as error:
         return _cannot_write(arguments.output, error)
     manifest, problems = _problems(path, step)

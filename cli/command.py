@@ -1,6 +1,6 @@
-"""What a command is, and all of them by name. One is a module of this folder, which registers it when it is imported.
+"""The commands by name. A command is a module of this directory that registers a `Command` when it is imported.
 
-Exit status: 0 done, 1 the file or a claim in it is wrong, 2 usage, 3 a run failed.
+Exit status: 0 success, 1 the file or a claim in it is wrong, 2 usage, 3 a run failed, 4 not decided (`verify`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from partita.dsl.registry import Registry
 
 @frozen
 class Command:
-    """A command: its name, what it does in a line, its options, and its function, which returns its exit status.
+    """A command: its name, a summary of one line, its options, and its function, which returns the exit status.
 
-    `others` is what people who come from elsewhere call it.
+    `others` are names by which users of other tools may call it.
     """
 
     name: str

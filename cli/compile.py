@@ -1,4 +1,4 @@
-"""`partita compile FILE`: the program in numbers, or any of its forms."""
+"""`partita compile FILE`: a summary of the program, or one of its intermediate forms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from attrs import evolve
 
 from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.figures import bytes_text, count_text, seconds_text
+from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, report
 from partita.compiler.analysis.memory import PARTS
-from partita.compiler.graph import without_turns
-from partita.compiler.partition.text import stage_text, stages_text, update_text
+from partita.compiler.graph import without_iterations
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import summarize
 from partita.compiler.schedules.text import write
-from partita.compiler.sharding.text import sharded_text
-from partita.compiler.text import graph_text
+from partita.compiler.text.graph import graph_text
+from partita.compiler.text.partitioned import stage_text, stages_text, update_text
+from partita.compiler.text.sharded import sharded_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
 
-# So many rows of memory are shown; of more, the least and the most.
+# At most this many rows of memory are shown; of more, only the least and the most.
 MOST_ROWS = 8
 FORMS = ("graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python")
-OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # that is of ranks
+OF_STAGES = tuple(form for form in FORMS if form != "schedule")  # a schedule is of ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, hold the file's claims against the program, and print. 0; 1 with diagnostics."""
+    """Compile, check the file's claims, and print. Returns 0; 1 with diagnostics; 2 for wrong usage."""
     if arguments.stage is not None and arguments.emit not in OF_STAGES:
         print(f"partita: --stage is for --emit {', '.join(OF_STAGES)}", file=sys.stderr)
         return 2
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _form(state: Compilation, form: str, stage: int | None) -> str:
-    """The text of one form, of one stage where that is asked for."""
+    """The text of a form, of one stage if given."""
     whole = {"graph": state.placed, "joint": state.joint, "microbatch": state.step, "sharded": state.sharded.graph}
     if form == "sharded" and stage is None:
         return sharded_text(state.sharded)
@@ -105,7 +105,7 @@ def _form(state: Compilation, form: str, stage: int | None) -> str:
 
 
 def _stage_source(source: str, wanted: set[str]) -> str:
-    """The functions of one stage and the shared ones that they call."""
+    """The functions of one stage and the shared functions that they call."""
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     needed, more = set[str](), wanted
     while more:
@@ -120,7 +120,7 @@ def _stage_source(source: str, wanted: set[str]) -> str:
 
 
 def show(state: Compilation, summary: Summary, console: Console, expected: Sequence[Outcome] = ()) -> None:
-    """Print stages, collectives, transfers, memory, times and claims, as wide as the console."""
+    """Print stages, collectives, transfers, memory, times and claims, at the width of the console."""
     from partita.cli.table import print_table, print_text
     from partita.cli.traffic import BUSIEST, RINGS, collective_table, mesh_text, transfer_table
 
@@ -167,7 +167,7 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
 
 
 def _stages(summary: Summary, width: int) -> Table:
-    """A row for each stage; three or more that follow each other and are alike have one."""
+    """A row for each stage; three or more equal ones in sequence share a row."""
     from partita.cli.table import Column, Table
 
     rows = []
@@ -182,9 +182,9 @@ def _stages(summary: Summary, width: int) -> Table:
     ):
         alike = list(run)
         for stages in [alike] if len(alike) > 2 else [[each] for each in alike]:
-            turns = [turn for each in stages for turn in each.turns]
+            iterations = [iteration for each in stages for iteration in each.iterations]
             numbers = [[each.index for each in stages], [each.rank for each in stages], [each.chunk for each in stages]]
-            rows.append((*map(_span, numbers), _turns(turns), parameters, tied, *figures))
+            rows.append((*map(_span, numbers), _iterations(iterations), parameters, tied, *figures))
     columns = (
         Column("stage"),
         Column("rank", spare=1),
@@ -203,18 +203,20 @@ def _span(numbers: list[int]) -> str:
     return f"{least} to {most}" if least < most else f"{least}"
 
 
-def _turns(turns: list[str]) -> str:
+def _iterations(iterations: list[str]) -> str:
     """`layer.0 … layer.3`."""
-    return ", ".join(turns) if len(turns) <= 2 else f"{turns[0]} … {turns[-1]}"
+    return ", ".join(iterations) if len(iterations) <= 2 else f"{iterations[0]} … {iterations[-1]}"
 
 
 def _recomputed(paths: Sequence[str]) -> str:
     """`gpt.layer.mlp of iterations 0 to 3; gpt.layer of iteration 11`."""
     found: dict[str, list[int]] = {}
     for path in paths:
-        turn = next(int(part) for part in path.split(".") if part.isdigit())
-        found.setdefault(without_turns(path), []).append(turn)
-    return "; ".join(f"{path} of iteration{'s' * (len(turns) > 1)} {_numbers(turns)}" for path, turns in found.items())
+        iteration = next(int(part) for part in path.split(".") if part.isdigit())
+        found.setdefault(without_iterations(path), []).append(iteration)
+    return "; ".join(
+        f"{path} of iteration{'s' * (len(iterations) > 1)} {_numbers(iterations)}" for path, iterations in found.items()
+    )
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -225,9 +227,7 @@ def _numbers(numbers: list[int]) -> str:
 
 
 def _memory(summary: Summary, width: int) -> Table:
-    """A row for each rank of the pipeline; those that follow each other and are alike have one. Where that is many, the
-    least and the most.
-    """
+    """A row for each rank of the pipeline; equal ones in sequence share a row. Of many rows, the least and the most."""
     from partita.cli.table import Column, Table
 
     rows = []

@@ -1,4 +1,4 @@
-"""The file of a command, compiled. Checking one needs no compiler, so this is no part of `source`."""
+"""Compiles the file of a command. Separate from `source` because checking a file needs no compiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partita.dsl.diagnostic import Refused
 
 
 def compile_or_report(arguments: argparse.Namespace) -> Compilation | None:
-    """The file compiled for training; None, with diagnostics on stderr, where it or its layout is wrong."""
+    """The file compiled for training; None, with diagnostics on stderr, if it or its layout is wrong."""
     spec = load_or_report(arguments)
     if spec is None:
         return None

@@ -1,4 +1,4 @@
-"""`partita explain FILE [NAME]`: what is communicated and which line causes it; how a tensor lies, and why."""
+"""`partita explain FILE [NAME]`: what is communicated and which line causes it; or the layout of a tensor, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.figures import bytes_text, seconds_text
+from partita.cli.number_format import bytes_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, printable, report
 from partita.compiler.report.causes import communication
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.cli.table import Table
-    from partita.compiler.report.causes import Communication, Turn
+    from partita.compiler.report.causes import Communication, Iteration
     from partita.compiler.report.explain import Alternative, Explanation
     from partita.dsl.source import Span
 
-# How many tensors of one name are described.
+# The most tensors of one name that are described.
 MOST = 8
-NOTHING = 1e-8  # seconds of a step that does not communicate
+NOTHING = 1e-8  # seconds per step; less is no communication
 INDENT = "  "
 STORED = {"param": "parameter", "grad": "gradient", "state": "optimizer state"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options. NAME stands anywhere among the overrides: it is the word without `=`."""
+    """The command's options. NAME may be anywhere among the overrides: it is the word without `=`."""
     add_source_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the same as JSON")
     add_output_argument(parser)
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile and print. 0, 1 with diagnostics, or 2 where nothing has that name."""
+    """Compile and print. Returns 0, 1 with diagnostics, or 2 if nothing has that name."""
     names = [word for word in arguments.overrides if "=" not in word]
     arguments.overrides = [word for word in arguments.overrides if "=" in word]
     if len(names) > 1:
@@ -73,7 +73,7 @@ def _deliver(arguments: argparse.Namespace, plain: object, show: Callable[[Conso
 
 
 def show(found: Communication, console: Console) -> None:
-    """Print what is sent by line, by turn, between stages, then the sums, as wide as the console."""
+    """Print what is sent by line, by iteration and between stages, then the sums, at the width of the console."""
     from partita.cli.table import Table, print_table, print_text
     from partita.cli.traffic import BUSIEST, MOVED, RINGS, mesh_text, moved_row, short_names, transfer_table
 
@@ -89,10 +89,10 @@ def show(found: Communication, console: Console) -> None:
     for cause, each in zip(found.causes, rows, strict=True):
         _place_line(console, cause.span)
         _print(console, table.lines(each))
-    for turn in found.turns:
+    for iteration in found.iterations:
         console.print()
-        print_text(console, f"{_turns(turn)} sends from each rank")
-        _print(console, _shares(turn, console.width).lines())
+        print_text(console, f"{_iterations(iteration)} sends from each rank")
+        _print(console, _shares(iteration, console.width).lines())
     if found.transfers:
         console.print()
         print_table(console, transfer_table(found.transfers, console.width))
@@ -111,11 +111,11 @@ def show(found: Communication, console: Console) -> None:
         print_text(console, f"over all ranks: {figures}, once per step")
 
 
-def _turns(turn: Turn) -> str:
-    numbers = turn.numbers
+def _iterations(iteration: Iteration) -> str:
+    numbers = iteration.numbers
     if len(numbers) == 1:
-        return f"iteration {numbers[0]} of {turn.repeat}"
-    return f"each iteration of {turn.repeat} ({_listed(numbers)})"
+        return f"iteration {numbers[0]} of {iteration.repeat}"
+    return f"each iteration of {iteration.repeat} ({_listed(numbers)})"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -126,11 +126,11 @@ def _listed(numbers: Sequence[int]) -> str:
     return shown if len(numbers) <= 12 else f"{shown} …"
 
 
-def _shares(turn: Turn, width: int) -> Table:
+def _shares(iteration: Iteration, width: int) -> Table:
     from partita.cli.table import Column, Table
 
     rows = []
-    for when, shares in (("per microbatch", turn.microbatch), ("once per step", turn.step)):
+    for when, shares in (("per microbatch", iteration.microbatch), ("once per step", iteration.step)):
         for i, each in enumerate(shares):
             of = "of parameters" if each.of == "parameters" else ""
             figures = each.phase, f"{each.count}", each.kind, f"over {each.axis}", of, bytes_text(each.bytes)
@@ -158,15 +158,15 @@ def show_tensors(found: Sequence[Explanation], console: Console) -> None:
 
 
 def show_tensor(found: Explanation, console: Console) -> None:
-    """Print home and reasons, storage, how it is made, copies, and what is sent."""
+    """Print layout and reasons, storage, how the tensor is made, copies, and what is sent."""
     from partita.cli.table import Column, Table, print_table, print_text
     from partita.cli.traffic import BUSIEST, MOVED, moved_row, short_names
 
     def table(headings: str, rows: Sequence[tuple[str, ...]]) -> None:
         print_table(console, Table([Column(each) for each in headings.split(", ")], rows, console.width))
 
-    turns = f" in {len(found.names)} iterations" if len(found.names) > 1 else ""
-    print_text(console, f": {found.type}, {found.role}{turns}", title=found.name)
+    iterations = f" in {len(found.names)} iterations" if len(found.names) > 1 else ""
+    print_text(console, f": {found.type}, {found.role}{iterations}", title=found.name)
     _place_line(console, found.span)
     reasons = [
         (f"{each.mesh_axis} ({each.parts})", each.axis or "replicated", _rule(each.rule) if each.rule else each.because)
@@ -191,8 +191,10 @@ def show_tensor(found: Explanation, console: Console) -> None:
             console,
             f"made by `{found.operation}`, as {found.made}; its sharding rules, and the resharding time of each:",
         )
-    ways = [(way.mesh_axis, "chosen" if way.taken else "", _time(way), way.states) for way in found.alternatives]
-    table("over, , time, operands → result", ways)
+    options = [
+        (rule.mesh_axis, "chosen" if rule.taken else "", _time(rule), rule.states) for rule in found.alternatives
+    ]
+    table("over, , time, operands → result", options)
     copies = [(str(copy.layout), ", ".join(copy.steps), copy.phase, _lines(copy.readers)) for copy in found.copies]
     columns = [Column("copy"), Column("by", spare=1), Column("in"), Column("for")]
     print_table(console, Table(columns, copies, console.width))
@@ -205,18 +207,18 @@ def show_tensor(found: Explanation, console: Console) -> None:
         _print(console, sent.lines())
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- text
 
 
-def _time(way: Alternative) -> str:
-    """`1.2 ms`; `none` of what does not communicate; of a last resort why."""
-    if way.moves_weights:
+def _time(rule: Alternative) -> str:
+    """`1.2 ms`; `none` without communication; `weights` for a last resort."""
+    if rule.reshards_weights:
         return "weights"
-    return seconds_text(way.seconds) if way.seconds > NOTHING else "none"
+    return seconds_text(rule.seconds) if rule.seconds > NOTHING else "none"
 
 
 def _place_line(console: Console, span: Span | None) -> None:
-    """`gpt.par:12  let q = dot(h, wq, over = embed)`, as much of it as fits."""
+    """`gpt.par:12  let q = dot(h, wq, over = embed)`, truncated to fit."""
     if span is None:
         text = "no source line"
     else:

@@ -1,21 +1,21 @@
-"""What commands need that not every installation has: the extras of the package (pyproject.toml)."""
+"""Dependencies that not every installation has: the extras of the package (pyproject.toml)."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-# The modules that each extra brings. A command that needs one says so: `parser.set_defaults(needs = "run")`.
+# The modules of each extra. A command declares the extra that it needs: `parser.set_defaults(needs = "run")`.
 EXTRAS = {"run": ("torch", "numpy", "safetensors"), "plot": ("matplotlib", "numpy")}
 
 
 def missing(extra: str | None, what: str) -> str | None:
-    """Why `what` cannot be done for want of an extra, and what installs it; None where nothing is missing."""
+    """Why `what` cannot be done without an extra, and how to install it; None if nothing is missing."""
     absent = [name for name in EXTRAS[extra] if not _there(name)] if extra is not None else []
     return _message(what, ", ".join(absent), str(extra)) if absent else None
 
 
 def explained(error: ImportError, what: str) -> str | None:
-    """The same for a module of an extra that was found missing, or broken, when it was imported; None for others."""
+    """The same if importing a module of an extra failed because it is missing or broken; None for other modules."""
     name = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
     if extra is None:

@@ -1,4 +1,4 @@
-"""`partita fmt`: format files, keeping comments."""
+"""`partita fmt`: formats files, keeping comments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Format each file. 0, or 1 where a file is wrong, cannot be written, or (with --check) would change."""
+    """Format each file. Returns 0; 1 if one is wrong, cannot be written or, with --check, would change; 2 for usage."""
     if arguments.output is not None and (len(arguments.files) > 1 or arguments.check):
         print("partita fmt: -o needs exactly one FILE, and no --check", file=sys.stderr)
         return 2
@@ -33,7 +33,7 @@ def _format(name: str, arguments: argparse.Namespace) -> int:
     try:
         before = read_source(name, name).text
         after = format_text(before, name)
-        # What is read has one kind of line end; a file with another one changes too.
+        # Sources are read with normalized line ends; a file with other ones changes too.
         changes = after != before or b"\r" in _bytes(name)
     except Refused as refused:
         report(refused.diagnostics)
@@ -63,7 +63,7 @@ def _bytes(name: str) -> bytes:
 
 
 def _write(path: str, text: str) -> None:
-    """Replace a file at once, so that an interruption leaves the old one; its permissions stay."""
+    """Replace a file atomically, keeping its permissions."""
     real = os.path.realpath(path)
     handle, temporary = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".partita-")
     try:

@@ -1,4 +1,4 @@
-"""What `partita checkpoint import` says: what was bound to what, what was not used, and how to train from it."""
+"""The output of `partita checkpoint import`: what was bound to what, what was not used, and how to train from it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from partita.runtime.checkpoint.exchange import Binding, Imported
 
 MOST_LINES = 100
-INTERVAL = 100  # of the `checkpoint` that is proposed
+INTERVAL = 100  # of the `checkpoint` entry that is proposed
 
 
 def as_json(made: Imported) -> dict[str, Any]:
-    """Everything, tensor by tensor."""
+    """The full result, tensor by tensor."""
     return {
         "path": str(made.path),
         "tensors": [
@@ -43,9 +43,7 @@ def as_json(made: Imported) -> dict[str, Any]:
 
 
 def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
-    """Parameters and what each was taken from, those of repeated layers on one line; and how many are beyond the most
-    lines.
-    """
+    """The parameters and their sources, those of repeated layers on one line; and how many exceed `MOST_LINES`."""
     from rich.table import Table
 
     from partita.runtime.checkpoint.exchange import is_state
@@ -66,12 +64,12 @@ def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
 
 
 def _axes(binding: Binding) -> str:
-    """Their axes, as made of ours; `?` where their order is a guess."""
+    """Their axes in terms of ours; `?` if their order is a guess."""
     return ", ".join(" ".join(group) for group in binding.form.axes) + " ?" * bool(binding.ambiguous)
 
 
 def unused_lines(names: Sequence[str]) -> Iterator[str]:
-    """The names of the file that nothing was taken from."""
+    """The tensors of the file that were not used."""
     if not names:
         return
     found = families(((name,), None) for name in names)
@@ -82,7 +80,7 @@ def unused_lines(names: Sequence[str]) -> Iterator[str]:
 
 
 def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
-    """What to do so that a run begins with what was imported into `arguments.directory`."""
+    """How to start a run from what was imported into `arguments.directory`."""
     _, train = given.trained
     directory, call = arguments.directory, train.checkpoint
     folder, here = Path(arguments.file).resolve().parent, directory.resolve()
@@ -103,7 +101,7 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
         move = shlex.join(["mkdir", str(run)]), shlex.join(["mv", str(here), str(run / DIRECTORY)])
         if call is None or written is not None:
             entry = f"checkpoint = every({interval}{keep})"
-    # An override of what the file is to say would hide it.
+    # An override of the entry to be added would hide it.
     overrides = [each for each in arguments.overrides if entry is None or not each.startswith("train.checkpoint")]
     command = ["partita", "run", arguments.file, *overrides]
     command += ["--root", arguments.root] if arguments.root else []
@@ -118,5 +116,5 @@ def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:
 
 
 def _writable(path: str) -> bool:
-    """Whether a path can stand in a `.par` file."""
+    """Whether a path can be written in a `.par` file."""
     return path.isprintable() and not set(path) & set('"\\')

@@ -1,4 +1,4 @@
-"""`partita init NAME`: a file to start from, for those who have no checkout of Partita."""
+"""`partita init NAME`: writes a file to start from, for users without a checkout of Partita."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file. 2 where it cannot be written, or where one of that name is there already."""
+    """Write the file. Returns 0, or 2 if it exists or cannot be written."""
     path = Path(arguments.name)
     if not path.name.removesuffix(".par").strip("."):
         print("partita: missing file name: `partita init NAME`", file=sys.stderr)

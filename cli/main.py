@@ -1,4 +1,4 @@
-"""The command line: one subcommand per module of this folder (`command`), imported when it is called for."""
+"""The command line: one subcommand per module of this directory (`command`), imported when it is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partita.cli.extras import explained, missing
 from partita.cli.source import printable
 from partita.dsl.report import nearest
 
-# What is asked for by a word where an option is meant.
+# Words that stand for options.
 OPTIONS = {"help": "--help", "version": "--version"}
 INTERRUPTED = 130
 
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     streams.prepare()
-    _settle()
+    join_supervisor()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError:
-        streams.abandon(sys.stdout)  # its reader has left
+        streams.abandon(sys.stdout)  # its reader has exited
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _settle() -> None:
-    """As a supervisor's rank: enter the run's network, and end with the supervisor. Before any library has threads."""
+def join_supervisor() -> None:
+    """In a rank of a supervisor: enter the run's network, and end with the supervisor. Precedes any threads."""
     if "PARTITA_SUPERVISOR" in os.environ:
         from partita.runtime.supervision.isolation import settle
 
@@ -92,7 +92,7 @@ def _parsed(
 
 
 def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, str | None]:
-    """The parser, with the options of the one command that is called, that command's own, and its name."""
+    """The parser, which has the options only of the command that is called; that command's parser; and its name."""
     parser = argparse.ArgumentParser(
         prog="partita", description="Declarative distributed training.", allow_abbrev=False
     )
@@ -113,7 +113,7 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
 
 
 def _unknown(name: str) -> str:
-    """That there is no such command, and which may be meant."""
+    """The message for an unknown command, with the one that may be meant."""
     shown = printable(name)
     same = next((each.name for each in COMMANDS.values() if name in each.others), None)
     near = OPTIONS.get(name) or same or nearest(name, COMMANDS)
@@ -124,7 +124,7 @@ def _unknown(name: str) -> str:
 
 
 class _Version(argparse.Action):
-    """`--version`, looked up only when it is asked for."""
+    """`--version`, which looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"partita {__version__}")

@@ -1,4 +1,4 @@
-"""What `partita run --trace DIR` makes of the times that the ranks have written there: pictures, and one line."""
+"""The output of `partita run --trace DIR`: pictures of the times recorded there by the ranks, and a summary line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.cli.figures import seconds_text
+from partita.cli.number_format import seconds_text
 from partita.cli.pictures import Picture, save, unable
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ TRACE, PICTURE = "trace.json", "timeline.svg"
 
 
 def forget(directory: Path, program: Program) -> None:
-    """Remove what an earlier run has left, so that nothing old is taken for new."""
+    """Remove the files of an earlier run, so that they are not taken for new ones."""
     from partita.runtime.tracing.stopwatch import path_of
 
     for name in (TRACE, PICTURE):
@@ -26,7 +26,7 @@ def forget(directory: Path, program: Program) -> None:
 
 
 def draw(directory: Path, program: Program) -> None:
-    """Write the trace and the picture of a measured run, and print how long a step took, and would by the simulator."""
+    """Write the trace and the picture of a measured run, and print the measured and the simulated step time."""
     from partita.runtime.tracing.measurement import measure
     from partita.runtime.tracing.stopwatch import Marks, path_of
 

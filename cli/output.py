@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The width of what goes to no terminal.
+# Columns of output that does not go to a terminal.
 WIDTH = 110
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """`-o OUT`."""
+    """Adds `-o OUT`."""
     parser.add_argument("-o", "--output", metavar="OUT", help="write to a file instead of the terminal")
 
 
 def text_of(show: Callable[[Console], None], output: str | None) -> str:
-    """What is shown on a console: as wide as the terminal, with its colours, or plain in 110 columns."""
+    """What `show` prints: with the width and colors of the terminal, or plain in 110 columns."""
     from rich.console import Console
 
     terminal = output is None and sys.stdout.isatty()
@@ -32,7 +32,7 @@ def text_of(show: Callable[[Console], None], output: str | None) -> str:
 
 
 def deliver(text: str, output: str | None) -> int:
-    """Write a result to OUT, or print it. The exit status: 2 where the file cannot be written."""
+    """Write a result to OUT, or print it. Returns the exit status: 2 if the file cannot be written."""
     if output is None:
         sys.stdout.write(text)
         return 0

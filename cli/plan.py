@@ -7,22 +7,22 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.argument_types import count, up_to
 from partita.cli.command import Command, register
-from partita.cli.figures import bytes_text, count_text, seconds_text
-from partita.cli.numbers import count, up_to
+from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
-from partita.compiler.planning.reasons import reason
-from partita.compiler.planning.search import Search, described
-from partita.compiler.planning.space import FABRICS, space_of
-from partita.compiler.planning.writing import written_plan
+from partita.compiler.planner.reasons import reason
+from partita.compiler.planner.search import Search, described
+from partita.compiler.planner.space import FABRICS, space_of
+from partita.compiler.planner.writing import written_plan
 from partita.dsl.diagnostic import Refused
 from partita.dsl.limits import RANKS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partita.compiler.planning.search import Found, Plan
+    from partita.compiler.planner.search import Found, Plan
 
 A_DAY = 24 * 60 * 60
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print. 0, or 1 with diagnostics, 2 where OUT cannot be written."""
+    """Search and print. Returns 0, 1 with diagnostics, or 2 if OUT cannot be written."""
     given = load_or_report(arguments, fitting=False)
     if given is None:
         return 1
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """The stable object of `plan --json`."""
+    """The object of `plan --json`, a stable format."""
     return {
         "devices": found.space.devices,
         "device": found.device.name,
@@ -110,7 +110,7 @@ def _plan_json(plan: Plan, found: Found) -> dict[str, Any]:
 
 
 def show(found: Found, console: Console) -> None:
-    """A row for each plan, the fastest first; then what is faster and does not fit, and how much was looked at."""
+    """Print a row for each plan, fastest first; then a faster one that does not fit, and search statistics."""
     from partita.cli.table import Column, Table, print_table, print_text
 
     space, best = found.space, found.plans[0]
@@ -172,7 +172,7 @@ def show(found: Found, console: Console) -> None:
 
 
 def _as_it_is(found: Found) -> str:
-    """What the file as it is takes; nothing where it has another number of devices."""
+    """What the original file takes; empty if it is for another number of devices."""
     own, best = found.own, found.plans[0]
     if own is None:
         return f"the original file does not compile: {found.wrong.message}" if found.wrong else ""
@@ -185,7 +185,7 @@ def _as_it_is(found: Found) -> str:
 
 
 def _why(plan: Plan, best: Plan) -> str:
-    """Which plan is the file as it is; how much longer one takes than the best, and why."""
+    """Marks the original file; how much slower than the best a plan is, and why."""
     words = ["the original file"] * plan.given
     if plan is not best:
         words.append(f"+{plan.prediction.step_time / best.prediction.step_time - 1:.1%}: {reason(plan, best)}")

@@ -1,4 +1,4 @@
-"""`partita profile`: what this machine's device and links take, as a record that `profile("machine.json")` names."""
+"""`partita profile`: measures this machine's device and links, and writes a record for `profile("machine.json")`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from partita.cli.argument_types import up_to
 from partita.cli.command import Command, register
-from partita.cli.numbers import up_to
 from partita.cli.output import deliver
 from partita.cli.training.devices import chosen, device_of_rank, gpus_here
 from partita.compiler.costs.record import read
 from partita.dsl.limits import LOCAL_RANKS
 from partita.runtime.heap import keep_pages
 from partita.runtime.supervision.cores import usable
+from partita.runtime.supervision.identity import rank_from_environment
 from partita.runtime.supervision.launcher import launch
-from partita.runtime.supervision.meeting import connect
-from partita.runtime.supervision.rendezvous import rank_from_environment
+from partita.runtime.supervision.rendezvous import connect
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 RANK_FILE = "--record"
-MOST_COUNTS = 8  # a record of each, in every precision: so many stay well within what a file may have
+MOST_COUNTS = 8  # each has a record in every precision; this many stay well within the size limit of a file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +53,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write. 0; 2 where there are fewer GPUs than ranks, or the record cannot be written; what a rank that
-    failed ended with.
+    """Measure and write. Returns 0; 2 if there are fewer GPUs than ranks or the record cannot be written; or the status
+    of a rank that failed.
     """
     if arguments.record is not None:
         return _measure(arguments)
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    """As one of the ranks."""
+    """Measure as one of the ranks."""
 
     import torch
 

@@ -1,4 +1,4 @@
-"""`partita run FILE`: train, on this machine by itself or as one rank under torchrun or Slurm."""
+"""`partita run FILE`: trains, on this machine by itself or as one rank under torchrun or Slurm."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 
 from partita.cli.command import Command, register
-from partita.cli.patient import patient
 from partita.cli.source import add_source_arguments
-from partita.cli.training.alone import run_alone
+from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.rank import run_rank
-from partita.runtime.supervision.rendezvous import rank_from_environment
+from partita.cli.training.standalone import run_alone
+from partita.runtime.supervision.identity import rank_from_environment
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 STALL_SECONDS = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options. None is a prefix of one of torchrun's, which would swallow it."""
+    """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
     parser.add_argument(
@@ -64,9 +64,9 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train. 0; 1 with diagnostics; 3 where a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
+    """Train. Returns 0; 1 with diagnostics; 2 for wrong usage; 3 if a rank failed; 130 after Ctrl-C, 143 after SIGTERM.
 
-    A rank of the supervisor ends with a status of `partita.runtime.supervision.statuses`.
+    A rank of the supervisor returns a status of `partita.runtime.supervision.statuses`.
     """
     try:
         identity = rank_from_environment()
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    with patient():
+    with tolerate_output_errors():
         if identity is not None:
             return run_rank(arguments, identity)
 

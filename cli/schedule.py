@@ -1,5 +1,5 @@
 """`partita schedule FILE`: the predicted timeline of one step, its bubble, and live activations by rank; of a program,
-or of a schedule by itself (`partita.cli.abstract`).
+or of a schedule without one (`partita.cli.standalone_schedule`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.cli import abstract
+from partita.cli import standalone_schedule
 from partita.cli.command import Command, register
 from partita.cli.compiled import compile_or_report
-from partita.cli.figures import plain_text, seconds_text
+from partita.cli.number_format import plain_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.pictures import Picture, save, unable
 from partita.cli.source import add_source_arguments, report
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partita.compiler.schedules.schedule import Schedule
-    from partita.compiler.timeline import Timeline
+    from partita.compiler.schedules.timeline import Timeline
 
-# The name of a file that holds a schedule as text ends so.
+# The suffix of files that hold a schedule as text.
 TEXT = ".sched"
 
 
@@ -39,22 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUT", help="to a file: .svg, .png, .json for a Chrome trace, or .sched"
     )
-    abstract.add_arguments(parser)
+    standalone_schedule.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, simulate and print. 0, or 1 with diagnostics, 2 for options that do not go together or `-o` that cannot
-    be written.
+    """Compile, simulate and print. Returns 0; 1 with diagnostics; 2 for incompatible options or if OUT cannot be
+    written.
     """
     if not _drawable(arguments):
         return 2
-    problem = abstract.asked(arguments)
+    problem = standalone_schedule.asked(arguments)
     if problem:
         print(f"partita: {problem}", file=sys.stderr)
         return 2
     if problem is not None:
         try:
-            return present(arguments, *abstract.made(arguments), plain_text)
+            return present(arguments, *standalone_schedule.made(arguments), plain_text)
         except Refused as refused:
             report(refused.diagnostics)
             return 1
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _drawable(arguments: argparse.Namespace) -> bool:
-    """Whether a picture can be written to the file that is asked for, by its name; says so where not."""
+    """Whether a picture can be written to the requested file, by its name; reports why not."""
     drawn = arguments.output is not None and not arguments.json and Path(arguments.output).suffix != TEXT
     problem = unable(Path(arguments.output)) if drawn else None
     if problem is not None:
@@ -82,9 +82,9 @@ def present(
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
 ) -> int:
-    """Print a timeline, or write it to a file, in the form that is asked for. 0, or 2 where that cannot be written.
+    """Print a timeline, or write it to a file, in the requested form. Returns 0, or 2 if it cannot be written.
 
-    `number` writes times; `step` is that of a whole step, of a program, which ends with sums and the update.
+    `number` formats times; `step` is the time of a program's full step, including reductions and the update.
     """
     if arguments.json:
         from partita.cli.pictures.terminal import as_json
@@ -129,7 +129,7 @@ def show(
     number: Callable[[float], str] = seconds_text,
     step: float | None = None,
 ) -> None:
-    """Print the timeline and the table of ranks, as wide as the console."""
+    """Print the timeline and the table of ranks, at the width of the console."""
     from partita.cli.pictures.terminal import draw, legend, rank_table
 
     name, rest = headline(schedule, timeline, number, step).split(":", 1)

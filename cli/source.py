@@ -1,4 +1,4 @@
-"""The file argument that most commands share: `FILE [key=value ...] [--root DIR]`, and its diagnostics."""
+"""The file argument of most commands: `FILE [key=value ...] [--root DIR]`, and its diagnostics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:
-    """The meaning of the file; its diagnostics go to stderr. None where there is an error (see `load`)."""
+    """The checked file, with diagnostics on stderr; None if there are errors (see `load`)."""
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting=fitting)
     report(diagnostics)
     return spec
@@ -47,5 +47,5 @@ def summary(name: str, diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without the control characters by which a file could steer the terminal."""
+    """The text without the control characters with which a file could manipulate the terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", "\ufffd", text)

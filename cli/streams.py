@@ -1,4 +1,4 @@
-"""Standard output and error as commands find them: of any encoding, closed, or left by their reader."""
+"""Standard output and error in any state: of any encoding, closed, or abandoned by their reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-# What stands for signs of ours where the terminal's encoding lacks them; for others a question mark does.
+# Replacements for characters of ours that the terminal's encoding lacks; others become question marks.
 PLAIN = str.maketrans(
     {
         "…": "...", "→": "->", "←": "<-", "↔": "<->", "×": "x", "·": ".", "–": "-", "—": "-", "−": "-",
@@ -21,15 +21,15 @@ PLAIN = str.maketrans(
 
 
 def prepare() -> None:
-    """Make standard output and error take any text, whatever their encoding; and be there, if they were closed: else
-    the next file that is opened takes their place.
+    """Make standard output and error accept any text, whatever their encoding; and reopen them if they were closed, as
+    otherwise the next file that is opened would take their place.
     """
     codecs.register_error("plain", _plain)
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -39,7 +39,7 @@ def prepare() -> None:
 
 
 def abandon(stream: TextIO) -> None:
-    """Let what a stream still holds, and all to come, go nowhere: Python would complain of it when it ends."""
+    """Discard what a stream has buffered and all later output, so that Python does not report an error at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

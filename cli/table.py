@@ -1,7 +1,7 @@
-"""Tables and paragraphs of text, without blanks at the ends of lines.
+"""Tables and paragraphs of text, without trailing blanks.
 
-Where a table is wider than the console, columns that a reader can do without are left out; if that is not enough, the
-cells of the last column are wrapped. A column without any entry is not shown.
+If a table is wider than the console, columns that readers can do without are omitted; if that is not enough, the cells
+of the last column are wrapped. Columns without any entries are not shown.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 GAP = "  "
-# The least room in which the last column is wrapped.
+# The minimum width at which the last column is wrapped.
 LEAST = 20
 
 
 @frozen
 class Column:
-    """A heading. `right` aligns numbers; of columns with `spare`, the one with the most is left out first."""
+    """A heading. `right` aligns numbers; of columns with `spare`, those with the highest are omitted first."""
 
     heading: str
     right: bool = False
@@ -28,7 +28,7 @@ class Column:
 
 
 class Table:
-    """Columns that fit all of some rows, which can be printed in parts."""
+    """Columns fitted to all of the rows, which can be printed in parts."""
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> None:
         self.columns = columns
@@ -39,14 +39,14 @@ class Table:
         for i in sorted(self._shown, key=lambda i: -columns[i].spare):
             if self._least() > width and columns[i].spare:
                 self._shown.remove(i)
-        # What the last column has room for, if it is text.
+        # The width of the last column if it is text.
         self._room = max(LEAST, width - sum(self._widths[i] + len(GAP) for i in self._shown[:-1]))
 
     def _entries(self) -> list[tuple[str, ...]]:
         return list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.columns)
 
     def _least(self) -> int:
-        """The width that the columns need, the last one wrapped."""
+        """The minimum width of the table, with the last column wrapped."""
         *before, last = self._shown
         room = self._widths[last] if self.columns[last].right else min(self._widths[last], LEAST)
         return sum(self._widths[i] + len(GAP) for i in before) + room
@@ -57,7 +57,7 @@ class Table:
         return "\n".join(self.lines([[column.heading for column in self.columns]]))
 
     def lines(self, rows: Iterable[Sequence[str]] | None = None) -> Iterator[str]:
-        """The lines of some rows, or of all."""
+        """The lines of some rows, by default all."""
         for row in self.rows if rows is None else rows:
             *before, last = [(row[i], self._widths[i], self.columns[i].right) for i in self._shown]
             start = "".join((cell.rjust(n) if right else cell.ljust(n)) + GAP for cell, n, right in before)
@@ -68,14 +68,14 @@ class Table:
 
 
 def print_text(console: Console, text: str, title: str = "") -> None:
-    """A paragraph, wrapped; what stands before it as its title is bold."""
+    """Print a wrapped paragraph that starts with a title in bold."""
     lines = Text("\n".join(wrap(title + text, console.width)))
     lines.stylize("bold", 0, len(title))
     console.print(lines, soft_wrap=True)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The headings, and all rows; nothing where there is none."""
+    """Print the headings and all rows; nothing if there are none."""
     if table.rows:
         console.print(Text(table.heading, "bold"), soft_wrap=True)
     for line in table.lines():

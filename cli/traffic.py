@@ -1,4 +1,4 @@
-"""Collectives and transfers as tables: what `compile` and `explain` show."""
+"""Tables of collectives and transfers, shown by `compile` and `explain`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from partita.cli.figures import bytes_text, seconds_text
+from partita.cli.number_format import bytes_text, seconds_text
 from partita.cli.table import Column, Table
 from partita.compiler.analysis.traffic import cost, grouped
 from partita.compiler.graph import Phase
@@ -16,9 +16,9 @@ from partita.compiler.report.causes import tensor_text
 if TYPE_CHECKING:
     from partita.compiler.analysis.traffic import Traffic
     from partita.compiler.mesh import Mesh
-    from partita.compiler.report.causes import Moved
+    from partita.compiler.report.causes import TensorTraffic
 
-# What the figures of collectives are, wherever they stand.
+# What the numbers of collectives count, in all tables.
 BUSIEST = "the rank that sends the most, per step"
 RINGS = (
     "bytes with ring algorithms: an all-reduce of K bytes over N ranks sends 2K(N−1)/N per rank, an all-gather, "
@@ -45,7 +45,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def collective_table(records: Iterable[Traffic], width: int) -> Table:
-    """A row for each mesh axis, phase and kind: what the rank that sends most of it sends in a step."""
+    """A row for each mesh axis, phase and kind: what the rank that sends the most of it sends per step."""
     phases = list(Phase)
     rows = []
     found = grouped(records, lambda each: (each.axis, phases.index(each.phase), each.kind))
@@ -58,7 +58,7 @@ def collective_table(records: Iterable[Traffic], width: int) -> Table:
 
 
 def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
-    """A row for each value; that of alike turns, from stage to stage, is one."""
+    """A row for each value; equal iterations, from stage to stage, share one."""
     found: dict[tuple[str, str, int, int], list[str]] = {}
     for each in transfers:
         key = (tensor_text(each["value"]), each["direction"], each["bytes"], each["count"])
@@ -72,8 +72,8 @@ def transfer_table(transfers: Sequence[dict[str, Any]], width: int) -> Table:
     return Table([*columns, Column("times", right=True)], rows, width)
 
 
-def moved_row(each: Moved, name: str) -> tuple[str, ...]:
-    """What the rank that sends most of a tensor sends of it in a step: so many `times`, so many bytes `each`."""
+def moved_row(each: TensorTraffic, name: str) -> tuple[str, ...]:
+    """What the rank that sends the most of a tensor sends per step: how many `times`, and how many bytes `each`."""
     busiest = each.cost.busiest
     return (
         each.phase.name.lower(),
@@ -89,7 +89,7 @@ def moved_row(each: Moved, name: str) -> tuple[str, ...]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """For each name its shortest end that is no other's: `attention.h`, `d(wq)`. `explain` takes them."""
+    """The shortest unique suffix of each name, which `explain` accepts: `attention.h`, `d(wq)`."""
 
     def end(name: str, parts: int) -> str:
         of, bracket, inner = name.rpartition("(")

@@ -1,4 +1,4 @@
-"""`partita verify FILE`: that the program of a file is right, whatever its mesh, without its GPUs."""
+"""`partita verify FILE`: verifies the program of a file, for any mesh, without GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from partita.cli.command import Command, register
-from partita.cli.figures import bytes_text
+from partita.cli.number_format import bytes_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, printable, report
 from partita.dsl.diagnostic import Refused
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partita.runtime.verification.execution import Execution
     from partita.runtime.verification.verify import Verification
 
-# By the words of `Outcome`.
+# By the value of `Outcome`.
 STATUS = {"verified": 0, "wrong": 1, "not decided": 4}
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify and print. 0 verified; 1 wrong, with diagnostics; 4 not decided."""
+    """Verify and print. Returns 0 if verified; 1 if wrong, with diagnostics; 4 if not decided."""
     spec = load_or_report(arguments)
     if spec is None:
         return 1
@@ -51,19 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(file: str, found: Verification, console: Console) -> None:
-    """A row for each thing that was looked at, then the verdict."""
+    """Print a row for each check, then the verdict."""
     from partita.cli.table import Column, Table
 
-    certified = all(each.passed for each in found.certificates)
-    nodes, moves = (sum(getattr(each, what) for each in found.certificates) for what in ("nodes", "moves"))
+    validated = all(each.passed for each in found.validations)
+    nodes, reshardings = (sum(getattr(each, what) for each in found.validations) for what in ("nodes", "reshardings"))
     most, execution = max(found.peak_memory), found.execution
     rows = [
         ("invariants", "hold", f"{found.actions:,} actions, {found.messages:,} messages; no deadlock"),
         ("memory", "bounded" if found.memory is None or most <= found.memory else "exceeded", _memory(found, most)),
         (
             "translation",
-            "valid" if certified else "invalid",
-            f"{nodes:,} operations and {moves:,} reshardings checked against their rules",
+            "valid" if validated else "invalid",
+            f"{nodes:,} operations and {reshardings:,} reshardings checked against their rules",
         ),
     ]
     if execution is None:
@@ -83,7 +83,7 @@ def show(file: str, found: Verification, console: Console) -> None:
 
 
 def _memory(found: Verification, most: int) -> str:
-    """What a rank needs, beside what it has."""
+    """What a rank needs, next to what it has."""
     ranks = "1 rank" if found.ranks == 1 else f"each of {found.ranks:,} ranks"
     if found.memory is None:
         return f"at most {bytes_text(most)} on {ranks}"
@@ -93,7 +93,7 @@ def _memory(found: Verification, most: int) -> str:
 
 
 def _copy(found: Execution) -> str:
-    """What was run, and on which sizes."""
+    """The mesh, stages and sizes of the proxy that was run."""
     mesh = " × ".join(f"{name} {size}" for name, size in found.mesh) or "one rank"
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     stages = f"{found.stages} stage{'s' * (found.stages > 1)}"
@@ -102,7 +102,7 @@ def _copy(found: Execution) -> str:
 
 
 def _compared(found: Execution) -> str:
-    """How near it came."""
+    """The result of the comparison."""
     if found.worst is None:
         return f"none of {found.compared} tensors could be compared"
     blurred = f"; {len(found.blurred)} more are decided by rounding" if found.blurred else ""

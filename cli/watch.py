@@ -1,4 +1,4 @@
-"""What a run says while it goes on: its metrics to a file, its progress and its checkpoints to the terminal."""
+"""What a run reports while it goes on: metrics to a file, progress and checkpoints to the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partita.runtime.training import StepResult
 
 
 class Watch:
-    """Writes metrics (where there is a directory) and shows progress; an `Observer`, and a context manager."""
+    """Writes metrics (if there is a directory) and shows progress; an `Observer`, and a context manager."""
 
     def __init__(self, plan: Plan, directory: RunDirectory | None) -> None:
         self.display = Display(plan.spec.name, plan.train.steps)
@@ -31,14 +31,14 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._open:
             self.display.close()
             self._open = False
         self._recorder.close()
 
     def resumed(self, found: Resumed) -> None:
-        """Go on with the metrics of the run before, and say so."""
+        """Continue the metrics of the previous run, and report that."""
         self._recorder.resumed(found.step)
         self.display.resumed(found.step, found.note)
 
@@ -51,5 +51,5 @@ class Watch:
         self.display.evaluation(self._recorder.evaluation(step, loss, metrics))
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
-        """Record which ranks held up the others."""
+        """Record which ranks slowed the others down."""
         self._recorder.slow(step, ranks)

@@ -1,1 +1,1 @@
-"""Spec to Program: graph, operations, passes, schedules, laws, simulator, emitter. Imports neither torch nor numpy."""
+"""From spec to program: graph, ops, passes, schedules, simulator, codegen. Imports neither torch nor numpy."""

@@ -1,11 +1,11 @@
-"""The graph: values with types, and nodes that apply primitive operations to them, in an order of execution.
+"""The graph IR: typed values, and nodes that apply primitive operations to them, in execution order.
 
-A graph is frozen; passes read one and build the next with a `Builder`. It is in single-assignment form: every value
-is an input, a parameter or the result of exactly one node, and stands before its uses. Its textual form
-(`partita.compiler.text`) parses back.
+A graph is immutable; a pass reads one and builds the next with a `Builder`. Graphs are in SSA form: every value is an
+input, a parameter or the result of exactly one node, and is defined before its uses. The textual form
+(`partita.compiler.text.graph`) parses back.
 
-Scopes are paths such as `gpt.layer.3.attention`: the model, then blocks and repeats with their turn numbers.
-Diagnostics, traces and profiles speak in scopes and source spans.
+Scopes are paths such as `gpt.layer.3.attention`: the model, then blocks and repeats with their iteration numbers.
+Diagnostics, traces and profiles refer to scopes and source spans.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from partita.compiler.layout import WHOLE, Layout
-from partita.dsl.brief import count, outline, shortened
+from partita.compiler.layout import REPLICATED, Layout
+from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Phase(StrEnum):
     """When a node runs.
 
-    PROLOGUE once a step, before its first microbatch; FORWARD, BACKWARD (what a gradient of an activation needs)
-    and WEIGHT (the rest of the gradients) once for each microbatch; REDUCE once a step for each stage, after its
-    last microbatch; FINISH once a step, on the sums over all microbatches; UPDATE after the sums over all ranks.
+    PROLOGUE: once a step, before its first microbatch. FORWARD, BACKWARD (what gradients of activations need) and
+    WEIGHT (the other gradients): once per microbatch. REDUCE: once a step for each stage, after its last microbatch.
+    FINISH: once a step, on the sums over all microbatches. UPDATE: once a step, after the sums over all ranks.
     """
 
     PROLOGUE = "P"
@@ -47,24 +47,24 @@ class Phase(StrEnum):
 class Value:
     """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`).
 
-    Until layouts are chosen it is whole; from then on `type` is what one rank holds, and `layout` says of what. `of` is
-    the model's name of the tensor that it is, or of which it is the cotangent or a copy (computed again, moved), where
-    that is another: names with a number, `h~2`, are the second of their name.
+    Until layouts are chosen, a value is a global tensor; after that, `type` is the part that one rank holds according
+    to `layout`. `of` is the model's name of the tensor if `name` is another one: for a cotangent, a copy (recomputed,
+    resharded), or the second tensor of a name (`h~2`).
     """
 
     name: str
     type: Type
-    layout: Layout = WHOLE
+    layout: Layout = REPLICATED
     of: str | None = None
     cotangent: bool = False
 
     @property
     def tensor(self) -> str:
-        """The model's name of the tensor that it is, or of which it is the cotangent or a copy."""
+        """The model's name of this tensor, or of the one that it is a cotangent or copy of."""
         return self.of or self.name
 
     def derived(self, name: str, type: Type | None = None, layout: Layout | None = None) -> Value:
-        """A copy of it under another name."""
+        """A copy of this value under another name."""
         return evolve(self, name=name, type=type or self.type, layout=layout or self.layout, of=self.tensor)
 
     def __repr__(self) -> str:
@@ -86,25 +86,25 @@ class Node:
     __repr__ = shortened
 
     @property
-    def home(self) -> int:
-        """The stage of a placed node."""
+    def placed_on(self) -> int:
+        """The stage of a placed node. Raises LookupError before placement."""
         if self.stage is None:
             raise LookupError(f"{self!r} has no stage")
         return self.stage
 
     @property
     def output(self) -> Value:
-        """The result of a node that has one."""
+        """The only result of the node."""
         (value,) = self.outputs
         return value
 
 
 @frozen(eq=False)
 class Parameter:
-    """A trained tensor. `value` is what the model computes with; the master copy has `master` type.
+    """A trained tensor. `value` is what the model computes with; the master copy has type `master`.
 
-    `initial` says how it begins, `fans` is (fan-in, fan-out) as its `dot` reads it. `decays` tells whether weight
-    decay applies (a `dot` or an `embedding` reads it).
+    `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
+    applies: whether a `dot` or an `embedding` reads it.
     """
 
     value: Value
@@ -124,9 +124,9 @@ class Parameter:
 
 @frozen(eq=False)
 class Input:
-    """What the data yields for each step under `name`. `limit` is the axis that its integers index.
+    """What the data source yields for each step under `name`. `limit` is the axis that its integers index.
 
-    `batch` is the axis that microbatches cut, where the value is such a part; None where it is whole.
+    `batch` is the axis that is split into microbatches; None if the value is not split.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Input:
 class Gradient:
     """One contribution to a parameter's gradient, on the stage that reads the parameter.
 
-    A parameter that is used several times has several contributions; they meet in its accumulators.
+    A parameter with several uses has several contributions, which its accumulators sum.
     """
 
     parameter: str
@@ -150,7 +150,7 @@ class Gradient:
 
 @frozen(eq=False)
 class Accumulator:
-    """A sum (or maximum) over the microbatches of a step. `value` is what it holds after the last one.
+    """A sum (or maximum) over the microbatches of a step. `value` is the total after the last one.
 
     `parameter` names the parameter whose gradient it is; None for the loss and the metrics.
     """
@@ -164,7 +164,7 @@ class Accumulator:
 
 @frozen(eq=False)
 class Guard:
-    """A metric that counts ids outside the axis that they index: none may be. `span` is the lookup's place."""
+    """A metric that counts ids outside the axis they index; it must be zero. `span` is that of the lookup."""
 
     name: str
     axis: Axis
@@ -173,24 +173,24 @@ class Guard:
 
 @frozen
 class Scope:
-    """One call of a block, or one repeat with its number of turns: its path, and the name that the file gives it."""
+    """A call of a block, or a repeat with its number of iterations: its path, and its name in the file."""
 
     path: str
     name: str
-    turns: int | None = None
+    iterations: int | None = None
 
     @property
     def repeat(self) -> bool:
-        """Whether it is a repeat."""
-        return self.turns is not None
+        """Whether this is a repeat."""
+        return self.iterations is not None
 
 
 @frozen(eq=False)
 class Graph:
-    """A program for one step on one device. `loss` and `metrics` are scalars; some of these are `guards`.
+    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`.
 
-    Differentiation fills `gradients`; the cut into microbatches turns those, the loss and the metrics into
-    `accumulators`, and from then on `loss` and `metrics` are values of the end of the step.
+    Differentiation fills `gradients`. The split into microbatches turns these, the loss and the metrics into
+    `accumulators`; from then on `loss` and `metrics` are values at the end of the step.
     """
 
     name: str
@@ -209,12 +209,18 @@ class Graph:
             "Graph", self.name, (count(len(self.nodes), "operation"), count(len(self.parameters), "parameter"))
         )
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all values: of inputs, parameters, and what nodes make."""
+        given = [*(each.value for each in self.inputs), *(each.value for each in self.parameters)]
+        return [value.name for value in (*given, *(each for node in self.nodes for each in node.outputs))]
+
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value; inputs and parameters have none."""
         return {value: node for node in self.nodes for value in node.outputs}
 
     def outputs(self) -> tuple[Value, ...]:
-        """What the graph is computed for: the loss, the metrics, the contributions to gradients."""
+        """The outputs of the graph: the loss, the metrics, the contributions to gradients."""
         return (
             self.loss,
             *(value for _, value in self.metrics),
@@ -222,18 +228,18 @@ class Graph:
         )
 
 
-def without_turns(path: str) -> str:
-    """A path with its turn numbers left out: `gpt.layer.3.mlp` is `gpt.layer.mlp`."""
+def without_iterations(path: str) -> str:
+    """A path without its iteration numbers: `gpt.layer.mlp` for `gpt.layer.3.mlp`."""
     return ".".join(part for part in path.split(".") if not part.isdigit())
 
 
 def within(path: str, scope: str) -> bool:
-    """Whether what has a path stands in a scope."""
+    """Whether a path is inside a scope."""
     return path.startswith(f"{scope}.")
 
 
 class Builder:
-    """Appends nodes, names values uniquely, and holds the scope, span and phase that new nodes get."""
+    """Appends nodes, gives values unique names, and holds the scope, span, phase and stage of new nodes."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.nodes: list[Node] = []
@@ -246,18 +252,18 @@ class Builder:
         self._keys: dict[str, int] = {}
 
     def random_key(self, name: str) -> str:
-        """A key of random numbers: the name, and from the second of that name on its number (docs/random.md)."""
+        """A key for random numbers: the name, numbered from its second use on (docs/random.md)."""
         count = self._keys[name] = self._keys.get(name, 0) + 1
         return name if count == 1 else f"{name}~{count}"
 
     def fresh(self) -> Builder:
-        """A builder of other nodes that shares this one's names."""
+        """A builder without nodes that shares this one's names."""
         other = Builder()
         other._taken = self._taken
         return other
 
     def unique(self, name: str) -> str:
-        """`name`, or with a number after `~` where it is taken already."""
+        """`name`, or with a number after `~` if it is taken."""
         count = self._taken.get(name, 0)
         self._taken[name] = count + 1
         while count:
@@ -269,12 +275,12 @@ class Builder:
         return name
 
     def at(self, node: Node) -> Builder:
-        """Let new nodes stand in the scope and at the source place of `node`."""
+        """Give new nodes the scope, span and stage of `node`."""
         self.scope, self.span, self.stage = node.scope, node.span, node.stage
         return self
 
     def value(self, name: str, type: Type) -> Value:
-        """A new value in the graph, uniquely named."""
+        """A new value with a unique name."""
         unique = self.unique(name)
         return Value(unique, type, of=None if unique == name else name)
 
@@ -289,17 +295,17 @@ class Builder:
         return outputs
 
     def apply(self, op: Op, *inputs: Value, name: str | None = None) -> Value:
-        """Append a node with one result and return that."""
+        """Append a node with one result and return that result."""
         (value,) = self.apply_all(op, *inputs, name=name)
         return value
 
     def part(self, source: Value, ending: str, type: Type | None = None) -> Value:
-        """A new tensor that is part of `source` or made for it, and called by that and an ending."""
+        """A new tensor that is part of `source` or made for it, named after it with an `ending`."""
         of = f"{source.tensor}.{ending}"
         return evolve(source, name=self.unique(f"{source.name}.{ending}"), type=type or source.type, of=of)
 
     def derive(self, op: Op, source: Value, *inputs: Value, ending: str) -> Value:
-        """Append a node whose result is such a tensor."""
+        """Append a node whose result is named as by `part`."""
         (type,) = op.infer(*(value.type for value in inputs))
         value = self.part(source, ending, type)
         self.nodes.append(Node(op, inputs, (value,), self.scope, self.span, self.phase, self.stage))
@@ -307,6 +313,6 @@ class Builder:
 
 
 def substitute(node: Node, mapping: Mapping[Value, Value]) -> Node:
-    """The node with its inputs replaced where `mapping` has them."""
+    """The node with its inputs replaced according to `mapping`."""
     inputs = tuple(mapping.get(value, value) for value in node.inputs)
     return node if inputs == node.inputs else evolve(node, inputs=inputs)

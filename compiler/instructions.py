@@ -1,29 +1,29 @@
-"""What a rank is told to do: its compute actions with the posts and waits of communication around them.
+"""The instructions of a rank: its compute actions, with the posts and waits of communication around them.
 
-A *message* is a value that crosses between two stages for every microbatch, keyed by content (value, stages,
-direction). A *channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a
-time, and is matched by that order, never by tags. Posting and waiting are instructions of their own: a post
-never blocks, a wait does.
+A *message* is a value sent between two stages in every microbatch, identified by content (value, stages, direction). A
+*channel* is an ordered pair of ranks and a direction; it runs its transfers in order, one at a time, and matches them
+by that order, never by tags. Posting and waiting are separate instructions: a post never blocks, a wait does.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from attrs import field, frozen
 
 from partita.compiler.schedules.schedule import Action
 
-ONWARD, BACK, TIED = "forward", "backward", "tied"  # directions of channels
+# The direction of a channel through the pipeline, or that it carries totals of parameters tied across stages.
+Direction: TypeAlias = Literal["forward", "backward", "tied"]
 
 
 @frozen(order=True, cache_hash=True)
 class Channel:
-    """The way from one pipeline rank to another, for one direction of the pipeline (forward or backward)."""
+    """A connection from one pipeline rank to another, for one direction of the pipeline."""
 
     source: int
     destination: int
-    direction: str
+    direction: Direction
 
     def __str__(self) -> str:
         return f"{self.source}->{self.destination} {self.direction}"
@@ -31,28 +31,28 @@ class Channel:
 
 @frozen
 class Traffic:
-    """What a step sends on a channel at most: a number of messages, and bytes of all of them."""
+    """An upper bound on what a step sends on a channel: the number of messages, and their total bytes."""
 
     messages: int
     bytes: int
 
     def or_more(self, other: Traffic) -> Traffic:
-        """What either sends at most."""
+        """The elementwise maximum of both."""
         return Traffic(max(self.messages, other.messages), max(self.bytes, other.bytes))
 
 
 @frozen(cache_hash=True)
 class Message:
-    """A value sent from a stage to another one for each microbatch.
+    """A value sent from one stage to another in every microbatch.
 
-    Direction `forward`: produced by F of `source`, needed by F of `destination`. `backward`: produced by B
-    (or BW) of `source`, needed by B (or BW) of `destination`. `bytes` is its size in flight.
+    `forward`: produced by F of `source`, needed by F of `destination`. `backward`: produced by B (or BW) of `source`,
+    needed by B (or BW) of `destination`. `bytes` is its size in flight.
     """
 
     value: str
     source: int
     destination: int
-    direction: str
+    direction: Direction
     bytes: int = field(default=0, eq=False)
 
 
@@ -71,8 +71,8 @@ class Transfer:
 
 @frozen
 class Compute:
-    """Run an action; `joined`: at the same time as the action right before it. Ranks run no joined actions: they tell
-    the simulator what a device does that overlaps the two.
+    """Run an action; if `joined`, concurrently with the previous action. Ranks never run joined actions: these model a
+    device that overlaps the two, for the simulator.
     """
 
     action: Action

@@ -1,8 +1,8 @@
-"""How a tensor lies on the mesh: for each mesh axis, a state.
+"""The layout of a tensor on the mesh: a state for each mesh axis.
 
-A state is the name of the tensor's axis that is split along the mesh axis, `SUM` or `MAX` (each rank holds a part of
-the sum, or of the maximum), or None (every rank holds the whole). Where several mesh axes split one tensor axis, the
-mesh axis that the mesh declares first is the outermost: its ranks hold the largest contiguous parts.
+A state is the name of the tensor axis that is split over the mesh axis, `SUM` or `MAX` (partial: each rank holds one
+term of the sum, or of the maximum), or None (replicated). Where several mesh axes split one tensor axis, the mesh axis
+declared first is the outermost: its ranks hold the largest contiguous parts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from attrs import field, frozen
 
 from partita.dsl.types import Type
 
-SUM, MAX = "+", ">"  # no names of axes, which may be called anything
+SUM, MAX = "+", ">"  # cannot clash with the names of axes
 State: TypeAlias = str | None
 
 
 @frozen(cache_hash=True)
 class Layout:
-    """States by mesh axis, in mesh order; mesh axes along which the tensor is whole are left out."""
+    """States by mesh axis, in mesh order; mesh axes along which the tensor is replicated are left out."""
 
     states: tuple[tuple[str, str], ...] = field(default=())
 
@@ -37,40 +37,40 @@ class Layout:
 
     @property
     def partial(self) -> bool:
-        """Whether some mesh axis holds parts of a sum or maximum."""
+        """Whether the tensor is a partial sum or maximum along some mesh axis."""
         return any(state in (SUM, MAX) for _, state in self.states)
 
     def __str__(self) -> str:
-        """`batch/data seq/tensor`, `sum/tensor`; `replicated`."""
+        """Such as `batch/data seq/tensor`, `sum/tensor` or `replicated`."""
         return " ".join(f"{state_text(state)}/{name}" for name, state in self.states) or "replicated"
 
 
-WHOLE = Layout()
+REPLICATED = Layout()
 
 
 def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
     """A layout from states by mesh axis, in mesh order."""
     found = tuple((name, state) for name, state in states if state is not None)
-    return Layout(found) if found else WHOLE
+    return Layout(found) if found else REPLICATED
 
 
 def state_text(state: State) -> str:
-    """A state for people: an axis by name, `sum`, `max`, or `replicated`."""
+    """A state for display: the name of an axis, `sum`, `max`, or `replicated`."""
     return {None: "replicated", SUM: "sum", MAX: "max"}.get(state) or str(state)
 
 
 def is_split(state: State) -> TypeGuard[str]:
-    """Whether a state splits an axis (rather than being whole or partial)."""
+    """Whether a state splits an axis (rather than being replicated or partial)."""
     return state is not None and state not in (SUM, MAX)
 
 
 def split_axes(states: Iterable[State]) -> list[str]:
-    """The axes that some of these states split, each once."""
+    """The axes that some of these states split, without duplicates."""
     return [state for state in dict.fromkeys(states) if is_split(state)]
 
 
 def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
-    """What one rank holds of a tensor of the whole type. `sizes` are the mesh axes'; all splits divide."""
+    """One rank's part of a tensor of this global type. `sizes` are those of the mesh axes; all splits divide evenly."""
     for name, state in layout.states:
         if is_split(state):
             size, parts = type.axis(state).size, sizes[name]
@@ -79,8 +79,8 @@ def local_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
     return type
 
 
-def whole_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
-    """The whole tensor's type, from what one rank holds."""
+def global_type(type: Type, layout: Layout, sizes: dict[str, int]) -> Type:
+    """The type of the global tensor, from one rank's part."""
     for name, state in layout.states:
         if is_split(state):
             type = type.resized(state, type.axis(state).size * sizes[name])

@@ -1,8 +1,8 @@
-"""The device mesh as the compiler sees it: one axis for the pipeline, the others for layouts.
+"""The device mesh as the compiler sees it: one axis for the pipeline, the others for sharding.
 
-Every pipeline rank stands for a *column* of ranks, one for each coordinate along the other axes; all ranks of a
-column run one program, and the ranks of one pipeline on equal coordinates exchange its messages. So nothing that is
-compiled grows with the number of ranks in a column.
+A pipeline rank is a *column* of ranks, one for each coordinate along the other axes. All ranks of a column run one
+program, and the ranks of a pipeline with equal other coordinates exchange its messages. So nothing that is compiled
+grows with the number of ranks in a column.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.links import Link, link_of
 from partita.dsl import spec
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 
 
 @frozen
 class Mesh:
-    """`axes` in declared order, the last varying fastest over ranks; `pipe` names the pipeline's, if there is one."""
+    """`axes` in declared order, the last varying fastest over ranks; `pipe` is that of the pipeline, if any."""
 
     axes: tuple[tuple[str, int], ...] = ()
     pipe: str | None = None
@@ -34,7 +34,7 @@ class Mesh:
 
     @property
     def sharding(self) -> tuple[str, ...]:
-        """The mesh axes that tensors are laid out on: all that are larger than 1, but the pipeline's."""
+        """The mesh axes that tensors are sharded over: all larger than 1, except the pipeline's."""
         return tuple(name for name, size in self.axes if size > 1 and name != self.pipe)
 
     @property
@@ -58,7 +58,7 @@ class Mesh:
         return {name: found[name] for name, _ in self.axes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at coordinates."""
+        """The rank at these coordinates."""
         rank = 0
         for name, size in self.axes:
             rank = rank * size + coordinates[name]
@@ -69,14 +69,14 @@ class Mesh:
         return self.coordinates(rank)[self.pipe] if self.pipe else 0
 
     def peer(self, rank: int, pipe_rank: int) -> int:
-        """The rank of another pipeline rank on the same coordinates."""
+        """The rank on another pipeline rank with the same other coordinates."""
         if self.pipe is None:
             assert pipe_rank == 0
             return rank
         return self.rank({**self.coordinates(rank), self.pipe: pipe_rank})
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along one mesh axis alone, in order of their coordinate there."""
+        """The ranks that differ from `rank` along one mesh axis only, in order of that coordinate."""
         own = self.coordinates(rank)
         return tuple(self.rank({**own, axis: i}) for i in range(self.sizes[axis]))
 
@@ -85,7 +85,7 @@ ONE_RANK = Mesh()
 
 
 def mesh_of(given: spec.Mesh | None, pipe: str | None) -> Mesh:
-    """The mesh of a layout; one rank where there is none."""
+    """The mesh of a layout; a single rank if it has none."""
     if given is None:
         return ONE_RANK
     return Mesh(given.axes, pipe, tuple((name, link_of(given, name, name == pipe)) for name, _ in given.axes))

@@ -1,6 +1,6 @@
-"""The compiler: passes in their order, each a function from one state to the next (`state`).
+"""The compiler: the passes in order, each a function from one state to the next (`partita.compiler.state`).
 
-Every form on the way prints as text (`partita compile --emit`).
+Every intermediate form can be printed as text (`partita compile --emit`).
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from partita.compiler.codegen.assemble import assemble
+from partita.compiler.codegen.writer import Probe
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import product_flops, seconds
-from partita.compiler.emission.assemble import assemble
-from partita.compiler.emission.writer import Probe
 from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Node
-from partita.compiler.lowering.build import build
-from partita.compiler.lowering.fuse import fuse
-from partita.compiler.lowering.gradients import differentiate
-from partita.compiler.lowering.ids import guarded
-from partita.compiler.lowering.microbatches import split_batch
-from partita.compiler.lowering.placement import pipeline_of, place
-from partita.compiler.lowering.recompute import recompute
-from partita.compiler.lowering.rematerialize import rematerialize
-from partita.compiler.lowering.rows import of_more_rows
 from partita.compiler.mesh import mesh_of
-from partita.compiler.partition.cut import cut, portable_values
-from partita.compiler.partition.overlap import overlapped
-from partita.compiler.partition.update import update_graph
+from partita.compiler.passes.build import build
+from partita.compiler.passes.cut import cut, portable_values
+from partita.compiler.passes.differentiate import differentiate
+from partita.compiler.passes.fuse import fuse
+from partita.compiler.passes.guard import guarded
+from partita.compiler.passes.larger_batch import with_larger_batch
+from partita.compiler.passes.microbatch import split_batch
+from partita.compiler.passes.overlap import overlapped
+from partita.compiler.passes.place import pipeline_of, place
+from partita.compiler.passes.remat_cheap import remat_cheap
+from partita.compiler.passes.remat_scopes import remat_scopes
+from partita.compiler.passes.shard.defaults import default_layouts
+from partita.compiler.passes.shard.resharding import Resharding
+from partita.compiler.passes.shard.shard import gathered_bytes, shard
+from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
-from partita.compiler.sharding.homes import homes_of
-from partita.compiler.sharding.moves import Moves
-from partita.compiler.sharding.shard import gathered_bytes, shard
 from partita.compiler.state import (
     Built,
     Compilation,
+    Configured,
     Cut,
     Differentiated,
     Microbatched,
     Partitioned,
     Placed,
     Scheduled,
-    Settled,
     Sharded,
     State,
     extended,
@@ -55,22 +55,22 @@ from partita.compiler.state import (
 from partita.dsl import spec as language
 from partita.dsl.builtins import DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.fits import schedule_span
+from partita.dsl.divisibility import schedule_span
 
-# What is wrong with a model whose batch is to be cut, or to have more rows.
+# Errors of models whose batch cannot be split, or have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}
 
-# About as many as a transformer of ten thousand layers has; a larger file is a slip.
+# About the size of a transformer with ten thousand layers; a larger model is a mistake.
 MOST_NODES = 100_000
 
 IN_ONE_PIECE = language.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": "batch"})
 
-Before = TypeVar("Before", bound=Settled)
+Before = TypeVar("Before", bound=Configured)
 
 
 def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, Compilation | None]:
-    """What a run needs: the training program, and that of evaluation where the file evaluates. `gpu` is where it runs,
-    for what the file leaves open.
+    """The programs of a run: training, and evaluation if the file has one. `gpu`: whether it runs on GPUs, for options
+    that the file leaves open.
     """
     training = compile_spec(given, gpu=gpu)
     if training.train.eval is None:
@@ -81,40 +81,39 @@ def compile_run(given: language.Spec, gpu: bool = False) -> tuple[Compilation, C
 def compile_spec(
     given: language.Spec, training: bool = True, placement: Placement | None = None, gpu: bool = False
 ) -> Compilation:
-    """Run all passes. With `training` false, the forward-only program of evaluation, cut into the same stages; they run
-    where `placement` says, or in a loop over the ranks.
+    """Run all passes. With `training` false, compile the forward-only evaluation program, with the same stages; they
+    are placed as in `placement`, or round-robin over the ranks.
 
-    Raises Refused with what is wrong with the file.
+    Raises Refused if something is wrong with the file.
     """
     with _collector_paused():
-        state = _settled(given, training, placement, gpu)
+        state = _configured(given, training, placement, gpu)
         if not training:
             return _evaluation(state)
         return _timed("assemble", assembled, _scheduled(state))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
-    """The training program of a file but for its text: all that searches and predictions ask for. Raises Refused."""
+    """The training program without its source text: all that searches and predictions need. Raises Refused."""
     with _collector_paused():
-        return _scheduled(_settled(given, training=True, placement=None, gpu=False))
+        return _scheduled(_configured(given, training=True, placement=None, gpu=False))
 
 
 def assembled(state: Scheduled, probe: Probe | None = None) -> Compilation:
-    """The program of a plan. With a `probe` that watches it, torch compiles none of it."""
+    """The program of a plan. With a `probe` that observes it, torch compiles none of it."""
     program = assemble(state.plan, state.partitioned, state.update, state.compiled and probe is None, probe)
     return extended(Compilation, state, program=program)
 
 
-def _scheduled(state: Settled) -> Scheduled:
-    """All passes but the last, of training."""
+def _scheduled(state: Configured) -> Scheduled:
+    """All training passes except the last."""
     joint = _joint(state)
     auto = any(("auto",) in rule.paths for rule in _recompute_rules(state.spec))
     return fitted(joint, _rest) if auto else _rest(joint)
 
 
-def _evaluation(state: Settled) -> Compilation:
-    """The program of evaluation: over its whole set at once, or over a batch where a figure needs a whole batch, as a
-    softmax over it does."""
+def _evaluation(state: Configured) -> Compilation:
+    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch."""
     evaluation = state.train.eval
     rounds = int(evaluation.arguments["batches"]) if evaluation is not None else 1
     if rounds > 1:
@@ -126,8 +125,8 @@ def _evaluation(state: Settled) -> Compilation:
     return _timed("assemble", assembled, _rest(_joint(state)))
 
 
-def _joint(state: Settled) -> Differentiated:
-    """The passes whose graph is that of a whole batch."""
+def _joint(state: Configured) -> Differentiated:
+    """The passes on the full-batch graph."""
     built = _timed("build", _build, state)
     placed = _timed("place", _place, built)
     return _timed("differentiate", _differentiate, placed)
@@ -144,7 +143,7 @@ def _rest(state: Differentiated) -> Scheduled:
 
 
 def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
-    """What a pass makes of a state, with the seconds that it takes."""
+    """Run a pass, and record the seconds it takes."""
     start = perf_counter()
     found = run(state)
     return evolve(found, times=(*found.times, (name, perf_counter() - start)))
@@ -153,8 +152,8 @@ def _timed(name: str, run: Callable[[Before], State], state: Before) -> State:
 # ---------------------------------------------------------------- passes
 
 
-def _settled(given: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Settled:
-    """Find what is to be compiled, and refuse what has no meaning yet."""
+def _configured(given: language.Spec, training: bool, placement: Placement | None, gpu: bool) -> Configured:
+    """Resolve the inputs of the compilation. Raises Refused."""
     start = perf_counter()
     model, train = given.trained
     schedule = given.schedule or language.Schedule(DEFAULT_SCHEDULE, IN_ONE_PIECE)
@@ -167,7 +166,7 @@ def _settled(given: language.Spec, training: bool, placement: Placement | None, 
         )
     chunks, _ = size_of(schedule.call)
     pipeline = pipeline_of(given.layout, given.mesh, chunks)
-    return Settled(
+    return Configured(
         spec=given,
         model=model,
         train=train,
@@ -182,14 +181,16 @@ def _settled(given: language.Spec, training: bool, placement: Placement | None, 
     )
 
 
-def _build(state: Settled) -> Built:
-    model = of_more_rows(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
+def _build(state: Configured) -> Built:
+    model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
     return extended(Built, state, forward=guarded(build(model, state.train.precision, state.training)))
 
 
 def _place(state: Built) -> Placed:
-    # An evaluation must be cut into the stages of training, though it has more rows, and no dropout.
-    one = build(state.model, state.train.precision, state.training) if state.rounds > 1 else state.forward
+    # Evaluation must have the same stages as training, despite more rows and no dropout.
+    one = state.forward
+    if state.rounds > 1:
+        one = guarded(build(state.model, state.train.precision, state.training))
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     def cost(node: Node) -> float:
@@ -214,8 +215,8 @@ def _recompute(state: Differentiated) -> Differentiated:
         if isinstance(rule, language.ShardRule)
         for target in rule.targets
     )
-    again = recompute(state.joint, _recompute_rules(state.spec), state.again)
-    return evolve(state, joint=rematerialize(again, gathered))
+    again = remat_scopes(state.joint, _recompute_rules(state.spec), state.again)
+    return evolve(state, joint=remat_cheap(again, gathered))
 
 
 def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
@@ -229,12 +230,12 @@ def _split(state: Differentiated) -> Microbatched:
 
 
 def _shard(state: Microbatched) -> Sharded:
-    homes = homes_of(state.spec.layout, state.mesh)
-    # Parameters that are stored split are gathered once a step where a quarter of the memory holds them all.
-    gathered = max(gathered_bytes(state.step, homes), default=0) * state.pipeline.chunks
+    defaults = default_layouts(state.spec.layout, state.mesh)
+    # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
+    gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
-    sharded = shard(state.step, homes, Moves(state.mesh), portable_values(state.step), hoist)
-    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *homes.warnings()))
+    sharded = shard(state.step, defaults, Resharding(state.mesh), portable_values(state.step), hoist)
+    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *defaults.warnings()))
 
 
 def _cut(state: Sharded) -> Cut:
@@ -243,13 +244,13 @@ def _cut(state: Sharded) -> Cut:
 
 def _update(state: Cut) -> Partitioned:
     call = state.train.optimizer if state.training else None
-    update = update_graph(state.partitioned, state.sharded.parameters, Moves(state.mesh), call, state.train.clip)
+    update = update_graph(state.partitioned, state.sharded.parameters, Resharding(state.mesh), call, state.train.clip)
     return extended(Partitioned, state, update=update)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Compiling makes millions of lasting records and hardly a cycle: looking for cycles would double its time."""
+    """Pause garbage collection: it would find hardly any cycles, and double the time of compilation."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,28 +1,28 @@
-"""The program: what the runtime loads. Emitted Python for every stage and rank, and a list of instructions per rank.
+"""The program that the runtime loads: emitted Python for every stage and rank, and a list of instructions per rank.
 
-Without its text it is a plan: what each stage and rank needs and does. Analyses and searches ask for no more.
+Without its source text it is a plan of what each stage and rank needs and does: enough for analyses and searches.
 
-Functions of a stage, in the emitted module (all are plain Python over torch):
+Functions of a stage, in the emitted module (all plain Python over torch):
 
-    stage{s}_prologue(m, x, c) -> p     once a step: masters and whole inputs to what the stage computes with
+    stage{s}_prologue(m, x, c) -> p     once a step: from masters and unsplit inputs to what the stage computes with
     stage{s}_forward(p, f, a, c)        F of one microbatch
     stage{s}_backward(p, f, a, c)       B: cotangents of activations
-    stage{s}_weight(p, f, a, c)         W: the rest of the gradients
+    stage{s}_weight(p, f, a, c)         W: the other gradients
     stage{s}_whole_backward(p, f, a, c) B and W together
     stage{s}_reduce(a, c) -> totals     once a step, after the stage's last microbatch: the accumulators in the
-                                        layout in which the update wants them
+                                        layout that the update needs
     rank{r}_finish(t, c) -> scalars     once a step, after the last microbatch: this rank's statistics
     rank{r}_update(m, t, v, s, c)       after their sum over ranks: the optimizer, in place
 
-A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` and the
-like, and yields what it gets where it needs the result, which is sent back in. `stage{s}_reduce` is run up to its
-first such wait as soon as its stage is done, and to its end after the last microbatch of all stages.
+A function that communicates along the mesh is a generator: it starts a collective with `c.all_gather(…)` or the like,
+yields the returned handle where it needs the result, and is sent the result. `stage{s}_reduce` runs to its first such
+wait as soon as its stage is done, and to its end after the last microbatch of all stages.
 
-`m` are master parameters, `x` whole inputs, `p` what the prologue returned, `f` the frame of this stage and
-microbatch (a list whose slots hold what crosses from one function or stage to another), `a` the stage's
-accumulators, `t` the totals that the rank holds (what its stages' `reduce` returned, and the totals of tied
-parameters that it was sent), `v` optimizer states, `s` the statistics vector, `c` the context: `seed`, `step`,
-`microbatch`, `rate`, `device`, `coordinates` by mesh axis, and the collectives.
+`m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
+microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
+totals that the rank holds (the results of its stages' `reduce`, and received totals of tied parameters), `v` optimizer
+states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rate`, `device`, `coordinates` by
+mesh axis, and the collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from partita.compiler.instructions import Channel, Instruction, Message, Traffic
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
-from partita.dsl.brief import count, outline, shortened
+from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -44,7 +44,7 @@ from partita.dsl.types import Axis, Type
 
 @frozen
 class InputRecord:
-    """A model input over the whole batch. `limit`: the axis that its integers index."""
+    """A model input over the full batch. `limit`: the axis that its integers index."""
 
     name: str
     type: Type
@@ -56,8 +56,9 @@ class InputRecord:
 
 @frozen(cache_hash=True)
 class InputPart:
-    """What a stage gets of an input: for each microbatch, cut along `batch`; or, where `batch` is None, whole and once
-    a step. `layout` says which part of that. Stages that read the same share it."""
+    """A stage's part of an input: per microbatch, split along `batch`; or unsplit and once a step, if `batch` is None.
+    `layout` gives its shard. Stages with equal parts share them.
+    """
 
     name: str
     batch: str | None
@@ -68,10 +69,10 @@ class InputPart:
 
 @frozen
 class ParameterRecord:
-    """A parameter: its master type, how it begins, its stage set, and the names of the optimizer's tensors.
+    """A parameter: its master type, initializer, stages, and the names of its optimizer states.
 
-    `type` is the whole tensor's. Each rank keeps the part of the master that `layout` says, and of each of the
-    optimizer's tensors the part that `state_layout` says.
+    `type` is the global type. Each rank stores the shard of the master given by `layout`, and the shard of each
+    optimizer state given by `state_layout`.
     """
 
     name: str
@@ -99,7 +100,7 @@ class AccumulatorRecord:
 
 
 @frozen
-class HandOver:
+class LocalTransfer:
     """After a function of this stage, frame slot `slot` is also slot `target_slot` of `stage` on the same rank."""
 
     kind: str
@@ -110,17 +111,17 @@ class HandOver:
 
 @frozen(kw_only=True)
 class StagePlan:
-    """One stage. `parameters` and `whole_inputs` are the operands of its prologue, `inputs` the microbatch's part of
-    each input. `saved` is what one microbatch keeps from F for the backward pass, in bytes; `kept` what is left of it
-    from B to W, with what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds beyond what its
-    microbatch has there before it or after it, whichever is more.
+    """One stage. `parameters` and `full_inputs` are the operands of its prologue, `inputs` those of a microbatch. In
+    bytes: `saved` is what one microbatch keeps from F for the backward pass; `kept` what it keeps from B to W,
+    including what B adds; `peaks` the most that each kind of function (F, B, W, BW) holds in addition to what its
+    microbatch holds before or after it, whichever is more.
     """
 
     index: int
     rank: int
     chunk: int
     parameters: tuple[str, ...]
-    whole_inputs: tuple[InputPart, ...]
+    full_inputs: tuple[InputPart, ...]
     inputs: tuple[InputPart, ...]
     accumulators: tuple[AccumulatorRecord, ...]
     saved: int
@@ -132,16 +133,16 @@ class StagePlan:
 
 @frozen(kw_only=True)
 class StageProgram(StagePlan):
-    """With the slots of its `frame`: of inputs (`input_slots`), of messages (`sends` and `receives`), and those of sent
-    values that no later function of this stage reads (`released`). `functions` names those that are not empty, by kind
-    (P, F, B, W, BW, R).
+    """A stage plan with its functions, and the slots of its `frame`: those of inputs (`input_slots`), of messages
+    (`sends` and `receives`), and of sent values that no later function of this stage reads (`released`). `functions`
+    names the non-empty ones, by kind (P, F, B, W, BW, R).
     """
 
     frame: int
     input_slots: tuple[int, ...]
     sends: Mapping[Message, int]
     receives: Mapping[Message, tuple[int, Type]]
-    hand_overs: tuple[HandOver, ...]
+    local_transfers: tuple[LocalTransfer, ...]
     released: frozenset[int]
     functions: Mapping[str, str]
 
@@ -162,11 +163,11 @@ class TiedTransfer:
 
 @frozen(kw_only=True)
 class RankPlan:
-    """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals it sends and is
-    sent afterwards, and the order of its totals.
+    """One pipeline rank: its stages by chunk, its instructions for the microbatches, the tied totals that it then sends
+    and receives, and the order of its totals.
 
-    `reductions` gives, by the index of an instruction, the stages that have accumulated all they will once it has
-    run, and whose `reduce` can begin.
+    `reductions` gives, by the index of an instruction, the stages whose `reduce` can begin after it: they accumulate
+    nothing more.
     """
 
     rank: int
@@ -177,14 +178,14 @@ class RankPlan:
     sends: tuple[TiedTransfer, ...]
     receives: tuple[TiedTransfer, ...]
     totals: tuple[tuple[int, str], ...]  # (stage, accumulator)
-    statistics: tuple[int, ...]  # which entries of the vector `finish` returns
+    statistics: tuple[int, ...]  # the entries of the statistics vector that `finish` returns
 
     __repr__ = shortened
 
 
 @frozen(kw_only=True)
 class RankProgram(RankPlan):
-    """With the names of its functions for the end of the step."""
+    """A rank plan with the names of its functions for the end of the step."""
 
     finish: str
     update: str | None
@@ -194,20 +195,20 @@ class RankProgram(RankPlan):
 
 @frozen(eq=False, kw_only=True)
 class StepPlan:
-    """One kind of step (training, or evaluation) for every rank, but for the functions that are run."""
+    """One kind of step (training or evaluation) for every rank, without the functions."""
 
     name: str
     inputs: tuple[InputRecord, ...]
     batch: str
-    microbatches: int  # of a batch
-    rounds: int  # batches of a step: one, or all of an evaluation's set, of which `inputs` have the rows
+    microbatches: int  # per batch
+    rounds: int  # batches per step: one, or all of an evaluation; `inputs` have the rows of all
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
     stages: tuple[StagePlan, ...]
     ranks: tuple[RankPlan, ...]
-    channels: Mapping[Channel, Traffic]  # in order
+    channels: Mapping[Channel, Traffic]  # sorted
     statistics: tuple[str, ...]
-    guards: tuple[Guard, ...]  # those of the statistics that must be zero
+    guards: tuple[Guard, ...]  # statistics that must be zero
     schedule: Schedule
 
     def __repr__(self) -> str:
@@ -216,14 +217,14 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """What throughput counts: elements of the largest integer input, else rows of the batch."""
+        """What throughput counts: elements of the largest integer input, or else rows of the batch."""
         counts = [each.type.elements for each in self.inputs if each.type.dtype in ("i64", "i32")]
         if counts:
             return max(counts)
         return max((e.type.axis(self.batch).size for e in self.inputs if e.type.has(self.batch)), default=1)
 
     def parameter(self, name: str) -> ParameterRecord:
-        """The record of a parameter by its full name."""
+        """The record of a parameter by its full name. Raises KeyError."""
         for record in self.parameters:
             if record.name == name:
                 return record
@@ -232,7 +233,7 @@ class StepPlan:
 
 @frozen(eq=False, kw_only=True, repr=False)
 class Program(StepPlan):
-    """With them: `source` is a module of Python."""
+    """A step plan with its functions: `source` is a Python module."""
 
     stages: tuple[StageProgram, ...]
     ranks: tuple[RankProgram, ...]

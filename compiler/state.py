@@ -1,6 +1,6 @@
-"""The states of a compilation, in their order: what went in, and what passes have made of it so far.
+"""The states of a compilation, in order: its inputs, and the results of the passes so far.
 
-Each state has all of the one before and what its own passes add. What asks for a state takes any later one too.
+Each state extends the one before by the results of its own passes; what takes a state takes any later one too.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from attrs import fields, frozen
 
 from partita.compiler.costs.devices import Device
 from partita.compiler.graph import Graph
-from partita.compiler.lowering.placement import Pipeline
 from partita.compiler.mesh import Mesh
-from partita.compiler.partition.cut import PartitionedGraph
-from partita.compiler.partition.update import UpdateGraph
+from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.place import Pipeline
+from partita.compiler.passes.shard.shard import ShardedGraph
+from partita.compiler.passes.update import UpdateGraph
 from partita.compiler.program import Program, StepPlan
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule
-from partita.compiler.sharding.shard import ShardedGraph
 from partita.dsl import spec as language
-from partita.dsl.brief import count, outline
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.reprs import count, outline
 
 
 @frozen(eq=False, kw_only=True)
-class Settled:
-    """What is to be compiled.
+class Configured:
+    """The inputs of a compilation.
 
-    `placement` is that of the training program's stages, for the program of evaluation (`training` is false), which
-    goes over `rounds` batches as if they were one. With `compiled`, torch compiles what the program's functions
-    compute. `again` are the calls and turns that `recompute auto` has chosen. `times` are seconds by pass.
+    `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
+    processes `rounds` batches as if they were one. With `compiled`, torch compiles the program's functions. `again` are
+    the calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -51,32 +51,32 @@ class Settled:
 
     @property
     def batch(self) -> str:
-        """The axis that microbatches cut."""
+        """The axis that is split into microbatches."""
         return str(self.schedule_call.call.arguments.get("over", "batch"))
 
     @property
     def microbatches(self) -> int:
-        """The number of microbatches of a batch."""
+        """The number of microbatches per batch."""
         return size_of(self.schedule_call.call)[1]
 
 
 @frozen(eq=False, kw_only=True)
-class Built(Settled):
-    """The model as a graph."""
+class Built(Configured):
+    """Adds the model as a graph."""
 
     forward: Graph
 
 
 @frozen(eq=False, kw_only=True)
 class Placed(Built):
-    """Its nodes on the stages of the pipeline."""
+    """Adds the graph with its nodes on pipeline stages."""
 
     placed: Graph
 
 
 @frozen(eq=False, kw_only=True)
 class Differentiated(Placed):
-    """With its gradients, over a whole batch; `flops` are those of a step's products on all ranks, none twice."""
+    """Adds the gradients, over a full batch; `flops` are those of a step's matrix products, recomputation excluded."""
 
     joint: Graph
     flops: float
@@ -84,35 +84,35 @@ class Differentiated(Placed):
 
 @frozen(eq=False, kw_only=True)
 class Microbatched(Differentiated):
-    """The graph of one microbatch, and of the end of a step."""
+    """Adds the graph of one microbatch, and of the end of the step."""
 
     step: Graph
 
 
 @frozen(eq=False, kw_only=True)
 class Sharded(Microbatched):
-    """Every value laid out over the mesh."""
+    """Adds a layout for every value."""
 
     sharded: ShardedGraph
 
 
 @frozen(eq=False, kw_only=True)
 class Cut(Sharded):
-    """A graph for each stage, with sends and receives."""
+    """Adds a graph for each stage, with sends and receives."""
 
     partitioned: PartitionedGraph
 
 
 @frozen(eq=False, kw_only=True)
 class Partitioned(Cut):
-    """With what ends a step: reductions, clipping, updates."""
+    """Adds the end of the step: reductions, clipping, updates."""
 
     update: UpdateGraph
 
 
 @frozen(eq=False, kw_only=True)
 class Scheduled(Partitioned):
-    """The order of every rank's actions, and what follows from it for stages and ranks."""
+    """Adds the order of every rank's actions, and the plan of stages and ranks that follows from it."""
 
     schedule: Schedule
     plan: StepPlan
@@ -120,7 +120,7 @@ class Scheduled(Partitioned):
 
 @frozen(eq=False, kw_only=True)
 class Compilation(Scheduled):
-    """The end: a program."""
+    """Adds the program: the last state."""
 
     program: Program
 
@@ -137,10 +137,10 @@ class Compilation(Scheduled):
         )
 
 
-State = TypeVar("State", bound=Settled)
+State = TypeVar("State", bound=Configured)
 
 
-def extended(kind: type[State], state: Settled, **more: Any) -> State:
-    """A state of some kind: what a state knows, and more."""
+def extended(kind: type[State], state: Configured, **more: Any) -> State:
+    """A later state: what `state` knows, and `more`."""
     known = {each.name: getattr(state, each.name) for each in fields(kind) if hasattr(state, each.name)}
     return kind(**{**known, **more})

@@ -1,1 +1,1 @@
-"""Text → Spec: source places, diagnostics, parser, syntax tree, type checker, settings, formatter."""
+"""Text → `Spec`: sources and spans, diagnostics, parser, syntax tree, type checker, settings, formatter."""

@@ -1,4 +1,4 @@
-"""Which argument of a call is meant for which parameter: by position in order, then by name; the same for all calls."""
+"""Binds the arguments of calls to parameters, by position and then by name; the same for all calls."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 from partita.dsl import tree
 from partita.dsl.report import Report, listed, suggestion
 
-REQUIRED: Final = object()  # the default of a parameter that has none
+REQUIRED: Final = object()  # the `default` of a parameter without one
 
 
 def bind(
     call: tree.Call, parameters: Sequence[str], required: Collection[str], report: Report
 ) -> dict[str, tree.Expression] | None:
-    """The expression for each parameter that is given, arrows left out; None after reporting what is wrong.
+    """The expression for each parameter that is given, without arrows; None after reporting errors.
 
-    E0209: too many or an unknown one; E0210: a required one missing; E0211: one given twice.
+    E0209: too many, or an unknown one; E0210: a required one is missing; E0211: one is given twice.
     """
     name, errors = call.name.text, report.errors
     given: dict[str, tree.Expression] = {}

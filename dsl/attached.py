@@ -1,4 +1,4 @@
-"""Texts that a file names and that are read with it: schedules written as text."""
+"""Text files that a .par file names and that are read along with it: schedules and profiles."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from partita.dsl.source import Source, Span
 
 @define(eq=False)
 class Attached:
-    """Reads them, each once, relative to the file that names them (the command line: to the main file), and under the
-    root. All of them together may be as large as one.
+    """Reads text files, each once, relative to the .par file that names them, under the root.
 
-    Text that is in no file (`main` is None) can name none.
+    Paths on the command line are relative to the main file. Together the texts may be as large as one file. If `main`
+    is None (text that is in no file), none can be named.
     """
 
     main: str | None
+    name: str
     root: str | None
     files: Reader
-    _texts: dict[str, Source] = field(factory=dict, init=False)  # by the path without links
+    _texts: dict[str, Source] = field(factory=dict, init=False)  # by real path
 
     def read(self, written: str, span: Span) -> Source:
-        """The text. Refused: E0001 to E0004, E0010."""
+        """The text of a file. Raises Refused (E0001 to E0004, E0010)."""
         if self.main is None:
             raise refuse("E0010", f"`{written}` cannot be read from here", span)
         root = os.path.realpath(self.root if self.root is not None else os.path.dirname(self.main) or ".")
-        beside = self.main if span.source.name == PLACE else span.source.name
+        beside = self.main if span.source.name in (PLACE, self.name) else span.source.name
         target = os.path.normpath(os.path.join(os.path.dirname(beside), written))
         real = os.path.realpath(target)
         if os.path.commonpath([real, root]) != root:

@@ -1,4 +1,4 @@
-"""Axis declarations → sizes, by exact arithmetic: `axis ffn = 8 * embed / 3` must come out a positive integer."""
+"""Axis declarations → sizes, by exact arithmetic: `axis ffn = 8 * embed / 3` must be a positive integer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partita.dsl.units import PLAIN, Quantity
 
 
 class Axes:
-    """The axes of a file by name. What is looked up counts as used; an axis whose size is wrong is None."""
+    """The axes of a file by name. Looking one up marks it as used; one whose size is wrong is None."""
 
     def __init__(self, entries: Mapping[str, tree.Entry], report: Report) -> None:
         self.entries = entries
@@ -23,7 +23,7 @@ class Axes:
             self._settle(name, report)
 
     def find(self, name: tree.Name) -> Axis | None:
-        """The axis of a name; Refused (E0202) if there is none, None if its size was refused."""
+        """The axis of a name, or None if its size is wrong. Raises Refused (E0202) if there is none."""
         self.used.add(name.text)
         if name.text in self.sizes:
             return self.sizes[name.text]
@@ -35,7 +35,7 @@ class Axes:
         )
 
     def _settle(self, name: str, report: Report) -> None:
-        """Compute an axis and, before it, those that it depends on. The stack is explicit: chains may be long."""
+        """Compute an axis after those that it depends on. The stack is explicit because chains may be long."""
         stack: list[tuple[str, Iterator[tree.Name]]] = []
         pending: set[str] = set()
 
@@ -86,7 +86,7 @@ class Axes:
 
 
 def positive_integer(quantity: Quantity, written: tree.Expression, what: str, largest: int = limits.AXIS_SIZE) -> int:
-    """The quantity as a count from 1 to `largest`; Refused: E0307 with a unit, E0310, E0007."""
+    """The quantity as a count from 1 to `largest`. Raises Refused (E0307 with a unit, E0310, E0007)."""
     value = quantity.value
     if quantity.dimension != PLAIN:
         raise refuse("E0307", f"{what} is a count and takes no unit", written.span, help="write a plain number")
@@ -103,7 +103,7 @@ def positive_integer(quantity: Quantity, written: tree.Expression, what: str, la
 
 
 def _mentioned(expression: tree.Expression) -> Iterator[tree.Name]:
-    """The names in the size of an axis."""
+    """The names in the size expression of an axis."""
     stack: list[tree.Expression] = [expression]
     while stack:
         top = stack.pop()

@@ -1,7 +1,7 @@
 """The statements of one body, checked in order: what they bind, and the steps that they become.
 
-A name bound before a `repeat` and rebound inside is carried from turn to turn and keeps its type; everything else
-that the repeat uses from outside is captured. Statements after a wrong one are checked all the same.
+A name bound before a `repeat` and rebound inside is carried from iteration to iteration and keeps its type; all other
+values that the repeat uses from outside are captured. Statements after a wrong one are still checked.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
-from partita.dsl.known import Known
+from partita.dsl.known import CheckContext
 from partita.dsl.report import suggestion
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 from partita.dsl.walk import rebound
 
-# Keys of the lines that a run writes; a metric of that name would hide them.
+# Keys of the records that a run writes; a metric of such a name would hide them.
 RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss")
 
 
 class BodyChecker:
     """Checks the statements of one body, and of the repeats in it."""
 
-    def __init__(self, known: Known, scope: Scope, body: Sequence[tree.Statement], top: bool = False) -> None:
+    def __init__(self, known: CheckContext, scope: Scope, body: Sequence[tree.Statement], top: bool = False) -> None:
         self.known, self.scope, self.top = known, scope, top
         self.report = known.report
         self.expressions = Expressions(known, scope, body)
@@ -37,11 +37,11 @@ class BodyChecker:
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
         self.failed = False
-        self.twice: set[str] = set()  # declared twice: which one is meant is not known
+        self.twice: set[str] = set()  # declared twice, hence ambiguous
         self._reserve_segments(body)
 
     def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
-        """Parameters and samples keep their names; calls and repeats take what is left."""
+        """Parameters and samples get their names as path segments; calls and repeats take what is left."""
         for statement in body:
             names = (
                 statement.names
@@ -75,7 +75,7 @@ class BodyChecker:
         return tuple(given.name.text for given in inputs)
 
     def type(self, written: tree.TensorType) -> Type | None:
-        """The type of a declaration; None after reporting what is wrong."""
+        """The type of a declaration; None after reporting errors."""
         axes: list[Axis] = []
         errors, complete = self.report.errors, True
         dtype = written.dtype.text if written.dtype else "f32"
@@ -123,7 +123,7 @@ class BodyChecker:
             self.failed = self.failed or self.report.errors > errors
 
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
-        """Bind a name, and remember it for the question whether it is ever read."""
+        """Bind a name, and record it for the warning about unused names."""
         if unreserved(name, self.report):
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
             self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
@@ -168,7 +168,7 @@ class BodyChecker:
         self.bind(statement.name, meaning, "sample")
 
     def float_type(self, written: tree.TensorType, what: str) -> Type | None:
-        """A type that must be f32."""
+        """A type that must be floating-point; None after reporting errors."""
         type = self.type(written)
         if type is not None and type.dtype not in FLOATS:
             self.report.error("E0205", f"{what} must be a float tensor, not {type.dtype}", written.span)
@@ -227,7 +227,7 @@ class BodyChecker:
     # ------------------------------------------------------------ repeats
 
     def repeat(self, statement: tree.Repeat) -> None:
-        """`repeat count as name { body }`: names bound before and rebound inside are carried from turn to turn."""
+        """`repeat count as name { body }`: names bound before and rebound inside are carried."""
         count = self.count(statement.count)
         if not unreserved(statement.name, self.report):
             return
@@ -275,7 +275,7 @@ class BodyChecker:
             self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
 
     def count(self, written: tree.Expression) -> int | None:
-        """How many turns; None after reporting what is wrong."""
+        """The number of iterations; None after reporting errors."""
         try:
             quantity = constants.evaluate(written, self.expressions.number_of)
             return positive_integer(quantity, written, "the count of a `repeat`")
@@ -286,7 +286,7 @@ class BodyChecker:
     def carried_results(
         self, inner: Scope, before: Mapping[str, Binding], types: Mapping[str, Type | None]
     ) -> list[spec.Operand] | None:
-        """What each carried name means after a turn; None where it is unknown or changed its type."""
+        """The carried values after an iteration; None if one is unknown or changed its type."""
         results: list[spec.Operand] = []
         complete = True
         for name, type in types.items():
@@ -318,7 +318,7 @@ class BodyChecker:
 
 
 def _carried_type(binding: Binding) -> Type | None:
-    """The type with which a name is carried; a number becomes a scalar. None where that is unknown."""
+    """The type of a carried name (a number becomes a scalar); None if it is boolean or unknown."""
     meaning = binding.meaning
     if isinstance(meaning, Value):
         return meaning.type

@@ -1,8 +1,7 @@
-"""What a file may call outside of tensor arithmetic: schedules, optimizers, data, initial values, devices, claims.
+"""Signatures of the built-ins outside of tensor arithmetic: schedules, optimizers, data, devices, measures and others.
 
-Tables of signatures; `partita.dsl.settings` holds every call against them, so that an entry here is all that a new
-name needs. Defaults here are the language's. Of what there is a choice of, a signature stands in the module of the
-schedule, optimizer or source of data itself (`partita.dsl.registry`), and here is the list of those.
+`partita.dsl.settings` checks every call against these tables, so a new name needs only an entry here. The signatures of
+schedules, optimizers and data sources are in their own modules (`partita.dsl.registry`), only listed here.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from partita.dsl.units import BYTES, BYTES_PER_SECOND, FLOPS, PLAIN, RATIO, SECO
 
 @frozen
 class Number:
-    """A number of a dimension within bounds; `above` and `below` exclude the bound itself."""
+    """A number of a dimension within bounds; `above` and `below` are exclusive."""
 
     dimension: str = PLAIN
     integer: bool = False
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
+    minimum: float | None = None
+    exclusive_minimum: float | None = None
+    maximum: float | None = None
+    exclusive_maximum: float | None = None
 
 
 @frozen
-class Word:
-    """One of some words."""
+class Keyword:
+    """One of a set of words."""
 
     choices: tuple[str, ...]
 
@@ -46,17 +45,17 @@ class Flag:
 
 @frozen
 class Text:
-    """A string that is not empty."""
+    """A non-empty string."""
 
 
 @frozen
-class Beside:
-    """The path of a text beside the file, which is read with it."""
+class TextFile:
+    """The path of a text file, which is read along with the .par file that names it."""
 
 
 @frozen
-class Several:
-    """A list of so many values of one kind."""
+class ListOf:
+    """A list of `count` values of one kind."""
 
     kind: Number
     count: int
@@ -66,7 +65,7 @@ class Several:
 class AxisName:
     """The name of a declared axis."""
 
-    # `batch` is assumed where `over` is not written, and a file need not have it.
+    # `batch`, the default of `over`, need not be declared.
 
 
 @frozen
@@ -75,20 +74,20 @@ class MeshAxisName:
 
 
 @frozen(eq=False)
-class Calls:
-    """A call of one of the signatures. A plain number stands for `number(…)`; with `bare`, a name for a call."""
+class OneOf:
+    """A call of one of the signatures. A plain number is short for `number(…)`; with `bare`, a name for a call."""
 
     signatures: Mapping[str, Signature]
     number: str | None = None
     bare: bool = False
 
 
-Kind: TypeAlias = Number | Word | Flag | Text | Beside | Several | AxisName | MeshAxisName | Calls
+Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf
 
 
 @frozen(eq=False)
 class Setting:
-    """A parameter of a call, or a key of a table. `default` is REQUIRED where it must be given."""
+    """A parameter of a call, or a key of a table; `default` is REQUIRED if it must be given."""
 
     name: str
     kind: Kind
@@ -97,8 +96,9 @@ class Setting:
 
 @frozen(eq=False)
 class Signature:
-    """A name that may be called, with its parameters in order. `others` is how it is called elsewhere; `example` a call
-    of it, for help.
+    """A callable name with its parameters in order.
+
+    `others` are its names in other frameworks; `example` is a call of it, for help.
     """
 
     name: str
@@ -108,12 +108,12 @@ class Signature:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names."""
+        """The parameter names."""
         return tuple(setting.name for setting in self.settings)
 
     @property
     def required(self) -> frozenset[str]:
-        """Those without a default."""
+        """The names of parameters without a default."""
         return frozenset(setting.name for setting in self.settings if setting.default is REQUIRED)
 
 
@@ -121,18 +121,18 @@ def _table(*signatures: Signature) -> dict[str, Signature]:
     return {signature.name: signature for signature in signatures}
 
 
-POSITIVE, NOT_NEGATIVE = Number(above=0), Number(least=0)
-COUNT, INDEX = Number(integer=True, least=1, most=1 << 31), Number(integer=True, least=0, most=1 << 31)
-SHARE = Number(RATIO, least=0, below=1)
+POSITIVE, NOT_NEGATIVE = Number(exclusive_minimum=0), Number(minimum=0)
+COUNT, INDEX = Number(integer=True, minimum=1, maximum=1 << 31), Number(integer=True, minimum=0, maximum=1 << 31)
+SHARE = Number(RATIO, minimum=0, exclusive_maximum=1)
 
 # ---------------------------------------------------------------- schedules
 
-# What schedules take: all of them, those of any number of chunks, those that are made within memory or a placement.
+# Parameters that schedules share.
 MICROBATCHES = Setting("microbatches", COUNT)
 OVER = Setting("over", AxisName(), "batch")
 CHUNKS = Setting("chunks", COUNT)
-BOUND = Setting("memory", Number(BYTES, above=0), None)
-PLACEMENT = Setting("placement", Word(("loop", "v")), "loop")
+BOUND = Setting("memory", Number(BYTES, exclusive_minimum=0), None)
+PLACEMENT = Setting("placement", Keyword(("loop", "v")), "loop")
 
 SCHEDULES: Registry[Signature] = Registry(
     "schedule",
@@ -151,7 +151,7 @@ SCHEDULES: Registry[Signature] = Registry(
         "from_file",
     ),
 )
-# What a file without a schedule has.
+# The schedule of a file that has none.
 DEFAULT_SCHEDULE = "one_f_one_b"
 
 # ---------------------------------------------------------------- train
@@ -166,15 +166,15 @@ LEARNING_RATES = _table(
     Signature("wsd", (_PEAK, _WARMUP, _TOTAL, Setting("decay", COUNT), _FLOOR)),
 )
 
-# What optimizers take.
-LR = Setting("lr", Calls(LEARNING_RATES, number="constant"))
+# Parameters that optimizers share.
+LR = Setting("lr", OneOf(LEARNING_RATES, number="constant"))
 WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
-DECAY = Setting("decay", Word(("dot", "all")), "dot")
-BETA = Number(least=0, below=1)
+DECAY = Setting("decay", Keyword(("dot", "all")), "dot")
+BETA = Number(minimum=0, exclusive_maximum=1)
 
 OPTIMIZERS: Registry[Signature] = Registry("optimizer", "partita.compiler.optimizers", ("adamw", "sgd"))
 
-# What sources of data take that hold a part of it out.
+# Of data sources that can hold out a fraction.
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
 DATA: Registry[Signature] = Registry(
@@ -186,10 +186,10 @@ CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
 
-# By how many times a loss or norm is beyond the median of so many steps before it.
+# A step is bad if its loss or norm is above `spike` times the median of the last `window` good steps.
 _SPIKE, _WINDOW = (
-    Setting("spike", Number(above=1), None),
-    Setting("window", Number(integer=True, least=1, most=10_000), 100),
+    Setting("spike", Number(exclusive_minimum=1), None),
+    Setting("window", Number(integer=True, minimum=1, maximum=10_000), 100),
 )
 BAD_STEPS = _table(
     Signature("stop", (_SPIKE, _WINDOW)),
@@ -197,20 +197,20 @@ BAD_STEPS = _table(
     Signature("rewind", (Setting("at_most", COUNT, 3), _SPIKE, _WINDOW)),
 )
 
-# `model`, `layout` and `schedule` name what is declared; they are looked up before the other entries.
+# The entries in CHOICES name declarations and are resolved separately.
 TRAIN = Signature(
     "train",
     (
-        Setting("data", Calls(DATA)),
-        Setting("optimizer", Calls(OPTIMIZERS)),
-        Setting("steps", Number(integer=True, least=1, most=1 << 62)),
-        Setting("precision", Word(("f32", "bf16", "f64")), "f32"),
+        Setting("data", OneOf(DATA)),
+        Setting("optimizer", OneOf(OPTIMIZERS)),
+        Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
+        Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
-        Setting("seed", Number(integer=True, least=0, most=(1 << 63) - 1), 0),
+        Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
-        Setting("eval", Calls(EVALUATION), None),
-        Setting("checkpoint", Calls(CHECKPOINT), None),
-        Setting("on_bad_step", Calls(BAD_STEPS, bare=True), STOP),
+        Setting("eval", OneOf(EVALUATION), None),
+        Setting("checkpoint", OneOf(CHECKPOINT), None),
+        Setting("on_bad_step", OneOf(BAD_STEPS, bare=True), STOP),
     ),
 )
 CHOICES = ("model", "layout", "schedule")
@@ -236,19 +236,19 @@ SAMPLED = _table(*RANDOM)
 # Entries of a mesh.
 MESH = ("device", "link")
 
-# What `partita profile` has written, of a device and of a link.
-_PROFILE = Signature("profile", (Setting("path", Beside()),))
+# A file written by `partita profile`, as a device or a link.
+_PROFILE = Signature("profile", (Setting("path", TextFile()),))
 
-# The figures behind these names stand in `partita.compiler.costs`.
+# The numbers behind these names are in `partita.compiler.costs`.
 DEVICES = _table(
     _PROFILE,
     *(Signature(name) for name in ("cpu", "a100", "h100", "h200", "b200")),
     Signature(
         "device",
         (
-            Setting("flops", Number(FLOPS, least=1)),
-            Setting("memory", Number(BYTES, integer=True, least=1)),
-            Setting("bandwidth", Number(BYTES_PER_SECOND, least=1)),
+            Setting("flops", Number(FLOPS, minimum=1)),
+            Setting("memory", Number(BYTES, integer=True, minimum=1)),
+            Setting("bandwidth", Number(BYTES_PER_SECOND, minimum=1)),
         ),
     ),
 )
@@ -261,8 +261,8 @@ LINKS = _table(
     Signature(
         "link",
         (
-            Setting("bandwidth", Number(BYTES_PER_SECOND, least=1)),
-            Setting("latency", Number(SECONDS, least=0, most=60)),
+            Setting("bandwidth", Number(BYTES_PER_SECOND, minimum=1)),
+            Setting("latency", Number(SECONDS, minimum=0, maximum=60)),
         ),
     ),
 )
@@ -272,14 +272,14 @@ LINKS = _table(
 
 @frozen(eq=False)
 class Measure:
-    """What a claim may be about: what its limit measures, and what it takes in parentheses."""
+    """A measure that claims may bound: the kind of its limit, and its arguments."""
 
     limit: Number
     takes: tuple[Setting, ...] = ()
 
 
 _ALONG = Setting("axis", MeshAxisName())
-_COLLECTIVE = Setting("kind", Word(("all_reduce", "all_gather", "reduce_scatter", "all_to_all")))
+_COLLECTIVE = Setting("kind", Keyword(("all_reduce", "all_gather", "reduce_scatter", "all_to_all")))
 MEASURES = {
     "peak_memory": Measure(Number(BYTES)),
     "bubble": Measure(Number(RATIO)),

@@ -1,7 +1,7 @@
-"""The error index: what each diagnostic code means and how to fix it. The documentation's index is made from it.
+"""The error index: what each diagnostic code means and how to fix it. docs/errors.md is generated from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification, E08 checkpoints, E09 planning; W is a warning. A test holds that every code that is reported stands here.
+E07 verification, E08 checkpoints, E09 planning; W is a warning. A test checks that every reported code is listed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from attrs import frozen
 
 @frozen
 class Code:
-    """One kind of error: its title, a paragraph that explains it, and the fix by example."""
+    """One kind of error: its title, an explanation, and an example of the fix."""
 
     title: str
     explanation: str

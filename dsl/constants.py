@@ -1,7 +1,7 @@
-"""Arithmetic on numbers that are known when a file is checked: sizes, counts, settings, numbers in models.
+"""Arithmetic on numbers that are known at check time: sizes, counts, settings, numbers in models.
 
-Values are exact fractions; only roots, exponentials and logarithms make floats of them. Numbers with units may be
-added to their like and scaled by plain numbers.
+Values are exact fractions; only functions such as roots and logarithms produce floats. Numbers of the same unit can be
+added, and any number can be scaled by a plain one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from partita.dsl.formulas import FUNCTIONS, computed
 from partita.dsl.source import Span
 from partita.dsl.units import PLAIN, Quantity
 
-_BITS = 4096  # of numerator and denominator together: bounds the time of exact arithmetic
+_BITS = 4096  # of numerator and denominator together; bounds the cost of exact arithmetic
 
 Lookup = Callable[[tree.Path | tree.Call], Quantity]
 
 
 def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
-    """The number that an expression comes to; names and calls are looked up. Raises Refused with what is wrong."""
+    """The value of an expression; `lookup` resolves names and calls. Raises Refused."""
     expression = tree.bare(expression)
     if isinstance(expression, tree.Number):
         return units.read(expression.text, expression.span)
@@ -37,18 +37,18 @@ def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
 
 
 def no_names(expression: tree.Path | tree.Call) -> Quantity:
-    """The lookup where only numbers may stand."""
+    """The lookup where only numbers are allowed. Raises Refused (E0306)."""
     name = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
     raise refuse("E0306", f"expected a number, not `{name.text}`", expression.span)
 
 
 def negative(quantity: Quantity) -> Quantity:
-    """The quantity with its sign turned."""
+    """The negated quantity."""
     return Quantity(-quantity.value, quantity.dimension, computed("negate", quantity.term))
 
 
 def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quantity:
-    """Left operator right. Refused: division by zero, results out of range, units that do not go together."""
+    """`left operator right`. Raises Refused: undefined or out of range (E0224), incompatible units (E0307)."""
     a, b = left.value, right.value
     same = left.dimension == right.dimension
     formula = computed(operator, left.term, right.term)
@@ -70,7 +70,7 @@ def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quant
 
 
 def apply(function: str, argument: Quantity, span: Span) -> Quantity:
-    """One of FUNCTIONS of a plain number."""
+    """Apply one of FUNCTIONS to a plain number. Raises Refused (E0224)."""
     try:
         value = FUNCTIONS[function](float(argument.value))
         return bounded(Quantity(value, PLAIN, computed(function, argument.term)), span)
@@ -81,7 +81,7 @@ def apply(function: str, argument: Quantity, span: Span) -> Quantity:
 
 
 def bounded(quantity: Quantity, span: Span) -> Quantity:
-    """The quantity, refused where it is too large, too small or too long to go on with."""
+    """The quantity. Raises Refused (E0224) if it is too large, too close to zero, or takes too many bits."""
     value = quantity.value
     if isinstance(value, Fraction):
         if value.numerator.bit_length() + value.denominator.bit_length() > _BITS or not units.in_range(value):
@@ -96,9 +96,9 @@ def _out_of_range(span: Span) -> Refused:
 
 
 def shown(quantity: Quantity) -> str:
-    """The number, short, for messages."""
+    """The number in short form, for messages."""
     value = quantity.value
     if isinstance(value, Fraction) and value.denominator < 1000 and abs(value) < 10**12:
-        # 5/2 is better read as 2.5, and 8/3 as it is.
+        # 5/2 reads better as 2.5; 8/3 stays a fraction.
         return f"{float(value):g}" if 1000 % value.denominator == 0 else str(value)
     return f"{float(value):.6g}"

@@ -1,8 +1,8 @@
-"""A file and the files that it imports → their declarations by name, one table for each kind of thing.
+"""A file and its imports → their declarations by name, one table for each kind.
 
-Laws: an import stays under the root directory, whatever symbolic links say; a file is read once however often it is
-imported; the importing file's axis wins over an imported one of the same name; any other name declared twice in one
-kind is an error.
+Invariants: an import stays under the root directory, symbolic links included; a file is read once however often it is
+imported; the importing file's axis overrides an imported one of the same name; any other duplicate name of a kind is an
+error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from partita.dsl.source import Source, Span
 
 @frozen
 class Declarations:
-    """Everything that a file declares or imports. `train` and `expect` are the main file's alone."""
+    """Everything that a file declares or imports. `train` and `expect` are the main file's only."""
 
     source: Source
     axes: dict[str, tree.Entry] = field(factory=dict)
@@ -36,11 +36,11 @@ class Declarations:
     expect: list[tree.Expect] = field(factory=list)
 
     def own(self, span: Span) -> bool:
-        """Whether something stands in the main file, not in an imported one."""
+        """Whether a span is in the main file, not in an imported one."""
         return span.source is self.source
 
 
-# Kind of declaration -> what it is called, and the table of `Declarations` that it goes to.
+# Kind of declaration -> its name in messages, and its table in `Declarations`.
 KINDS: dict[type, tuple[str, str]] = {
     tree.Block: ("block", "blocks"),
     tree.Model: ("model", "models"),
@@ -51,7 +51,7 @@ KINDS: dict[type, tuple[str, str]] = {
 
 
 def gather(main: Source, path: str | None, root: str | None, reader: Reader, report: Report) -> Declarations:
-    """The declarations of the main file and of all that it imports. What is wrong is reported.
+    """The declarations of the main file and of all its imports; errors are reported.
 
     Without a `path` (text that is in no file) nothing can be imported.
     """
@@ -67,7 +67,7 @@ class _Gathering:
         self.bytes = len(main.text)
 
     def file(self, source: Source, path: str | None, importers: tuple[str, ...]) -> Declarations:
-        """The declarations of one file, with what it imports."""
+        """The declarations of one file and its imports."""
         real = os.path.realpath(path) if path is not None else source.name
         found = Declarations(source)
         self.files[real] = found
@@ -93,7 +93,7 @@ class _Gathering:
     def imported(
         self, declaration: tree.Import, importer: Source, path: str | None, importers: tuple[str, ...]
     ) -> Declarations | None:
-        """What an import brings; None after reporting why it brings nothing."""
+        """The declarations of an imported file; None after reporting an error."""
         written, span = declaration.path.value, declaration.path.span
         if path is None or not written or "\0" in written:
             self.report.error("E0010", f"`{written}` cannot be imported here", span)
@@ -126,7 +126,7 @@ class _Gathering:
         return self.file(source, target, importers)
 
     def declare(self, found: Declarations, declaration: tree.Declaration) -> None:
-        """Enter a declaration of a file, refusing reserved names and what is there already."""
+        """Enter a declaration of a file; reports reserved names and duplicates."""
         report = self.report
         if isinstance(declaration, tree.Axes):
             for entry in declaration.entries:
@@ -153,7 +153,7 @@ class _Gathering:
         table[name.text] = value
 
     def merge(self, merged: Declarations, own: Declarations, other: Declarations) -> None:
-        """Add what an imported file declares."""
+        """Add the declarations of an imported file."""
         for table, names in _tables(other):
             into, owned = getattr(merged, table), getattr(own, table)
             for name, value in names.items():
@@ -179,7 +179,7 @@ def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def unreserved(name: tree.Name, report: Report) -> bool:
-    """Whether a name may be declared; reports it where not."""
+    """Whether a name may be declared; reports E0104 if not."""
     if name.text in RESERVED:
         report.error(
             "E0104",

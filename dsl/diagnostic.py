@@ -1,4 +1,4 @@
-"""What is wrong with a file, where, and what to do about it: one class for the terminal, `--json` and editors."""
+"""Diagnostics: what is wrong with a file, where, and how to fix it; as text for terminals, or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 
 from partita.dsl.source import Span
 
-# Of longer lines (a schedule as text has as long ones as there are actions), so many characters are shown.
+# Longer lines (such as those of a schedule file) are cropped to this many characters.
 LINE = 160
 
 
@@ -33,7 +33,7 @@ class Diagnostic:
         return "warning" if self.code.startswith("W") else "error"
 
     def render(self) -> str:
-        """The form shown in a terminal: headline, place, source line with the span underlined, notes, help."""
+        """The text shown in a terminal: headline, place, source line with the span underlined, notes, help."""
         lines = [f"{self.severity}[{self.code}]: {self.message}"]
         margin = ""
         if self.span is not None:
@@ -43,7 +43,7 @@ class Diagnostic:
             margin = " " * len(number)
             text, column = _cropped(text, column)
             length = max(1, min(self.span.end - self.span.start, len(text) - column + 1))
-            # Tabs stay tabs under the line, so that the carets stand where the text does.
+            # Tabs stay tabs, so that the carets line up with the text.
             indent = "".join("\t" if character == "\t" else " " for character in text[: column - 1])
             lines += [
                 f"{margin} --> {self.span.place}",
@@ -57,7 +57,7 @@ class Diagnostic:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """`{code, severity, message, file, line, column, help}`, stable for programs that read it."""
+        """A JSON object for other programs; its keys are stable."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -71,7 +71,7 @@ class Diagnostic:
 
 
 def _cropped(text: str, column: int) -> tuple[str, int]:
-    """The part of a long line around a column, and the column in it."""
+    """A window of a long line around a column, and the column within it."""
     if len(text) <= LINE:
         return text, column
     start = max(0, min(column - 1 - LINE // 3, len(text) - LINE))
@@ -81,7 +81,7 @@ def _cropped(text: str, column: int) -> tuple[str, int]:
 
 
 class Refused(ValueError):
-    """A file, or a claim in it, is wrong: carries the diagnostics that say so."""
+    """Raised when a file, or a claim in it, is wrong; carries the diagnostics."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
@@ -96,8 +96,8 @@ def refuse(
 
 
 def shown(text: str) -> str:
-    """A stranger's text as it can be shown within a line: what is no printable character is escaped, as `\\n`.
+    """Untrusted text, made safe to show within a line: nonprintable characters are escaped, as `\\n`.
 
-    So a name can neither forge a line of its own nor steer the terminal. What is escaped stays as it is.
+    So a name can neither forge a line nor control the terminal. Backslashes are left as they are.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,6 +1,6 @@
-"""Expressions in a body: names looked up, numbers folded, functions and blocks applied; each becomes a step.
+"""Expressions in a body: names are resolved, numbers folded, and applications of functions and blocks become steps.
 
-Every method returns None after it has reported what is wrong, or where something was wrong before.
+Methods return None if they, or an earlier check, reported an error; some raise Refused instead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from partita.dsl import constants, elsewhere, limits, rules, spec, tree
+from partita.dsl import constants, foreign, limits, rules, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
@@ -18,13 +18,13 @@ from partita.dsl.functions import (
     FUNCTIONS,
     LATER,
     TENSORS,
+    Arrow,
     Constant,
     Function,
     Tensor,
-    Turn,
     Use,
 )
-from partita.dsl.known import Known
+from partita.dsl.known import CheckContext
 from partita.dsl.operands import Operands
 from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
@@ -38,15 +38,15 @@ Result = Tensor | Constant
 class Expressions:
     """Checks the expressions of one scope."""
 
-    def __init__(self, known: Known, scope: Scope, body: Sequence[tree.Statement]) -> None:
+    def __init__(self, known: CheckContext, scope: Scope, body: Sequence[tree.Statement]) -> None:
         self.known, self.scope, self.body = known, scope, body
         self.report = known.report
         self.arguments = Operands(self, known.report)
 
-    # ------------------------------------------------------------ what statements ask for
+    # ------------------------------------------------------------ entry points
 
     def tensor(self, written: tree.Expression, name: str | None = None) -> Tensor | None:
-        """A tensor."""
+        """Check an expression that must be a tensor."""
         found = self.one(written, name)
         if isinstance(found, Constant):
             self.report.error("E0213", f"`{found.text}` is a number where a tensor is needed", written.span)
@@ -54,12 +54,12 @@ class Expressions:
         return found
 
     def one(self, written: tree.Expression, name: str | None = None) -> Result | None:
-        """A tensor or a number."""
+        """Check an expression that is a tensor or a number."""
         found = self.several(written, 1, name)
         return found[0] if found is not None else None
 
     def several(self, written: tree.Expression, count: int, name: str | None = None) -> list[Result] | None:
-        """As many results as there are names for them."""
+        """Check an expression that must have `count` results."""
         try:
             found = self._results(written, name)
         except Refused as refused:
@@ -72,7 +72,7 @@ class Expressions:
         return found
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
-        """The number that a name or call stands for; a `Lookup` of `partita.dsl.constants`."""
+        """The value of a name or call that must be a number; a `Lookup` of `partita.dsl.constants`."""
         found = self._results(written, None)
         if found is not None and len(found) == 1 and isinstance(found[0], Constant):
             value = found[0].value
@@ -83,7 +83,7 @@ class Expressions:
         raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
 
     def axis(self, name: tree.Name) -> Axis | None:
-        """The axis that a name stands for here: another one where the block is called over others."""
+        """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""
         other = self.scope.substitution.get(name.text)
         if other is None:
             if name.text not in self.known.axes.entries and self.scope.find(name.text) is not None:
@@ -94,7 +94,7 @@ class Expressions:
         return self.known.axes.find(tree.Name(other, name.span))
 
     def mark_read(self, binding: Binding) -> None:
-        """Remember that a name is read."""
+        """Record that a name is read."""
         self.known.read.add((id(binding.span.source), binding.span.start))
 
     # ------------------------------------------------------------ kinds of expressions
@@ -129,7 +129,7 @@ class Expressions:
     def _path(self, written: tree.Path) -> list[Result] | None:
         name = written.parts[0]
         if len(written.parts) > 1:
-            help = elsewhere.MEMBERS.get(written.parts[-1].text)
+            help = foreign.MEMBERS.get(written.parts[-1].text)
             raise refuse("E0201", f"`{written}` is a path, and paths are only used in layouts", written.span, help=help)
         binding = self.scope.find(name.text)
         if binding is None:
@@ -156,7 +156,7 @@ class Expressions:
         if name.text in self.known.axes.entries:
             help = f"its size is `size({name.text})`, its positions `iota({name.text})`"
             return refuse("E0201", f"`{name.text}` is an axis, not a value", name.span, help=help)
-        known = elsewhere.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
+        known = foreign.VALUES.get(name.text) or suggestion(name.text, self.scope.names())
         return refuse("E0201", f"unknown name `{name.text}`", name.span, help=known)
 
     def _operator(
@@ -207,7 +207,7 @@ class Expressions:
             raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, "size"]
-            help = elsewhere.function(called) or suggestion(called, choices)
+            help = foreign.function(called) or suggestion(called, choices)
             raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
         return self._call_function(written, FUNCTIONS[called], name)
 
@@ -222,17 +222,17 @@ class Expressions:
         return [Constant(size, _text(written), written.span)]
 
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
-        turns = self.arguments.turns(written, function)
+        arrows = self.arguments.arrows(written, function)
         if function.slots[0].kind == TENSORS:
             given: dict[str, Any] | None = self.arguments.all_tensors(written)
         else:
             given = self.arguments.bound(written, function.slots)
-        if given is None or turns is None:
+        if given is None or arrows is None:
             return None
-        return self._finish(written, given, turns, name)
+        return self._finish(written, given, arrows, name)
 
     def _finish(
-        self, written: tree.Call, given: dict[str, Any], turns: tuple[Turn, ...], name: str | None
+        self, written: tree.Call, given: dict[str, Any], arrows: tuple[Arrow, ...], name: str | None
     ) -> list[Result] | None:
         function = FUNCTIONS[written.name.text]
         spans = {}
@@ -241,12 +241,12 @@ class Expressions:
                 spans[argument.name.text] = argument.value.span
             elif position < len(function.slots):
                 spans[function.slots[position].name] = argument.value.span
-        if turns:
-            spans["->"] = turns[0].span
-        return self._apply(function, Use(function.name, written.span, given, spans, turns), _text(written), name)
+        if arrows:
+            spans["->"] = arrows[0].span
+        return self._apply(function, Use(function.name, written.span, given, spans, arrows), _text(written), name)
 
     def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:
-        """Type a use of a function, and make it a step."""
+        """Check the types of a use of a function, and append its step."""
         type, options = function.rule(use)
         if type.elements > limits.ELEMENTS:
             help = f"at most 2^{limits.ELEMENTS.bit_length() - 1}"
@@ -291,7 +291,7 @@ class Expressions:
         return [Tensor(value.number, value.type, _text(written), written.span) for value in values]
 
     def _block_arrows(self, written: tree.Call) -> list[tuple[str, str]] | None:
-        """The arrows of a call of a block: axes of the block, and what is written for them."""
+        """The arrows of a block call: axes of the block, and those that replace them."""
         block, errors = written.name.text, self.report.errors
         found: dict[str, str] = {}
         for argument in written.arguments:
@@ -318,7 +318,7 @@ class Expressions:
             self.report.refused(refused)
 
     def _fits(self, block: str, name: str, argument: Tensor, declared: Type) -> None:
-        """An argument has the axes and the dtype that the block declares; the order does not matter."""
+        """Check that an argument has the dtype and the axes that the block declares, in any order."""
         notes = [str(argument), f"`{block}` takes {name}: {declared}"]
         if argument.type.dtype != declared.dtype:
             cast = f"`cast({argument.text}, {declared.dtype})`"
@@ -335,7 +335,7 @@ class Expressions:
 
 
 def _text(written: tree.Expression) -> str:
-    """What the user wrote, on one line, short."""
+    """The source text of an expression, on one line and shortened."""
     span = written.span
     return shortened(" ".join(span.source.text[span.start : span.end].split()))
 

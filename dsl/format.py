@@ -1,12 +1,12 @@
 """Text → the same file in canonical form, comments kept.
 
-One statement, entry or rule a line, indented by two spaces for each brace around it; spaces by the table below; one
-blank line between declarations, and at most one elsewhere. A line break after a comma within brackets stays where
-it is, and lines that are too long are broken at others. A comment stays at the end of its line, at its column where
-that is free, or on a line of its own.
+One statement, entry or rule per line, indented by two spaces for each brace around it; spaces by the table below; one
+blank line between declarations, and at most one elsewhere. A line break after a comma within brackets is kept, and
+lines that are too long are broken in other places. A trailing comment stays at the end of its line, at its column if
+possible; other comments keep a line of their own.
 
-Laws: formatting twice is formatting once; the result parses to the same tree and has the same comments (this is
-checked each time, and anything else is refused).
+Invariants: formatting is idempotent; the result parses to the same tree and has the same comments (this is checked each
+time, and anything else is refused).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
 
 WIDTH = 110
-DEEPEST = 60  # columns to which what goes on after a line break is indented at most, to stand under its bracket
+DEEPEST = 60  # columns; a continuation line is aligned with its bracket up to here
 INDENT, CONTINUATION = 2, 4
-# A line that was broken within a bracket keeps that break, after which a break before the bracket may no longer be
-# needed: such a file is formatted again, until nothing changes.
+# A break within a bracket is kept, after which one before the bracket may no longer be needed: formatting is repeated
+# until nothing changes.
 PASSES = 8
 
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
@@ -37,7 +37,7 @@ _OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "ARROW"))
 
 
 def format_text(text: str, name: str = "<text>") -> str:
-    """The canonical form of a file's text. Raises Refused where it does not parse."""
+    """The canonical form of a file's text. Raises Refused if it does not parse, or has none (E0108)."""
     source = source_of(text, name)
     before, comments, tokens = _parsed(source)
     file, own = before, list(comments)
@@ -66,12 +66,12 @@ def _parsed(source: Source) -> tuple[tree.File, list[Token], list[Token]]:
 
 @frozen(eq=False)
 class Row:
-    """Tokens that stand on a line of their own unless it is too long. `first` is the declaration it begins."""
+    """Tokens that form a line, unless it is too long. `first` is the kind of declaration that it begins, if any."""
 
     tokens: tuple[Token, ...]
     depth: int
     first: str | None
-    whole: bool  # the declaration has no other row
+    whole: bool  # no other row of the declaration follows
     until: int  # where the next row begins in the source
 
 
@@ -85,13 +85,13 @@ class _Formatter:
         self.apart = frozenset(_spaced_lists(file))
 
     def lines(self) -> Iterator[str]:
-        """The lines of the result, each with its end."""
-        end = 0  # of what was written last, in the source
+        """The lines of the result, with line ends."""
+        end = 0  # of what was last written, as a source position
         kind: str | None = None
         alone = opened = False
         for row in self.rows():
             start, closing = row.tokens[0].start, row.tokens[0].text == "}"
-            # Declarations stand apart, but for lines of one kind: `axis` under `axis`.
+            # Blank lines separate declarations, except one-line ones of the same kind (`axis` after `axis`).
             apart = row.first is not None and end > 0 and not (alone and row.whole and kind == row.first)
             if row.first is not None:
                 kind, alone = row.first, row.whole
@@ -112,7 +112,7 @@ class _Formatter:
             end = comment.end
 
     def rows(self) -> Iterator[Row]:
-        """The tokens, cut where lines begin."""
+        """The tokens, split into rows."""
         cut: list[tuple[list[Token], int]] = []
         row: list[Token] = []
         depth = 0
@@ -135,7 +135,7 @@ class _Formatter:
             yield Row(tuple(tokens), level, self.declarations.get(start), whole, until)
 
     def _empty(self, position: int) -> bool:
-        """Whether a closing brace follows its opening one with nothing between, no comment either."""
+        """Whether a closing brace directly follows its opening one, without even a comment in between."""
         if not 0 < position < len(self.tokens):
             return False
         before, token = self.tokens[position - 1], self.tokens[position]
@@ -144,28 +144,28 @@ class _Formatter:
 
     # ------------------------------------------------------------ comments and blank lines
 
-    consumed = 0  # the end of the last comment that was written with a row
+    consumed = 0  # the end of the last comment written with a row
 
     def own_comments(self, before: int) -> Iterator[Token]:
-        """Take the comments that stand before a place in the source."""
+        """Take the comments before a position in the source."""
         while self.comments and self.comments[0].start < before:
             yield self.comments.pop(0)
 
     def blank(self, end: int, start: int) -> bool:
-        """Whether the source has an empty line between two places."""
+        """Whether the source has an empty line between two positions."""
         return self.text.count("\n", end, start) > 1
 
     def trails(self, comment: Token, token: Token) -> bool:
-        """Whether a comment stands on the line on which a token ends."""
+        """Whether a comment is on the line on which a token ends."""
         return "\n" not in self.text[token.end : comment.start]
 
     # ------------------------------------------------------------ one row
 
     def row(self, row: Row) -> str:
-        """A row as lines: broken where it was after commas, around comments, and where it is too long."""
+        """The lines of a row: broken where it was after commas, around comments, and where it is too long."""
         margin = INDENT * row.depth
         lines: list[str] = []
-        brackets: list[int] = []  # the columns after the brackets that are open
+        brackets: list[int] = []  # the columns after the open brackets
         line: list[tuple[Token, str]] = []
         start = " " * margin
 
@@ -200,13 +200,13 @@ class _Formatter:
         return "".join(text + "\n" for text in lines)
 
     def column(self, brackets: Sequence[int], margin: int) -> int:
-        """Where a line goes on after a break: under what follows the innermost open bracket."""
+        """Where a line continues after a break: below the first token in the innermost open bracket."""
         if brackets and brackets[-1] <= DEEPEST:
             return brackets[-1]
         return margin + CONTINUATION
 
     def filled(self, line: Sequence[tuple[Token, str]], start: str, margin: int, brackets: list[int]) -> Iterator[str]:
-        """Lines of at most WIDTH columns, broken after the outermost commas, or before operators. Updates brackets."""
+        """Lines of at most WIDTH columns, broken after the outermost commas or before operators. Updates `brackets`."""
         first = 0
         while first < len(line):
             end = self.fitting(line, first, len(start))
@@ -222,7 +222,7 @@ class _Formatter:
             first, start = end, " " * self.column(brackets, margin)
 
     def fitting(self, line: Sequence[tuple[Token, str]], first: int, column: int) -> int:
-        """Where the tokens end that go on one line, which begins with `first` at a column."""
+        """The end of the tokens from `first` that fit on a line that begins at a column."""
         best: dict[bool, tuple[int, int]] = {}  # comma or operator -> depth and end of the best break
         for position in range(first, len(line)):
             token, space = line[position]
@@ -240,7 +240,7 @@ class _Formatter:
         return len(line)
 
     def space(self, tokens: Sequence[Token], position: int) -> str:
-        """What stands between a token and the one before it on its line."""
+        """The space between a token and the one before it on its line."""
         before, token = tokens[position - 1], tokens[position]
         if before.kind in _TIGHT_AFTER or token.kind in _TIGHT_BEFORE:
             return ""
@@ -256,7 +256,7 @@ class _Formatter:
 
 
 def _ends(token: Token) -> bool:
-    """Whether a token can end an operand, so that a minus after it subtracts."""
+    """Whether a token can end an operand, so that a minus after it is binary."""
     return token.kind in _VALUES
 
 
@@ -288,7 +288,7 @@ def _statement_starts(statements: Sequence[tree.Statement]) -> Iterator[int]:
 
 
 def _spaced_lists(file: tree.File) -> Iterator[int]:
-    """Where the lists of turns per stage begin: the only brackets that stand apart from the name before them."""
+    """Where the lists of layers per stage begin: the only brackets with a space after the name before them."""
     for declaration in file.declarations:
         if isinstance(declaration, tree.Layout):
             for rule in declaration.rules:

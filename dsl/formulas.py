@@ -1,6 +1,6 @@
-"""Numbers that were computed from sizes of axes, kept as they were computed: with other sizes they are others.
+"""Numbers computed from axis sizes, kept as formulas so that they can be evaluated for other sizes.
 
-A small copy of a file has smaller axes, and an evaluation more rows than a step; `size(vocab) - 1` must go with them.
+A proxy of a file has smaller axes, and an evaluation more rows than a step; `size(vocab) - 1` must follow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-# Of more operations a number is what it came to: chains of `let` could be as long as a file.
+# Of longer formulas only the value is kept, because chains of `let` could be as long as a file.
 MOST = 64
 
 ARITHMETIC: dict[str, Callable[..., Fraction | float]] = {
@@ -24,7 +24,7 @@ ARITHMETIC: dict[str, Callable[..., Fraction | float]] = {
     "negate": operator.neg,
 }
 
-# Of numbers they give numbers, of tensors tensors.
+# Applied to numbers they are evaluated here, applied to tensors they are steps.
 FUNCTIONS: dict[str, Callable[[float], float]] = {
     "sqrt": math.sqrt,
     "rsqrt": lambda x: 1 / math.sqrt(x),
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, Callable[[float], float]] = {
 
 @frozen
 class Size:
-    """`size(axis)`, and what that is in the file."""
+    """`size(axis)`, and its value in the file."""
 
     axis: str
     value: int
@@ -45,7 +45,7 @@ class Size:
 
 @frozen
 class Formula:
-    """One of `ARITHMETIC` or of `FUNCTIONS`, applied to sizes, numbers and formulas."""
+    """One of `ARITHMETIC` or `FUNCTIONS`, applied to sizes, numbers and formulas."""
 
     operator: str
     operands: tuple[Term, ...]
@@ -61,7 +61,7 @@ Term: TypeAlias = "Size | Formula | Fraction | float"
 
 
 def computed(operator: str, *operands: Term) -> Formula | None:
-    """The formula of a result; None where it depends on no size, or took too many operations."""
+    """The formula of a result; None if it depends on no size, or takes more than MOST operations."""
     if not any(isinstance(each, (Size, Formula)) for each in operands):
         return None
     found = Formula(operator, operands)
@@ -69,9 +69,9 @@ def computed(operator: str, *operands: Term) -> Formula | None:
 
 
 def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
-    """The number with other sizes; axes that are not among these have the file's.
+    """The value under other sizes; axes not in `sizes` keep those of the file.
 
-    Raises ArithmeticError or ValueError where there is none.
+    Raises ArithmeticError or ValueError if it is undefined.
     """
     if isinstance(term, Size):
         return Fraction(sizes.get(term.axis, term.value))

@@ -1,8 +1,8 @@
-"""The tensor functions of the language: what each takes, and the rule that gives its result a type.
+"""The tensor functions of the language: their parameters and typing rules.
 
-A rule reads the arguments of one call (`Use`) and returns the result's type and the `options` of the `Apply` that the
-call becomes; it raises `Refused` where the arguments do not fit. The rules stand in `partita.dsl.rules` (arithmetic)
-and `partita.dsl.reshaping` (what renames axes or changes sizes).
+A rule reads the arguments of one call (`Use`) and returns the result type and the `options` of the `Apply` that the
+call becomes; it raises `Refused` if the arguments do not fit. The rules are in `partita.dsl.rules` (arithmetic) and
+`partita.dsl.reshaping` (renaming and resizing axes).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.dsl.units import Quantity
 
-# What a slot takes. TENSORS takes all positional arguments; OPERAND a tensor or a number.
+# Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number.
 TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"
 NUMBER, FLAG, DTYPE = "number", "flag", "dtype"
 
 
 @frozen
 class Slot:
-    """A parameter of a function. `default` is REQUIRED where there is none."""
+    """A parameter of a function; `default` is REQUIRED if it has none."""
 
     name: str
     kind: str = TENSOR
@@ -35,7 +35,7 @@ class Slot:
 
 @frozen(eq=False)
 class Tensor:
-    """A value of the body that is being checked, as an argument. `text` is what the user wrote."""
+    """A tensor argument: `value` is its number in the body being checked, `text` what the user wrote."""
 
     value: int
     type: Type
@@ -48,14 +48,14 @@ class Tensor:
 
 @frozen(eq=False)
 class Constant:
-    """A number or boolean that is known when the file is checked."""
+    """A number or boolean argument, known at check time."""
 
     value: Quantity | bool
     text: str
     span: Span
 
     def literal(self, dtype: str) -> spec.Literal:
-        """The constant as an operand beside tensors of a dtype; Refused where it is no value of that dtype."""
+        """The constant as an operand next to tensors of `dtype`. Raises Refused (E0205, E0214) if it is invalid."""
         value = self.value
         if isinstance(value, bool):
             if dtype != "bool":
@@ -75,8 +75,8 @@ class Constant:
 
 
 @frozen(eq=False)
-class Turn:
-    """`left -> right` among the arguments: one axis or a list of them on each side."""
+class Arrow:
+    """`left -> right` among the arguments, with one or more axes on each side."""
 
     left: tuple[Axis, ...]
     right: tuple[Axis, ...]
@@ -89,18 +89,18 @@ Typed: TypeAlias = tuple[Type, Mapping[str, Any]]
 
 @frozen(eq=False)
 class Use:
-    """One call of a function: its arguments by slot, its arrows, and how to refuse it."""
+    """One call of a function: its arguments and their spans by slot, and its arrows."""
 
     function: str
     span: Span
     arguments: Mapping[str, Bound]
     spans: Mapping[str, Span]
-    turns: tuple[Turn, ...] = ()
-    sign: str | None = None  # the operator, where it was written as one
+    arrows: tuple[Arrow, ...] = ()
+    sign: str | None = None  # the operator, if it was written as one
 
     @property
     def called(self) -> str:
-        """What the user calls the function."""
+        """The operator or the function, as the user wrote it."""
         return self.sign or self.function
 
     def __getitem__(self, slot: str) -> Bound:
@@ -109,7 +109,7 @@ class Use:
     def refuse(
         self, code: str, message: str, slot: str | None = None, help: str | None = None, also: Iterable[object] = ()
     ) -> Refused:
-        """A refusal that points to an argument (or the whole call) and shows the tensors that take part."""
+        """A `Refused` that points to an argument (or the whole call) and lists the tensors involved."""
         notes = dict.fromkeys([*map(str, self.tensors), *map(str, also)])
         place = self.spans.get(slot, self.span) if slot else self.span
         return refuse(code, message, place, notes=notes, help=help)
@@ -122,10 +122,10 @@ class Use:
             found.extend(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Tensor))
         return tuple(found)
 
-    # ------------------------------------------------------------ what most rules ask
+    # ------------------------------------------------------------ checks that rules share
 
     def floating(self, *slots: str) -> str:
-        """The float dtype that the tensors of these slots (those given) have in common."""
+        """The common float dtype of the tensors in these slots; absent ones are skipped. Raises Refused (E0205)."""
         dtype = ""
         for slot in slots:
             value = self.arguments[slot]
@@ -141,14 +141,14 @@ class Use:
         return dtype
 
     def integers(self, slot: str) -> None:
-        """Require a tensor of integers."""
+        """Require an integer tensor (E0205)."""
         value = self.arguments[slot]
         if value.type.dtype not in INTEGERS:
             message = f"`{self.function}` needs integers, and `{value.text}` is {value.type.dtype}"
             raise self.refuse("E0205", message, slot)
 
     def has(self, slot: str, axes: Iterable[Axis], place: str = "over") -> None:
-        """Require the axes in the tensor of a slot; the refusal points to the slot that named them."""
+        """Require that the tensor in a slot has these axes (E0203); `place` is the slot that named them."""
         value = self.arguments[slot]
         for axis in axes:
             if not value.type.has(axis.name):
@@ -160,7 +160,7 @@ class Use:
                 )
 
     def within(self, slot: str, names: Iterable[str], whose: str) -> None:
-        """Require that the tensor of a slot has no other axes than these."""
+        """Require that the tensor in a slot has no axes other than `names` (E0204), which messages call `whose`."""
         value = self.arguments[slot]
         allowed = set(names)
         for name in value.type.names:
@@ -174,31 +174,29 @@ Rule: TypeAlias = Callable[[Use], Typed]
 
 @frozen
 class Function:
-    """A function of the language. `turns`: how many arrows it takes, at least and at most (None: any number)."""
+    """A function of the language. `arrows` is the minimum and maximum number of arrows (None: unlimited)."""
 
     name: str
     slots: tuple[Slot, ...]
     rule: Rule
-    turns: tuple[int, int | None] = (0, 0)
+    arrows: tuple[int, int | None] = (0, 0)
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # known names without a meaning yet
+LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
 
 
 def function(
-    *names: str, slots: Iterable[Slot | str], turns: tuple[int, int | None] = (0, 0)
+    *names: str, slots: Iterable[Slot | str], arrows: tuple[int, int | None] = (0, 0)
 ) -> Callable[[Rule], Rule]:
-    """Register a rule for functions of these names; a slot given by name alone takes a tensor. ValueError where there
-    is one of such a name.
-    """
+    """Register a typing rule for functions; a slot given as a string takes a tensor. ValueError if a name is taken."""
 
     def register(rule: Rule) -> Rule:
         for name in names:
             if name in FUNCTIONS:
                 raise ValueError(f"there is a function `{name}` already")
             full = tuple(Slot(slot) if isinstance(slot, str) else slot for slot in slots)
-            FUNCTIONS[name] = Function(name, full, rule, turns)
+            FUNCTIONS[name] = Function(name, full, rule, arrows)
         return rule
 
     return register

@@ -1,4 +1,4 @@
-"""What is known of a file while the bodies of its blocks and models are checked."""
+"""State that is shared while the blocks and models of a file are checked."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from partita.dsl.settings import Settings
 from partita.dsl.source import Span
 
 
-class Known:
-    """Declarations and axes; the blocks that are checked, by the axes that they are called over; and what is read."""
+class CheckContext:
+    """Declarations and axes; the checked blocks, by the axes that they are called over; what is called and read."""
 
     def __init__(self, declarations: Declarations, axes: Axes, report: Report) -> None:
         self.declarations, self.axes, self.report = declarations, axes, report
         self.settings = Settings(report, axes.entries, axes.used)
         self.checked: dict[Instance, Checked | None] = {}
         self.called: set[str] = set()
-        self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> what was bound there
+        self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there
         self.read: set[tuple[int, int]] = set()
-        self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes it is written over
+        self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes that it and its callees mention
         self._work = 0
 
     def spend(self, span: Span) -> None:
-        """Count an expression that is checked. Reports and raises Full when there are too many."""
+        """Count one checked expression. Reports E0008 and raises Full if there are too many."""
         self._work += 1
         if self._work > limits.CHECKED:
             message = "the blocks are called over too many different sets of axes to be checked"

@@ -1,4 +1,4 @@
-"""Layouts → their rules, with every name in them found: axes, mesh axes, and what the model calls its parts."""
+"""Layouts → `spec.Layout`: checks every axis, mesh axis and model path that their rules name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import meant
-from partita.dsl.paths import Known
+from partita.dsl.foreign import meant
+from partita.dsl.paths import ModelNames
 from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
 
@@ -21,8 +21,8 @@ class Layouts:
     def __init__(self, meshes: Mapping[str, tree.Mesh], axes: Axes, report: Report) -> None:
         self.meshes, self.axes, self.report = meshes, axes, report
 
-    def layout(self, layout: tree.Layout, known: Known | None) -> spec.Layout | None:
-        """A layout's rules, with every name in them found; paths are held against a model where one is given."""
+    def layout(self, layout: tree.Layout, known: ModelNames | None) -> spec.Layout | None:
+        """The checked layout; None after reporting errors. Paths are checked only if the model's names are `known`."""
         errors = self.report.errors
         mesh = self.meshes.get(layout.mesh.text)
         if mesh is None:
@@ -35,8 +35,8 @@ class Layouts:
         found = tuple(rule for rule in rules if rule is not None)
         return spec.Layout(layout.name.text, layout.mesh.text, found, layout.span)
 
-    def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: Known | None) -> spec.Rule | None:
-        """One rule; None after reporting what is wrong."""
+    def rule(self, rule: tree.Rule, mesh_axes: Sequence[str] | None, known: ModelNames | None) -> spec.Rule | None:
+        """One checked rule; None after reporting errors."""
         try:
             match rule:
                 case tree.Shard():
@@ -48,7 +48,7 @@ class Layouts:
                     self.repeats(rule.repeats, known)
                     names = tuple(name.text for name in rule.repeats)
                     axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
-                    return spec.StageRule(names, axis, self.turns(rule.counts), rule.span)
+                    return spec.StageRule(names, axis, self.layers(rule.counts), rule.span)
                 case tree.Place():
                     self.paths(rule.paths, known)
                     axis = self.mesh_axis(rule.mesh_axis, mesh_axes)
@@ -64,14 +64,14 @@ class Layouts:
             return None
 
     def mesh_axis(self, name: tree.Name, mesh_axes: Sequence[str] | None) -> str:
-        """A mesh axis that the layout's mesh has."""
+        """The name of a mesh axis. Raises Refused (E0313) if the layout's mesh has no such axis."""
         if mesh_axes is not None and name.text not in mesh_axes:
             help = suggestion(name.text, mesh_axes, "its axes:")
             raise refuse("E0313", f"the mesh has no axis `{name.text}`", name.span, help=help)
         return name.text
 
-    def target(self, target: tree.Target, known: Known | None) -> None:
-        """What is sharded: a class, or an axis; of a path, if one is given."""
+    def target(self, target: tree.Target, known: ModelNames | None) -> None:
+        """Check a sharding target: a class or an axis, optionally of one path."""
         if target.path is not None:
             self.paths([target.path], known)
         name = target.name.text
@@ -81,24 +81,24 @@ class Layouts:
             raise refuse("E0202", f"unknown axis `{name}`", target.name.span, help=f"did you mean `{kind}`?")
         self.axes.find(target.name)
 
-    def paths(self, paths: Iterable[tree.Path], known: Known | None) -> None:
-        """Every part of a path is a name that the model has."""
+    def paths(self, paths: Iterable[tree.Path], known: ModelNames | None) -> None:
+        """Check that every part of each path is a name of the model (E0317)."""
         for path in paths:
             for part in path.parts:
                 if known is not None and part.text not in known.names:
                     message = f"model `{known.model}` has no part called `{part.text}`"
                     raise refuse("E0317", message, part.span, help=suggestion(part.text, known.names))
 
-    def repeats(self, names: Iterable[tree.Name], known: Known | None) -> None:
-        """`stage` cuts repeats."""
+    def repeats(self, names: Iterable[tree.Name], known: ModelNames | None) -> None:
+        """Check that the names in a `stage` rule are repeats of the model (E0317)."""
         for name in names:
             if known is not None and name.text not in known.repeats:
                 message = f"model `{known.model}` has no repeat called `{name.text}`"
                 help = suggestion(name.text, known.repeats, "its repeats:")
                 raise refuse("E0317", message, name.span, help=help)
 
-    def turns(self, counts: tree.List | None) -> tuple[int, ...] | None:
-        """How many turns each stage has."""
+    def layers(self, counts: tree.List | None) -> tuple[int, ...] | None:
+        """The number of layers of each stage, if given."""
         if counts is None:
             return None
         if not counts.items:
@@ -109,7 +109,7 @@ class Layouts:
         )
 
     def stages(self, rule: tree.Place) -> tuple[int, int]:
-        """First and last stage of a place rule."""
+        """The first and last stage of a `place` rule. Raises Refused (E0314)."""
         numbers = []
         for written in (rule.first, rule.last or rule.first):
             value = constants.evaluate(written, constants.no_names)

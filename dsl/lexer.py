@@ -1,7 +1,7 @@
-"""Text → tokens, by the words and patterns of the grammar's table.
+"""Text → tokens, by the terminals of the grammar's table.
 
-What is no token is reported and leaves a BROKEN token, about which the parser then says nothing more. Limits on
-length, number and nesting are held here, before anything is built.
+Invalid input is reported and yields a BROKEN token, about which the parser reports nothing more. Limits on length,
+count and nesting are enforced here, before anything is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from partita.dsl import limits
-from partita.dsl.elsewhere import SIGNS
+from partita.dsl.foreign import SIGNS
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source, Span
 from partita.dsl.tables import TABLE
@@ -24,7 +24,7 @@ END, BROKEN = "$END", "$BROKEN"
 OPENING = {"(": ")", "[": "]", "{": "}"}
 CLOSING = {close: open for open, close in OPENING.items()}
 
-# How the terminals that have no fixed text are called in messages.
+# What messages call the terminals without a fixed text.
 SPOKEN = {
     "NAME": "a name",
     "NUMBER": "a number",
@@ -36,7 +36,7 @@ SPOKEN = {
 
 @frozen(eq=False)
 class Language:
-    """The table, as the parser wants it."""
+    """The grammar's table in the form that the lexer and the parser use."""
 
     words: dict[str, str]
     spoken: dict[str, str]
@@ -49,7 +49,7 @@ class Language:
 
 @cache
 def language() -> Language:
-    """The language of .par files."""
+    """The language of .par files, loaded once."""
     data: dict[str, Any] = json.loads(TABLE.read_bytes())
     words: dict[str, str] = data["words"]
     marks = sorted((word for word in words if not word.isalpha()), key=len, reverse=True)
@@ -71,7 +71,7 @@ def language() -> Language:
 
 @frozen(eq=False)
 class Token:
-    """A terminal of the grammar with its text; `depth` counts the brackets around it."""
+    """A terminal with its text; `depth` is the number of enclosing brackets."""
 
     kind: str
     text: str
@@ -81,7 +81,7 @@ class Token:
 
 
 def tokenize(source: Source, report: Report, comments: list[Token] | None = None, start: int = 0) -> list[Token]:
-    """The tokens of a source from `start`, the last of kind END; comments go to `comments`. Full at a limit."""
+    """The tokens of a source from `start`, the last one END; collects comments. Raises Full at a limit."""
     table = language()
     match, words, ignored = table.pattern.match, table.words, table.ignored
     text, tokens, position, depth = source.text, list[Token](), start, 0
@@ -118,7 +118,7 @@ def tokenize(source: Source, report: Report, comments: list[Token] | None = None
 
 
 def _broken(source: Source, position: int, report: Report) -> int:
-    """Report what is no token; returns where to go on."""
+    """Report an invalid token; returns the position after it."""
     text, character = source.text, source.text[position]
     if character == '"':
         end = text.find("\n", position)

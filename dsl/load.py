@@ -1,7 +1,7 @@
-"""A `.par` file → `Spec`: the way into the language.
+"""A `.par` file → `Spec`: the entry point of the language.
 
-Read, parse, gather imports, apply overrides, settle axes, check models, layouts and settings. Each part reports what
-it finds; the next one runs only where it would not repeat it. Nothing that a file holds raises here.
+Read, parse, gather imports, apply overrides, resolve axes, check models, layouts and settings. Each step reports what
+it finds; the next one runs only if it would not repeat it. No content of a file makes this raise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import gather
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.fits import report_misfits
-from partita.dsl.known import Known
+from partita.dsl.divisibility import report_misfits
+from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.plans import Plans
@@ -39,9 +39,9 @@ def load(
 ) -> Loaded:
     """Check a file, with `key=value` overrides applied.
 
-    Returns its meaning, or None where there is an error, and all diagnostics (warnings may come with a Spec).
-    Imports may not leave `root`, by default the file's own directory. A `reader` remembers what was read. Unless
-    `fitting`, sizes need not fit the layout and the schedule that the file has: for those who look for others.
+    Returns its Spec, or None if there is an error, and all diagnostics (warnings may come with a Spec). Imports may not
+    leave `root`, by default the file's own directory. `reader` records what was read. Unless `fitting`, sizes need not
+    fit the layout and schedule of the file, for callers that look for others.
     """
     name = os.fspath(path)
     folder = os.fspath(root) if root is not None else None
@@ -56,7 +56,7 @@ def load_text(
     path: str | Path | None = None,
     fitting: bool = True,
 ) -> Loaded:
-    """Check a text as if it stood in the file of that path; without one it can name no others. Otherwise `load`."""
+    """Like `load`, for a text as the content of the file `path`; without one it cannot name other files."""
     place = os.fspath(path) if path is not None else None
     return _loaded(lambda: source_of(text, name), place, overrides, None, Reader(), fitting)
 
@@ -96,7 +96,7 @@ def _check(
     if report.errors:
         return None
     axes = Axes(declarations.axes, report)
-    known = Known(declarations, axes, report)
+    known = CheckContext(declarations, axes, report)
     models = Models(known)
     for name in declarations.blocks:
         models.block(Instance(name))
@@ -104,7 +104,7 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)
-    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, root, files))
+    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, source.name, root, files))
     found = plans.whole()
     if found is not None and fitting:
         report_misfits(found, report)

@@ -1,8 +1,8 @@
-"""Blocks and models → typed bodies in single-assignment form (`partita.dsl.spec.Body`).
+"""Blocks and models → typed bodies in SSA form (`partita.dsl.spec.Body`).
 
-A block's body is checked once for each set of axes that it is called over, callees before callers, so that neither
-deep chains nor exponential nesting of calls cost more than what is written. Every declared block is checked over its
-own axes too. Errors do not cascade: what depends on something wrong is silently unknown.
+A block's body is checked once for each set of axes that it is called over, callees before callers, so that even deep
+chains and exponential nesting of calls are cheap. Every declared block is also checked over its own axes. Errors do not
+cascade: what depends on something wrong is silently unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import frozen
 from partita.dsl import limits, spec, tree
 from partita.dsl.axes import Axes
 from partita.dsl.bodies import BodyChecker
-from partita.dsl.known import Known
+from partita.dsl.known import CheckContext
 from partita.dsl.scope import Checked, Instance, Scope, composed
 from partita.dsl.source import Span
 from partita.dsl.walk import expressions_in, subexpressions, types_in
@@ -22,7 +22,7 @@ from partita.dsl.walk import expressions_in, subexpressions, types_in
 
 @frozen
 class CallSite:
-    """A call of a block as written: the callee, its arrows, and where."""
+    """A call of a block as written: callee, arrows and place."""
 
     block: str
     arrows: tuple[tuple[str, str], ...]
@@ -32,7 +32,7 @@ class CallSite:
 class Models:
     """Checks the blocks and models of a file."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: CheckContext) -> None:
         self.known = known
         self.declarations, self.axes, self.report = known.declarations, known.axes, known.report
         self._sites: dict[str, tuple[CallSite, ...]] = {}
@@ -40,7 +40,7 @@ class Models:
     # ------------------------------------------------------------ order of checking
 
     def block(self, instance: Instance) -> None:
-        """Check a block over certain axes, after those that it calls."""
+        """Check a block over certain axes, after its callees."""
         stack: list[tuple[Instance, Iterator[tuple[CallSite, Instance]]]] = []
         entered: dict[str, None] = {}
 
@@ -69,7 +69,7 @@ class Models:
                     self.known.checked[current] = self._block(current)
 
     def _note_axes(self, block: str) -> None:
-        """Collect the axes that a block and what it calls are written over."""
+        """Collect the axes that a block and its callees mention."""
         if block not in self.known.mentioned:
             own = set(_mentions(self.declarations.blocks[block], self.axes))
             for site in self.sites(block):
@@ -77,7 +77,7 @@ class Models:
             self.known.mentioned[block] = frozenset(own)
 
     def calls(self, instance: Instance) -> list[tuple[CallSite, Instance]]:
-        """The blocks that a block calls, each over its axes."""
+        """The block calls in an instance, each with the instance that it calls."""
         outer = dict(instance.substitution)
         return [(site, Instance(site.block, composed(outer, site.arrows))) for site in self.sites(instance.block)]
 
@@ -121,7 +121,7 @@ class Models:
         return self._within_limits(scope.finish(names, results), block.name)
 
     def model(self, model: tree.Model) -> spec.Model | None:
-        """Check a model, after the blocks that it calls; None after reporting what is wrong."""
+        """Check a model, after its callees; None after reporting errors."""
         for site in self._calls_in(list(expressions_in(model.body))):
             self.block(Instance(site.block, composed({}, site.arrows)))
         errors = self.report.errors
@@ -162,7 +162,7 @@ class Models:
 
 
 def _mentions(block: tree.Block, axes: Axes) -> Iterator[str]:
-    """The axes that a block is written over."""
+    """The axes that a block mentions."""
     for type in (*(given.type for given in block.inputs), *types_in(block.body)):
         yield from (axis.text for axis in type.axes)
     for expression in subexpressions([*expressions_in(block.body), *block.results.values]):

@@ -1,7 +1,6 @@
-"""The arguments of a function of the language, each read as the kind of thing that its slot takes.
+"""The arguments of a function, each read as the kind that its slot takes.
 
-Every method returns None after it has reported what is wrong, or where something was wrong before; those that return
-nothing else raise Refused.
+Methods return None if they, or an earlier check, reported an error; some raise Refused instead.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any, Protocol
 from partita.dsl import constants, reshaping, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import meant
-from partita.dsl.functions import Constant, Function, Slot, Tensor, Turn
+from partita.dsl.foreign import meant
+from partita.dsl.functions import Arrow, Constant, Function, Slot, Tensor
 from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
 
 
 class Reader(Protocol):
-    """Reads what an argument may hold; None after reporting what is wrong."""
+    """Evaluates expressions; returns None after reporting errors."""
 
     def tensor(self, written: tree.Expression) -> Tensor | None:
         """A tensor."""
@@ -32,11 +31,11 @@ class Reader(Protocol):
         """An axis."""
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
-        """The number that a name or a call stands for. Raises Refused."""
+        """The value of a name or call that must be a number. Raises Refused."""
 
 
 class Operands:
-    """Reads arguments in the scope of some expressions."""
+    """Reads the arguments of calls in one scope."""
 
     def __init__(self, expressions: Reader, report: Report) -> None:
         self.expressions, self.report = expressions, report
@@ -62,7 +61,7 @@ class Operands:
         return found if complete else None
 
     def argument(self, written: tree.Expression, slot: Slot) -> Any:
-        """One argument as what its slot takes."""
+        """One argument, as its slot takes it."""
         match slot.kind:
             case "tensor":
                 return self.expressions.tensor(written)
@@ -90,7 +89,7 @@ class Operands:
                 return quantity.value
 
     def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
-        """The single name that stands for an axis."""
+        """The single name of an axis. Raises Refused (E0212)."""
         name = tree.single(written)
         if name is None:
             help = (
@@ -125,10 +124,10 @@ class Operands:
             raise refuse("E0210", f"`{written.name.text}` needs tensors", written.span)
         return None if any(tensor is None for tensor in tensors) else {"tensors": tuple(tensors)}
 
-    def turns(self, written: tree.Call, function: Function) -> tuple[Turn, ...] | None:
+    def arrows(self, written: tree.Call, function: Function) -> tuple[Arrow, ...] | None:
         """The arrows among the arguments."""
         arrows = [a.value for a in written.arguments if isinstance(a.value, tree.Arrow) and a.name is None]
-        least, most = function.turns
+        least, most = function.arrows
         if most == 0 and arrows:
             raise refuse("E0223", f"`{function.name}` takes no arrow", arrows[0].span)
         if len(arrows) < least:
@@ -140,7 +139,7 @@ class Operands:
             )
         if most is not None and len(arrows) > most:
             raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)
-        turns = []
+        found = []
         for arrow in arrows:
             sides: list[tuple[Axis, ...]] = []
             for side in (arrow.left, arrow.right):
@@ -150,5 +149,5 @@ class Operands:
                 if any(axis is None for axis in axes):
                     return None
                 sides.append(tuple(axis for axis in axes if axis is not None))
-            turns.append(Turn(sides[0], sides[1], arrow.span))
-        return tuple(turns)
+            found.append(Arrow(sides[0], sides[1], arrow.span))
+        return tuple(found)

@@ -1,34 +1,34 @@
-"""`key=value` on the command line → changes of the declarations, before anything is checked.
+"""Command-line overrides: `key=value` → changes of the declarations, before anything is checked.
 
-An override replaces an expression of the syntax tree by one with its own place, so that it is checked as if it stood
-in the file, and errors in it point to the command line.
+An override replaces an expression of the syntax tree by one with its own span, so that it is checked as if it were in
+the file, and errors in it point to the command line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve, frozen
 
 from partita.dsl import tree
-from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, SCHEDULES, TRAIN, Calls, Kind
+from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, SCHEDULES, TRAIN, Kind, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import FOLLOWS, PARALLEL, meant
+from partita.dsl.foreign import FOLLOWS, PARALLEL, meant
 from partita.dsl.parser import parse_expression
 from partita.dsl.report import Report, listed, nearest, suggestion
 from partita.dsl.settings import called
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
-MOST_SHOWN = 3  # of the names that may be meant
+MOST_SHOWN = 3  # of the suggested names
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @frozen
 class Chosen:
-    """What the command line chose instead of what `train` names."""
+    """What the command line chose instead of `train`."""
 
     model: tree.Expression | None = None
     layout: tree.Expression | None = None
@@ -36,15 +36,15 @@ class Chosen:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What kinds of declarations it chose among."""
+        """The kinds of declarations that it chose."""
         return tuple(kind for kind in CHOICES if getattr(self, kind) is not None)
 
 
 def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
-    """Apply overrides, changing the tables of `declarations`; what is wrong with one is reported.
+    """Apply overrides, changing the tables of `declarations`; errors are reported.
 
-    They apply in order, choices (`schedule=…`) after what changes declarations: a built-in that is chosen instead of a
-    declared schedule takes over the arguments that the command line gives to that one, wherever it stands there.
+    They apply in order, except that choices (`schedule=…`) come last: a built-in that replaces a declared schedule
+    inherits the arguments that the command line gives to that one, in either order.
     """
     read: list[tuple[tuple[tree.Name, ...], tree.Expression]] = []
     for text in overrides:
@@ -65,7 +65,7 @@ def apply_overrides(declarations: Declarations, overrides: Sequence[str], report
 
 
 def _chooses(key: tuple[tree.Name, ...]) -> bool:
-    """Whether a key names what `train` chooses: the model, the layout or the schedule."""
+    """Whether a key chooses the model, the layout or the schedule."""
     names = [name.text for name in key]
     return names[0] in CHOICES or (names[0] == "train" and len(names) > 1 and names[1] in CHOICES)
 
@@ -90,7 +90,7 @@ class _Override:
     value: tree.Expression
 
     def applied(self) -> Chosen:
-        """Apply it to the declarations; returns what is chosen afterwards."""
+        """Apply the override; returns what is chosen afterwards."""
         there, (first, *rest) = self.declarations, self.key
         if first.text == "train" and rest and rest[0].text in CHOICES:
             first, *rest = rest
@@ -115,9 +115,7 @@ class _Override:
         return self.chosen
 
     def _found(self) -> str | None:
-        """What may be meant by a key: full names of which it is the begin or the end, or nearly; `lr` is the end of
-        `train.optimizer.lr`.
-        """
+        """Help for an unknown key: full names that contain or resemble it (`lr` ends `train.optimizer.lr`)."""
         there = self.declarations
         whole = list(_full_names(there))
         ends = {each.rpartition(".")[2] for each in whole}
@@ -169,7 +167,7 @@ class _Override:
         self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
 
     def _schedule(self, rest: Sequence[tree.Name]) -> tree.Schedule:
-        """`schedule=…`: a declared one, or a built-in with what it takes of the file's; or `schedule.KEY=…`."""
+        """`schedule=…`: a declared one, or a built-in that inherits the arguments it takes; or `schedule.KEY=…`."""
         declared = self.declarations.schedules
         current = self.chosen.schedule or selected_schedule(self.declarations)
         if rest:
@@ -200,13 +198,13 @@ def _axes(mesh: tree.Mesh) -> list[str]:
 
 
 def _full_names(there: Declarations) -> Iterator[str]:
-    """Everything that can be overridden, by its full name."""
+    """The full names of all that can be overridden."""
     yield from there.axes
     yield from CHOICES
     for name, mesh in there.meshes.items():
         yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))
     for name, schedule in there.schedules.items():
-        yield from _arguments(name, schedule.call, Calls(SCHEDULES))
+        yield from _arguments(name, schedule.call, OneOf(SCHEDULES))
     if there.train:
         written = {entry.key.text: entry.value for entry in there.train[0].table.entries}
         for setting in TRAIN.settings:
@@ -214,13 +212,13 @@ def _full_names(there: Declarations) -> Iterator[str]:
             if setting.name in written:
                 yield from _arguments(f"train.{setting.name}", written[setting.name], setting.kind)
         if "schedule" in written:
-            yield from _arguments("schedule", written["schedule"], Calls(SCHEDULES))
+            yield from _arguments("schedule", written["schedule"], OneOf(SCHEDULES))
 
 
 def _arguments(prefix: str, written: tree.Expression, kind: Kind) -> Iterator[str]:
-    """The full names of a call's arguments, and of theirs."""
+    """The full names of a call's arguments, and recursively of theirs."""
     call = tree.bare(written)
-    signature = kind.signatures.get(call.name.text) if isinstance(kind, Calls) and isinstance(call, tree.Call) else None
+    signature = kind.signatures.get(call.name.text) if isinstance(kind, OneOf) and isinstance(call, tree.Call) else None
     if signature is None or not isinstance(call, tree.Call):
         return
     given = {argument.name.text: argument.value for argument in call.arguments if argument.name}
@@ -235,30 +233,34 @@ def selected_schedule(declarations: Declarations) -> tree.Schedule | None:
     for train in declarations.train:
         for entry in train.table.entries:
             if entry.key.text == "schedule":
-                if isinstance(entry.value, tree.Call):
-                    return tree.Schedule(entry.value.name, entry.value, entry.value.span)
-                name = tree.single(entry.value)
+                value = tree.bare(entry.value)
+                if isinstance(value, tree.Call):
+                    return tree.Schedule(value.name, value, value.span)
+                name = tree.single(value)
                 return declarations.schedules.get(name.text) if name else None
     return next(iter(declarations.schedules.values())) if len(declarations.schedules) == 1 else None
 
 
 def _named(call: tree.Call) -> dict[str, tree.Argument]:
-    """The arguments of a schedule call, each by name."""
+    """The arguments of a schedule call by parameter."""
     signature = SCHEDULES.get(call.name.text)
-    names = list(signature.names) if signature else []
-    found: dict[str, tree.Argument] = {}
-    for argument in call.arguments:
-        if argument.name is not None:
-            found[argument.name.text] = argument
-        elif names and len(found) < len(names):
-            key = names[len(found)]
-            found[key] = evolve(argument, name=tree.Name(key, argument.span))
-    return found
+    keys = _parameters(call, signature.names if signature else ())
+    return {
+        key: argument if argument.name is not None else evolve(argument, name=tree.Name(key, argument.span))
+        for key, argument in zip(keys, call.arguments, strict=True)
+        if key is not None
+    }
+
+
+def _parameters(call: tree.Call, names: Iterable[str]) -> list[str | None]:
+    """The parameter of each argument: those without a name take the parameters in order; None where there is none."""
+    rest = iter(names)
+    return [argument.name.text if argument.name is not None else next(rest, None) for argument in call.arguments]
 
 
 def with_argument(schedule: tree.Schedule, key: tree.Name, value: tree.Expression) -> tree.Schedule:
-    """A schedule with one argument changed or added."""
-    kind = Calls(SCHEDULES)
+    """A schedule with one argument replaced or added."""
+    kind = OneOf(SCHEDULES)
     call = _replaced(schedule.call, kind, schedule.name, [key], value)
     assert isinstance(call, tree.Call)
     return evolve(schedule, call=call)
@@ -267,11 +269,11 @@ def with_argument(schedule: tree.Schedule, key: tree.Name, value: tree.Expressio
 def _replaced(
     before: tree.Expression | None, kind: Kind, what: tree.Name, path: Sequence[tree.Name], value: tree.Expression
 ) -> tree.Expression:
-    """An expression with what a path of arguments leads to replaced."""
+    """An expression with the argument at a path replaced or added."""
     if not path:
         return value
     call = tree.bare(before) if before is not None else None
-    signature = kind.signatures.get(call.name.text) if isinstance(kind, Calls) and isinstance(call, tree.Call) else None
+    signature = kind.signatures.get(call.name.text) if isinstance(kind, OneOf) and isinstance(call, tree.Call) else None
     if not isinstance(call, tree.Call) or signature is None:
         raise refuse("E0315", f"`{what.text}` has no arguments to override", path[0].span)
     key, *rest = path
@@ -280,9 +282,8 @@ def _replaced(
         help = suggestion(key.text, signature.names, "it takes")
         raise refuse("E0209", f"`{signature.name}` takes no argument `{key.text}`", key.span, help=help)
     arguments = list(call.arguments)
-    for position, argument in enumerate(arguments):
-        here = argument.name.text if argument.name else signature.names[position : position + 1]
-        if here in (key.text, (key.text,)):
+    for position, (name, argument) in enumerate(zip(_parameters(call, signature.names), arguments, strict=True)):
+        if name == key.text:
             new = _replaced(argument.value, inner, key, rest, value)
             arguments[position] = evolve(argument, value=new)
             return evolve(call, arguments=tuple(arguments))

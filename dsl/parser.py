@@ -1,8 +1,8 @@
-"""Text → syntax tree, by the LALR table of the grammar (see `partita.dsl.tables`).
+"""Text → syntax tree, by the LALR(1) table of the grammar (see `partita.dsl.tables`).
 
-`parse_file` reports every syntax error that it can and then returns what it could read: after an error it goes on at
-the next declaration keyword outside all brackets, or at the start of a line. The parser keeps its own stack, so that
-no input is too deep for it; how deep brackets and expressions go is limited here for all that walk the tree later.
+`parse_file` reports every syntax error that it can and returns what it could parse: after an error it resumes at the
+next declaration keyword that is outside all brackets or starts a line. The parser keeps its own stack, so no input is
+too deep for it; the depth of expressions is limited here for everything that walks the tree later.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partita.dsl import limits, tree
-from partita.dsl.elsewhere import written_here
+from partita.dsl.foreign import written_here
 from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
 from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
 DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "train", "expect")
-RESERVED = ("param", "state", "grad", "all", "auto")  # not to be declared; all but `param` are plain names elsewhere
+RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
 def parse_file(source: Source, report: Report) -> tree.File:
-    """The tree of a file, as far as it can be read; what cannot is reported."""
+    """The tree of a file, as far as it can be parsed; syntax errors are reported."""
     first, errors = None, report.errors
     tokens = tokenize(source, report)
     parser = _Parser(source, tokens, "file", report)
@@ -41,14 +41,14 @@ def parse_file(source: Source, report: Report) -> tree.File:
 
 
 def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expression | None:
-    """The tree of the single expression from `start` on; None after reporting why it is none."""
+    """The tree of the single expression from `start` on; None after reporting an error."""
     tokens = tokenize(source, report, start=start)
     result: tree.Expression | None = _Parser(source, tokens, "expression", report).run()
     return result
 
 
 class _Parser:
-    """The stack of an LALR parser: states, and with each the parts that were built, its place and its depth."""
+    """An LALR parser with an explicit stack: states, each with its value, source range and expression depth."""
 
     def __init__(self, source: Source, tokens: list[Token], start: str, report: Report) -> None:
         self.source, self.tokens, self.report = source, tokens, report
@@ -65,7 +65,7 @@ class _Parser:
         self.depths = [0]
 
     def run(self) -> Any:
-        """Parse to the end and return what the start symbol built; None after reporting an error."""
+        """Parse to the end; returns the value of the start symbol, or None after reporting an error."""
         rows, rules = self.table.states, self.table.rules
         states, values, places, depths = self.states, self.values, self.places, self.depths
         while True:
@@ -110,7 +110,7 @@ class _Parser:
                 return value
 
     def recover(self, declarations: list[Any]) -> bool:
-        """Keep the declarations read so far, and go to the next place where one may begin; False if there is none."""
+        """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
         if len(self.values) > 1 and isinstance(self.values[1], list):
             declarations.extend(self.values[1])
         for position in range(self.next, len(self.tokens) - 1):
@@ -122,14 +122,14 @@ class _Parser:
         return False
 
     def _begins(self, position: int) -> bool:
-        """Whether a declaration may begin with this token; `model = gpt` is an entry of a table."""
+        """Whether a declaration may begin at a token; `model = gpt` is an entry of a table."""
         return self.tokens[position].text in DECLARATIONS and self.tokens[position + 1].kind != "EQUAL"
 
     def _begins_line(self, token: Token) -> bool:
         return token.start == 0 or self.source.text[token.start - 1] in "\n\r"
 
     def _acceptable(self) -> list[str]:
-        """The terminals that may come next: those that some reductions lead to shifting."""
+        """The terminals that may come next: those that are shifted, possibly after some reductions."""
         rows, rules = self.table.states, self.table.rules
 
         def shifts(symbol: str) -> bool:
@@ -148,7 +148,7 @@ class _Parser:
         return [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
 
     def complain(self, token: Token) -> None:
-        """Report a token that fits nothing: as precisely as the state allows."""
+        """Report an unexpected token, as precisely as the state allows."""
         span = Span(self.source, token.start, token.end)
         if token.kind == END and self.next > 0:
             span = Span(self.source, self.tokens[self.next - 1].end, self.tokens[self.next - 1].end)
@@ -185,7 +185,7 @@ class _Parser:
             self.report.error("E0103", f"unexpected `{shortened(token.text)}`", span, help=help)
 
     def _open_brackets(self) -> list[Token]:
-        """The brackets open before the next token, within the declaration that is being read."""
+        """The brackets that are open before the next token, within the current declaration."""
         opened: list[Token] = []
         for value in self.values:
             if isinstance(value, Token) and value.text in OPENING:
@@ -196,7 +196,7 @@ class _Parser:
 
 
 def _flat(parts: Sequence[Any]) -> list[Any]:
-    """The parts with lists among them opened; the first one, if a list, grows in place, so that n items cost n."""
+    """The parts, with lists spliced in; a list in first position is extended in place, so that n items take O(n)."""
     if parts and isinstance(parts[0], list):
         flat, parts = parts[0], parts[1:]
     else:
@@ -210,7 +210,7 @@ def _flat(parts: Sequence[Any]) -> list[Any]:
 
 
 def _choice(wanted: Sequence[str], table: Language) -> str:
-    """What may stand here, in words: the start of an expression or operators are named as such."""
+    """What may come next, in words; sets such as operators are summarized."""
     symbols = set(wanted)
     phrases = []
     for phrase, group in PHRASES:
@@ -283,7 +283,7 @@ def _together(span: Span, *parts: Any) -> tuple[Any, ...]:
     return parts
 
 
-# Rule or alias of the grammar -> the node it builds, from the span and the parts that are not punctuation.
+# Rule or alias of the grammar -> builder of its node, from the span and the parts without punctuation.
 BUILDERS: dict[str, Callable[..., Any]] = {
     "file": lambda s, *declarations: tree.File(declarations, s),
     "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),

@@ -1,4 +1,4 @@
-"""The names that paths in a layout may be made of: what a model calls its blocks, repeats, parameters and values."""
+"""Names that a layout's paths may use: a model's blocks, repeats, parameters and values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from partita.dsl import spec
 
 
 @frozen
-class Known:
+class ModelNames:
     """The names of one model."""
 
     model: str
@@ -16,8 +16,8 @@ class Known:
     repeats: frozenset[str]
 
 
-def known_paths(model: spec.Model) -> Known:
-    """Collect the names of a model, each body once."""
+def known_paths(model: spec.Model) -> ModelNames:
+    """Collect the names of a model, visiting each body once."""
     names, repeats, seen = {model.name, *model.body.inputs}, set[str](), set[int]()
     bodies = [model.body]
     while bodies:
@@ -38,4 +38,4 @@ def known_paths(model: spec.Model) -> Known:
                     names.add(step.name)
                 case spec.Apply() if step.name is not None:
                     names.add(step.name)
-    return Known(model.name, frozenset(names), frozenset(repeats))
+    return ModelNames(model.name, frozenset(names), frozenset(repeats))

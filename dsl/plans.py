@@ -1,4 +1,4 @@
-"""Meshes, layouts, schedules, the train block and claims → their records, and all together → `Spec`."""
+"""Meshes, layouts, schedules, the train block and claims → their records, and the complete `Spec`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partita.dsl import constants, limits, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
-from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, Calls
+from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
 from partita.dsl.layouts import CLASSES, Layouts
@@ -22,7 +22,7 @@ from partita.dsl.source import Span
 
 
 class Plans:
-    """Everything in a file that is not a model."""
+    """Checks everything in a file except models."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Plans:
         self.train_entries = declarations.train[0].table.entries if declarations.train else ()
 
     def whole(self) -> spec.Spec | None:
-        """The whole file; None where a part of it is wrong (which was reported)."""
+        """The `Spec` of the file; None after reporting errors."""
         meshes = {name: self.mesh(mesh) for name, mesh in self.declarations.meshes.items()}
         model_name = self.choice("model", self.declarations.models, self.chosen.model)
         layout_name = self.choice("layout", self.declarations.layouts, self.chosen.layout)
@@ -48,7 +48,7 @@ class Plans:
         layouts = {}
         checker = Layouts(self.declarations.meshes, self.axes, self.report)
         for name, written in self.declarations.layouts.items():
-            # A layout is written for one model: the chosen one, or the only one.
+            # The chosen layout must match the chosen model; with a single model, every layout must.
             fits = name == layout_name or len(self.models) == 1
             layouts[name] = checker.layout(written, known_paths(model) if model and fits else None)
         schedules = {name: self.schedule(name, schedule) for name, schedule in self.declarations.schedules.items()}
@@ -56,7 +56,7 @@ class Plans:
         layout = layouts.get(layout_name) if layout_name else None
         mesh = meshes.get(layout.mesh) if layout else None
         train = self.train()
-        # Where the layout is wrong, which was reported, its mesh axes are not known.
+        # If the layout is wrong, which was reported, the mesh axes are unknown.
         known = mesh is not None or not self.report.errors
         expect = self.claims([name for name, _ in mesh.axes] if mesh else [] if known else None)
         if self.report.errors:
@@ -75,9 +75,9 @@ class Plans:
         )
 
     def used(self) -> list[tuple[str, str]]:
-        """The kind and name of each declaration that the file, or the command line, puts to use.
+        """The (kind, name) of each declaration that the file or the command line uses.
 
-        What an override has replaced is used by the file all the same.
+        What an override replaces still counts as used by the file.
         """
         found = [("mesh", layout.mesh.text) for layout in self.declarations.layouts.values()]
         tables: Mapping[str, Mapping[str, object]] = {
@@ -97,11 +97,11 @@ class Plans:
     # ------------------------------------------------------------ what train chooses
 
     def entry(self, key: str) -> tree.Entry | None:
-        """The train block's entry of a key."""
+        """The train block's entry with a key."""
         return next((entry for entry in self.train_entries if entry.key.text == key), None)
 
     def choice(self, kind: str, table: Mapping[str, object], override: tree.Expression | None) -> str | None:
-        """The name of the model or layout that is meant: overridden, named by `train`, or the only one."""
+        """The name of the chosen model or layout: the override, the one that `train` names, or the only one."""
         entry = self.entry(kind)
         written = override if override is not None else entry.value if entry else None
         if written is None:
@@ -117,7 +117,7 @@ class Plans:
         return name.text
 
     def only(self, kind: str, table: Mapping[str, object]) -> str | None:
-        """The only declared one; where there are several, `train` must say which."""
+        """The only declaration of a kind; if there are several, `train` must name one (E0316)."""
         if len(table) == 1:
             return next(iter(table))
         if table and self.declarations.train:
@@ -127,7 +127,7 @@ class Plans:
         return None
 
     def chosen_schedule(self, schedules: Mapping[str, spec.Schedule | None]) -> spec.Schedule | None:
-        """The schedule that is meant, as for `choice`; `train` may also call one in place."""
+        """The chosen schedule, as in `choice`; `train` may also call one in place."""
         if self.chosen.schedule is not None:
             return self.schedule(self.chosen.schedule.name.text, self.chosen.schedule)
         entry = self.entry("schedule")
@@ -140,7 +140,7 @@ class Plans:
     # ------------------------------------------------------------ declarations
 
     def mesh(self, mesh: tree.Mesh) -> spec.Mesh | None:
-        """A mesh with its sizes, device and links."""
+        """A checked mesh; None after reporting errors."""
         errors = self.report.errors
         sizes: dict[str, int] = {}
         for entry in mesh.axes:
@@ -161,7 +161,7 @@ class Plans:
                 notes = [f"the first is at {seen[key].place}"]
                 self.report.error("E0304", f"`{key}` is given twice", entry.key.span, notes)
             elif key == "device":
-                device = self.settings.value(entry.value, Calls(DEVICES, bare=True), "`device`")
+                device = self.settings.value(entry.value, OneOf(DEVICES, bare=True), "`device`")
             elif key == "link":
                 links = self.links(entry.value, tuple(sizes))
             else:
@@ -174,7 +174,7 @@ class Plans:
         return spec.Mesh(mesh.name.text, tuple(sizes.items()), device, links, mesh.span)
 
     def count(self, written: tree.Expression, what: str, largest: int) -> int | None:
-        """A positive integer; None after reporting what is wrong."""
+        """A positive integer; None after reporting errors."""
         try:
             return positive_integer(constants.evaluate(written, constants.no_names), written, what, largest)
         except Refused as refused:
@@ -183,7 +183,7 @@ class Plans:
 
     def links(self, written: tree.Expression, axes: Sequence[str]) -> dict[str, spec.Call]:
         """`[tensor -> nvlink4, …]`, or one link for all axes."""
-        kind, bare = Calls(LINKS, bare=True), tree.bare(written)
+        kind, bare = OneOf(LINKS, bare=True), tree.bare(written)
         found: dict[str, spec.Call] = {}
         if not isinstance(bare, tree.List):
             link = self.settings.value(bare, kind, "`link`")
@@ -203,14 +203,14 @@ class Plans:
         return found
 
     def schedule(self, name: str, schedule: tree.Schedule) -> spec.Schedule | None:
-        """A schedule with its call complete."""
+        """A schedule with its call checked; None after reporting errors."""
         call = self.settings.call(schedule.call, SCHEDULES, "schedule")
         return spec.Schedule(name, call, schedule.span) if call is not None else None
 
     # ------------------------------------------------------------ train and expect
 
     def train(self) -> spec.Train | None:
-        """The train block, complete."""
+        """The train block with defaults filled in; None if there is none, or after reporting errors."""
         if not self.declarations.train:
             return None
         train = self.declarations.train[0]
@@ -234,7 +234,7 @@ class Plans:
         return spec.Train(**values, spans=written, span=train.span)
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
-        """The claims of all expect blocks; any mesh axis will do where they are not known."""
+        """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""
         settings = Settings(self.report, mesh_axes=mesh_axes)
         found = []
         for expect in self.declarations.expect:
@@ -245,7 +245,7 @@ class Plans:
         return tuple(found)
 
     def claim(self, claim: tree.Claim, settings: Settings) -> spec.Claim | None:
-        """One claim; None after reporting what is wrong."""
+        """One claim; None after reporting errors."""
         written = claim.measure
         name = written.name if isinstance(written, tree.Call) else written.parts[0]
         measure = MEASURES.get(name.text)
@@ -268,7 +268,7 @@ class Plans:
 
 
 def example(name: str) -> str:
-    """An entry of the train block as it could be written."""
+    """An example of an entry of the train block."""
     (kind,) = (setting.kind for setting in TRAIN.settings if setting.name == name)
-    calls = kind.signatures.values() if isinstance(kind, Calls) else ()
+    calls = kind.signatures.values() if isinstance(kind, OneOf) else ()
     return f"{name} = {next((each.example for each in calls if each.example), '1_000')}"

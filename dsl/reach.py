@@ -1,8 +1,7 @@
 """Which parameters the loss depends on: one that does not reach it could not be trained, and is a mistake.
 
-Need flows backwards from the loss through every step, but not through what has no gradient: integers, booleans,
-`accuracy` and `stop_gradient`. A parameter of a block or repeat counts as reaching the loss if it does in any call or
-turn.
+Liveness propagates backward from the loss through every step, but not through what has no gradient: integers, booleans,
+`accuracy` and `stop_gradient`. A parameter of a block or repeat reaches the loss if it does in any call or iteration.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Iterable
 from partita.dsl import spec
 from partita.dsl.report import Report
 
-# Functions of floats that give floats, and no gradient.
+# Functions from floats to floats that have no gradient.
 NO_GRADIENT = ("stop_gradient", "accuracy")
 MOST_SHOWN = 3
 
 
 def report_unreached(model: spec.Model, report: Report) -> None:
-    """Report every parameter that the loss does not depend on (E0408), at the place that declares it."""
+    """Report every parameter that the loss does not depend on (E0408), at its declaration."""
     reach = _Reach()
     reach.body(model.body, frozenset([model.loss]), model.name)
     lost = [(step, path) for step, path in reach.met.values() if id(step) not in reach.reached]
@@ -41,9 +40,9 @@ def report_unreached(model: spec.Model, report: Report) -> None:
 
 
 class _Reach:
-    """Walks bodies backwards, each once for each set of values that are needed of it.
+    """Walks bodies backward, once for each set of values needed from them.
 
-    Where it does not stop at what has no gradient, `stopping` are the places where it would have.
+    `stopping` collects the operations without a gradient; unless `stops`, the walk passes through them.
     """
 
     def __init__(self, stops: bool = True) -> None:
@@ -67,7 +66,7 @@ class _Reach:
         return self.known[key]
 
     def step(self, step: spec.Step, results: list[int], path: str) -> list[int]:
-        """The values that some results of a step depend on."""
+        """The values that the given results of a step depend on."""
         match step:
             case spec.Parameter():
                 self.met.setdefault(id(step), (step, path))
@@ -92,12 +91,14 @@ class _Reach:
                 return []
 
     def turns(self, step: spec.Repeat, carried: set[int], path: str) -> frozenset[int]:
-        """The inputs of a repeat that are needed. What a turn needs, the turn before must give; the first turn needs it
-        of what comes in. What was needed once and is again goes on in a circle, however many turns there are.
+        """The inputs of a repeat that are needed.
+
+        Each iteration takes its carried values from the one before it, the first one from the inputs. The sets of
+        needed values become periodic, so the walk ends however large the count is.
         """
         wanted = frozenset(carried)
         seen: dict[frozenset[int], int] = {}
-        needed: list[frozenset[int]] = []  # of each turn, from the last
+        needed: list[frozenset[int]] = []  # by iteration, last one first
         while wanted not in seen and len(needed) < step.count:
             seen[wanted] = len(needed)
             inputs = self.body(step.body, _chosen(step.body.results, wanted), path)

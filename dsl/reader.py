@@ -1,4 +1,4 @@
-"""Reading source files, each once, and remembering what they said: a run that is started again reads them no more."""
+"""Reads source files and records their texts, so that a restarted run does not read them again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from partita.dsl.source import Source, Span
 
 @define(eq=False)
 class Reader:
-    """Reads files from the disk or, where there are `kept` texts by path, those alone.
+    """Reads files from disk or, if `kept` texts by path are given, only from those.
 
-    `texts` are those that were read, by path without links.
+    `texts` records what was read, by real path.
     """
 
     kept: Mapping[str, str] | None = None
     texts: dict[str, str] = field(factory=dict, init=False)
 
     def source(self, path: str, name: str, span: Span | None = None) -> Source:
-        """The text of a file under the name that the user knows. Refused: E0001 to E0004."""
+        """The text of a file under the name that the user knows. Raises Refused (E0001 to E0004)."""
         real = os.path.realpath(path) if "\0" not in path else path
         if self.kept is None:
             found = read_source(path, name, span)
@@ -38,7 +38,7 @@ class Reader:
 
 
 def read_source(path: str, name: str, span: Span | None = None) -> Source:
-    """The text of a file under the name that the user knows. Refused: E0001 to E0004."""
+    """The text of a file on disk under the name that the user knows. Raises Refused (E0001 to E0004)."""
     try:
         status = os.stat(path)
         wrong = (
@@ -66,7 +66,7 @@ def read_source(path: str, name: str, span: Span | None = None) -> Source:
 
 
 def decode(data: bytes, name: str, span: Span | None = None) -> Source:
-    """The text of a file's bytes: UTF-8, without control characters, one line end for every kind of line end."""
+    """The text of a file's bytes, which must be UTF-8. Raises Refused (E0002 to E0004)."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -76,7 +76,7 @@ def decode(data: bytes, name: str, span: Span | None = None) -> Source:
 
 
 def source_of(text: str, name: str, span: Span | None = None) -> Source:
-    """A source of a text that did not come from a file."""
+    """A source of a text, with line ends normalized. Raises Refused (E0003, E0004)."""
     if len(text) > limits.FILE_BYTES:
         raise refuse("E0004", f"`{name}` has more than {limits.FILE_BYTES:,} characters", span)
     source = Source(name, text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -1,8 +1,8 @@
-"""Variants of a kind by name: schedules, optimizers, sources of data, transports, commands.
+"""Registries of variants by name: schedules, optimizers, data sources, transports, commands.
 
-A variant is one module, which registers a record of all that is known of it when it is imported; whoever needs it looks
-it up by name, and knows no other than by its record. Those that come with Partita are listed by name and imported when
-they are looked up; one of a user's own is known as soon as its module is imported.
+A variant is one module, which registers a record that describes it when it is imported; its users look up the record by
+name and know nothing else about it. Built-in variants are listed by name and imported on first lookup; a user's own is
+known once its module is imported.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Protocol, TypeVar
 
 
 class Named(Protocol):
-    """What a registry holds."""
+    """A record in a registry."""
 
     @property
     def name(self) -> str:
-        """How files and users call it."""
+        """The name in files and on the command line."""
 
 
 Variant = TypeVar("Variant", bound=Named)
 
 
 class Registry(Mapping[str, Variant]):
-    """The variants of one kind: those of the modules `names` in `package` in this order, then those of others."""
+    """The variants of one kind: those in the modules `names` of `package`, in this order, then others."""
 
     def __init__(self, kind: str, package: str, names: Sequence[str]) -> None:
         self.kind = kind
@@ -33,8 +33,8 @@ class Registry(Mapping[str, Variant]):
         self._records: dict[str, Variant] = {}
 
     def register(self, variant: Variant) -> Variant:
-        """Add a variant. Raises ValueError where another one has its name."""
-        # A module that is listed registers its own while it is imported.
+        """Add a variant. Raises ValueError if its name is taken."""
+        # A listed module registers its variant while it is being imported.
         taken = self._modules.get(variant.name, "")
         if variant.name in self._records or (taken and taken not in sys.modules):
             raise ValueError(f"there is a {self.kind} `{variant.name}` already")
@@ -43,7 +43,7 @@ class Registry(Mapping[str, Variant]):
         return variant
 
     def unregister(self, name: str) -> None:
-        """Forget a variant that is not listed, as tests do with those that they make up."""
+        """Remove a variant that is not listed, as tests do with their own."""
         assert self._modules[name] is None, f"{self.kind} `{name}` is listed"
         del self._modules[name], self._records[name]
 

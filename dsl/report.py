@@ -1,4 +1,4 @@
-"""The diagnostics of one run, collected: several errors are reported, each place once, and at most a screenful."""
+"""Collects the diagnostics of one run, deduplicated and limited in number; also suggests corrections of names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from partita.dsl import limits
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.elsewhere import meant
+from partita.dsl.foreign import meant
 from partita.dsl.source import Span
 
 
 class Full(Exception):
-    """So many errors have been found that looking on does not help."""
+    """Raised to stop checking: there are too many errors, or a limit is exceeded."""
 
 
 class Report:
@@ -19,12 +19,12 @@ class Report:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int | None, int], Diagnostic] = {}
-        self.errors = 0  # met so far, each time it is met: who looks for new ones compares it before and after
+        self.errors = 0  # including duplicates; callers compare it before and after to detect new errors
         self._distinct = 0
         self.tokens = 0  # read so far, in all files
 
     def add(self, diagnostic: Diagnostic) -> None:
-        """Take a diagnostic, unless its code was already reported at its place. Raises Full after too many."""
+        """Add a diagnostic, unless one of its code is at its place. Raises Full after `limits.ERRORS` errors."""
         span = diagnostic.span
         self.errors += diagnostic.severity == "error"
         key = (diagnostic.code, id(span.source) if span else None, span.start if span else len(self._found))
@@ -40,16 +40,16 @@ class Report:
     def error(
         self, code: str, message: str, span: Span | None, notes: Iterable[str] = (), help: str | None = None
     ) -> None:
-        """Report what is wrong."""
+        """Report an error."""
         self.add(Diagnostic(code, message, span, tuple(notes), help))
 
     def refused(self, refused: Refused) -> None:
-        """Take the diagnostics of a refusal."""
+        """Add the diagnostics of a refusal."""
         for diagnostic in refused.diagnostics:
             self.add(diagnostic)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """All of them, by file in the order of first mention, then by place; those without a place last."""
+        """All diagnostics, by file in the order of first mention, then by position; those without a span last."""
         sources: dict[int, int] = {}
         for diagnostic in self._found.values():
             if diagnostic.span is not None:
@@ -63,8 +63,8 @@ class Report:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that is most likely meant, if any is near; ready to stand in a message."""
-    most = max(2, len(word) // 3) if len(word) > 3 else 1  # letters that may be missing or too many
+    """The candidate that a misspelled word most likely means, if any is close."""
+    most = max(2, len(word) // 3) if len(word) > 3 else 1  # largest difference in length
     near = [c for c in candidates if abs(len(c) - len(word)) <= most][:500]
     if not near or len(word) > limits.NAME_CHARACTERS:
         return None
@@ -73,7 +73,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
         return same
     from difflib import get_close_matches
 
-    # Of short words one letter may be wrong, but not the first: few are mistyped there, and `sin` is no `min`.
+    # A short word may have one wrong letter, but not the first: `sin` is not a misspelled `min`.
     if len(word) <= 3:
         near = [c for c in near if c[:1] == word[:1]]
     found = get_close_matches(word, near, n=1, cutoff=0.66 if len(word) <= 3 else 0.75 if len(word) <= 5 else 0.8)
@@ -81,7 +81,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def suggestion(word: str, candidates: Iterable[str], kind: str = "there are") -> str | None:
-    """`did you mean …?`, or what there is to choose from where that is little."""
+    """`did you mean …?`, or the choices if there are few."""
     choices = sorted(set(candidates))
     found = meant(word, choices) or nearest(word, choices)
     if found is not None:

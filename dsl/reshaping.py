@@ -1,16 +1,16 @@
-"""Typing rules of what renames axes or changes sizes: an arrow says which axes become which.
+"""Typing rules of functions that rename axes or change sizes: an arrow says which axes become which.
 
-New axes stand in the place of the (first) axis that they come from; `expand` adds them at the end.
+New axes take the position of the (first) axis that they come from; `expand` appends them.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from partita.dsl.functions import AXES, NUMBER, TENSORS, Slot, Turn, Typed, Use, function, names
+from partita.dsl.functions import AXES, NUMBER, TENSORS, Arrow, Slot, Typed, Use, function, names
 from partita.dsl.types import Axis, Type
 
-# How each function that needs an arrow is written.
+# An example of each function that needs an arrow.
 EXAMPLES = {
     "rename": "rename(x, seq -> keys)",
     "split": "split(x, embed -> [heads, key])",
@@ -30,7 +30,7 @@ def _unique(use: Use, type: Type) -> Type:
 
 
 def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ...]) -> Type:
-    """The axes of x with some removed, and others where the first of those stood."""
+    """The type of x with some axes removed, and others in place of the first of those."""
     axes: list[Axis] = []
     for axis in x.axes:
         if axis.name == removed[0]:
@@ -40,15 +40,15 @@ def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ..
     return _unique(use, Type(x.dtype, tuple(axes)))
 
 
-def _one_to_one(use: Use, turn: Turn) -> tuple[Axis, Axis]:
-    if len(turn.left) != 1 or len(turn.right) != 1:
+def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
+    if len(arrow.left) != 1 or len(arrow.right) != 1:
         raise use.refuse("E0223", f"`{use.function}` takes one axis on each side of the arrow", "->")
-    return turn.left[0], turn.right[0]
+    return arrow.left[0], arrow.right[0]
 
 
-def _present(use: Use, turn: Turn) -> None:
+def _present(use: Use, arrow: Arrow) -> None:
     x = use["x"]
-    for axis in turn.left:
+    for axis in arrow.left:
         if not x.type.has(axis.name):
             help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
             raise use.refuse("E0203", f"`{x.text}` has no axis `{axis.name}`", "->", help)
@@ -63,13 +63,13 @@ def _expand(use: Use) -> Typed:
     return Type(x.dtype, (*x.axes, *added)), {"axes": names(added)}
 
 
-@function("rename", slots=["x"], turns=(1, None))
+@function("rename", slots=["x"], arrows=(1, None))
 def _rename(use: Use) -> Typed:
     x = use["x"].type
     pairs: dict[str, Axis] = {}
-    for turn in use.turns:
-        _present(use, turn)
-        left, right = _one_to_one(use, turn)
+    for arrow in use.arrows:
+        _present(use, arrow)
+        left, right = _one_to_one(use, arrow)
         if left.name in pairs:
             raise use.refuse("E0223", f"axis `{left.name}` is renamed twice", "->")
         if left.size != right.size:
@@ -79,73 +79,73 @@ def _rename(use: Use) -> Typed:
     return _unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
 
 
-@function("split", slots=["x"], turns=(1, 1))
+@function("split", slots=["x"], arrows=(1, 1))
 def _split(use: Use) -> Typed:
-    (turn,) = use.turns
-    if len(turn.left) != 1 or not turn.right:
+    (arrow,) = use.arrows
+    if len(arrow.left) != 1 or not arrow.right:
         raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", "->", "`a -> [b, c]`")
-    _present(use, turn)
-    (axis,) = turn.left
-    size = prod(part.size for part in turn.right)
+    _present(use, arrow)
+    (axis,) = arrow.left
+    size = prod(part.size for part in arrow.right)
     if size != axis.size:
         message = f"`{axis.name}` has size {axis.size}, but its parts together have {size}"
-        raise use.refuse("E0215", message, "->", also=turn.right)
-    type = _replaced(use, use["x"].type, (axis.name,), turn.right)
-    return type, {"axis": axis.name, "into": names(turn.right)}
+        raise use.refuse("E0215", message, "->", also=arrow.right)
+    type = _replaced(use, use["x"].type, (axis.name,), arrow.right)
+    return type, {"axis": axis.name, "into": names(arrow.right)}
 
 
-@function("merge", slots=["x"], turns=(1, 1))
+@function("merge", slots=["x"], arrows=(1, 1))
 def _merge(use: Use) -> Typed:
-    (turn,) = use.turns
-    if len(turn.right) != 1 or not turn.left:
+    (arrow,) = use.arrows
+    if len(arrow.right) != 1 or not arrow.left:
         raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", "->", "`[a, b] -> c`")
-    _present(use, turn)
-    if len(set(names(turn.left))) < len(turn.left):
+    _present(use, arrow)
+    if len(set(names(arrow.left))) < len(arrow.left):
         raise use.refuse("E0223", "`merge` names an axis twice", "->")
-    (axis,) = turn.right
-    size = prod(part.size for part in turn.left)
+    (axis,) = arrow.right
+    size = prod(part.size for part in arrow.left)
     if size != axis.size:
         message = f"`{axis.name}` has size {axis.size}, but the merged axes together have {size}"
-        raise use.refuse("E0215", message, "->", also=(*turn.left, axis))
+        raise use.refuse("E0215", message, "->", also=(*arrow.left, axis))
     x = use["x"].type
-    first = min(names(turn.left), key=x.position)
-    removed = (first, *(name for name in names(turn.left) if name != first))
-    return _replaced(use, x, removed, (axis,)), {"axes": names(turn.left), "into": axis.name}
+    first = min(names(arrow.left), key=x.position)
+    removed = (first, *(name for name in names(arrow.left) if name != first))
+    return _replaced(use, x, removed, (axis,)), {"axes": names(arrow.left), "into": axis.name}
 
 
-@function("concat", slots=[Slot("tensors", TENSORS)], turns=(1, 1))
+@function("concat", slots=[Slot("tensors", TENSORS)], arrows=(1, 1))
 def _concat(use: Use) -> Typed:
-    (turn,) = use.turns
+    (arrow,) = use.arrows
     tensors = use["tensors"]
-    if len(turn.left) != len(tensors) or len(turn.right) != 1:
+    if len(arrow.left) != len(tensors) or len(arrow.right) != 1:
         raise use.refuse(
             "E0223",
             f"`concat` of {len(tensors)} tensors takes as many axes on the left, one on the right",
             "->",
             "`concat(a, b, [left, right] -> both)`",
         )
-    first, (into,) = tensors[0], turn.right
-    for tensor, axis in zip(tensors, turn.left, strict=True):
+    first, (into,) = tensors[0], arrow.right
+    for tensor, axis in zip(tensors, arrow.left, strict=True):
         if not tensor.type.has(axis.name):
             raise use.refuse("E0203", f"`{tensor.text}` has no axis `{axis.name}`", "->")
         if tensor.type.dtype != first.type.dtype:
             raise use.refuse("E0205", f"`{tensor.text}` is {tensor.type.dtype}, the first {first.type.dtype}")
-        rest, other = tensor.type.without([axis.name]), first.type.without([turn.left[0].name])
+        rest, other = tensor.type.without([axis.name]), first.type.without([arrow.left[0].name])
         if set(rest.names) != set(other.names):
             raise use.refuse("E0204", "joined tensors must have the same axes except for the joined ones")
-    size = sum(axis.size for axis in turn.left)
+    size = sum(axis.size for axis in arrow.left)
     if size != into.size:
         message = f"`{into.name}` has size {into.size}, but the joined axes together have {size}"
-        raise use.refuse("E0215", message, "->", also=(*turn.left, into))
-    type = _replaced(use, first.type, (turn.left[0].name,), (into,))
-    return type, {"axes": names(turn.left), "into": into.name}
+        raise use.refuse("E0215", message, "->", also=(*arrow.left, into))
+    type = _replaced(use, first.type, (arrow.left[0].name,), (into,))
+    return type, {"axes": names(arrow.left), "into": into.name}
 
 
-@function("slice", slots=["x", Slot("start", NUMBER, 0)], turns=(1, 1))
+@function("slice", slots=["x", Slot("start", NUMBER, 0)], arrows=(1, 1))
 def _slice(use: Use) -> Typed:
-    (turn,) = use.turns
-    _present(use, turn)
-    axis, into = _one_to_one(use, turn)
+    (arrow,) = use.arrows
+    _present(use, arrow)
+    axis, into = _one_to_one(use, arrow)
     start = use["start"]
     if start != int(start) or start < 0:
         raise use.refuse("E0214", "`start` must be a non-negative integer", "start")

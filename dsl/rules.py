@@ -1,7 +1,7 @@
 """Typing rules of arithmetic: elementwise functions, products, reductions, norms, losses, positions.
 
-The order of a result's axes: that of the operand that has them all; for `dot`, the first operand's, then the
-second's; for `embedding`, the ids', then the table's.
+A result's axes are in the order of the operand that has them all; `dot` puts the first operand's before the second's,
+`embedding` the ids' before the table's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPERATORS = ARITHMETIC | COMPARISONS
 
 
 def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
-    """The axes of the operand whose axes include those of the others."""
+    """The axes of the operand whose axes include those of all others. Raises Refused (E0204) if there is none."""
     tensors = [use[slot] for slot in slots if isinstance(use[slot], Tensor)]
     everything = {name for tensor in tensors for name in tensor.type.names}
     for tensor in tensors:
@@ -62,7 +62,7 @@ def widest(use: Use, *slots: str) -> tuple[Axis, ...]:
 
 
 def common_dtype(use: Use, *slots: str) -> str:
-    """The dtype that the tensors of the slots share, of which there must be one; constants take it."""
+    """The dtype that the tensors of the slots share; constants take it. Raises Refused (E0205, E0213)."""
     tensors = [(slot, use[slot]) for slot in slots if isinstance(use[slot], Tensor)]
     if not tensors:
         raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
@@ -283,7 +283,7 @@ def _norm(use: Use) -> Typed:
 
 
 def _labelled(use: Use) -> None:
-    """Logits of floats and targets of integers with the logits' axes but for `over`."""
+    """Check float logits, and integer targets that have the axes of the logits except `over`."""
     use.floating("logits")
     use.integers("targets")
     use.has("logits", [use["over"]])

@@ -1,7 +1,7 @@
-"""A body under construction: its values by number, its names, and what it captures from the body around it.
+"""A body under construction: its numbered values, its names, and what it captures from the enclosing body.
 
-While a body is being built its captured values have the numbers -1, -2, …, because how many there are is known only
-at its end; `finish` gives every value the number that `partita.dsl.spec` describes.
+While a body is being built, its captured values have the numbers -1, -2, …, because their count is known only at the
+end; `finish` renumbers all values as `partita.dsl.spec` describes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.dsl.types import Type
 
 @frozen(eq=False)
 class Checked:
-    """A body whose types are right. `depth` and `nodes`: scopes within scopes, and steps, when expanded."""
+    """A type-checked body. `depth` is its nesting depth and `nodes` its number of steps, both when expanded."""
 
     body: spec.Body
     depth: int
@@ -33,14 +33,14 @@ class Checked:
 
 @frozen(eq=False)
 class Value:
-    """A value of a body that a name stands for."""
+    """A tensor that a name is bound to, by its number in the body."""
 
     number: int
     type: Type
 
 
 class Unknown:
-    """Stands for what was already reported as wrong, so that one error does not cause others."""
+    """The meaning of a name whose definition is wrong, so that one error does not cause others."""
 
 
 UNKNOWN = Unknown()
@@ -57,7 +57,7 @@ class Binding:
 
 
 class Scope:
-    """The body of a block, a model or a repeat."""
+    """The body of a block, a model or a repeat, while it is checked."""
 
     def __init__(self, outer: Scope | None, substitution: Mapping[str, str], inputs: Iterable[Type] = ()) -> None:
         self.outer, self.substitution = outer, substitution
@@ -72,11 +72,11 @@ class Scope:
         self._captured_as: list[tuple[str, Type]] = []
 
     def bind(self, name: str, meaning: Meaning, span: Span) -> None:
-        """Let a name stand for something from here on."""
+        """Bind a name from here on."""
         self.bindings[name] = Binding(name, meaning, span)
 
     def find(self, name: str) -> Binding | None:
-        """What a name means here; a value from outside becomes a captured one."""
+        """The binding of a name; a value of an enclosing body is captured."""
         found = self.bindings.get(name)
         if found is not None or self.outer is None:
             return found
@@ -93,7 +93,7 @@ class Scope:
         return Value(here, value.type)
 
     def names(self) -> set[str]:
-        """All names that mean something here."""
+        """All names in scope."""
         return set(self.bindings) | (self.outer.names() if self.outer is not None else set())
 
     def add(self, step: spec.Step, results: Sequence[Type], nodes: int = 1, depth: int = 1) -> list[Value]:
@@ -106,7 +106,7 @@ class Scope:
         return [Value(first + i, type) for i, type in enumerate(results)]
 
     def segment(self, name: str) -> str:
-        """A path segment for a call or a repeat: the name, or the first of `name_2`, `name_3`, … that is free."""
+        """A free path segment for a call or a repeat: the name, or the first free one of `name_2`, `name_3`, …"""
         segment = name
         while segment in self.segments:
             self._counts[name] = self._counts.get(name, 1) + 1
@@ -115,11 +115,11 @@ class Scope:
 
     @property
     def captured(self) -> tuple[int, ...]:
-        """The captured values, by their numbers in the outer body."""
+        """The captured values, by their numbers in the enclosing body."""
         return tuple(self._captured)
 
     def finish(self, inputs: tuple[str, ...], results: Sequence[spec.Operand]) -> Checked:
-        """The body, numbered: the named inputs, the captured ones, then the results of the steps."""
+        """The body, renumbered: the named inputs, the captured values, then the results of the steps."""
         count, captured = self.inputs, len(self._captured)
 
         def renumbered(operand: spec.Operand) -> spec.Operand:
@@ -155,14 +155,14 @@ Substitution: TypeAlias = tuple[tuple[str, str], ...]
 
 @frozen
 class Instance:
-    """A block over certain axes: what is checked once. The substitution holds no identities, and is sorted."""
+    """A block with its axis substitution (sorted, without identities): the unit that is checked once."""
 
     block: str
     substitution: Substitution = field(default=())
 
 
 def composed(outer: Mapping[str, str], arrows: Iterable[tuple[str, str]]) -> Substitution:
-    """The substitution for a block called with arrows from where `outer` holds; `outer` reaches what it calls."""
+    """A callee's substitution: the arrows of the call, composed with the caller's `outer`, which callees inherit."""
     together = dict(outer)
     for left, right in arrows:
         together[left] = outer.get(right, right)

@@ -1,6 +1,6 @@
-"""Calls and values outside of models, held against the tables of `partita.dsl.builtins`.
+"""Checks calls and values outside of models against the tables of `partita.dsl.builtins`.
 
-What comes out is complete (defaults filled in), converted to plain units, and needs no further look-up.
+The results are complete (defaults filled in), in base units, and need no further lookup.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from partita.dsl import constants, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.builtins import (
     AxisName,
-    Beside,
-    Calls,
     Flag,
+    Keyword,
     Kind,
+    ListOf,
     MeshAxisName,
     Number,
+    OneOf,
     Setting,
-    Several,
     Signature,
     Text,
-    Word,
+    TextFile,
 )
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.elsewhere import FOLLOWS, meant
+from partita.dsl.foreign import FOLLOWS, meant
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.source import Source, Span
 from partita.dsl.spec import Call
@@ -35,12 +35,12 @@ from partita.dsl.units import EXAMPLES, PLAIN, Quantity, shortened
 
 
 def none_beside(path: str, span: Span) -> Source:
-    """For settings of which none is a text beside the file. Refused: E0306."""
+    """The `beside` of settings that name no text files. Raises Refused (E0306)."""
     raise refuse("E0306", f"`{path}` cannot be read from here", span)
 
 
 class Settings:
-    """Reads settings; knows the axes and mesh axes that they may name, and reads the texts beside the file."""
+    """Checks settings, which may name the given axes and mesh axes (None: any); `beside` reads text files."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Settings:
         what: str,
         lookup: constants.Lookup = constants.no_names,
     ) -> Call | None:
-        """A call of one of the signatures (`what` says what they are); None after reporting what is wrong."""
+        """Check a call of one of the signatures, which messages call `what`; None after reporting errors."""
         signature = signatures.get(call.name.text)
         if signature is None:
             help = called(call.name.text, signatures)
@@ -89,7 +89,7 @@ class Settings:
     def value(
         self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup = constants.no_names
     ) -> Any:
-        """A value of a kind; None after reporting what is wrong. `what` is how messages call it."""
+        """A value of a kind; None after reporting errors. Messages call it `what`."""
         try:
             return self._convert(tree.bare(written), kind, what, lookup)
         except Refused as refused:
@@ -108,9 +108,9 @@ class Settings:
                 if isinstance(written, tree.String) and written.value and "\0" not in written.value:
                     return written.value
                 raise refuse("E0306", f"{what} is a string", written.span, help='write it in double quotes: "…"')
-            case Beside():
+            case TextFile():
                 return self.beside(self._convert(written, Text(), what, lookup), written.span)
-            case Word(choices):
+            case Keyword(choices):
                 return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")
             case AxisName():
                 name = self._word(written, self.axes, f"{what} is the name of an axis", "E0202", "axis")
@@ -122,11 +122,11 @@ class Settings:
                 if self.mesh_axes is None and single is not None:
                     return single.text
                 return self._word(written, self.mesh_axes or (), message, "E0313", "mesh axis")
-            case Several(inner, count):
+            case ListOf(inner, count):
                 if not isinstance(written, tree.List) or len(written.items) != count:
                     raise refuse("E0306", f"{what} is a list of {count} numbers", written.span)
                 return tuple(self._convert(tree.bare(item), inner, what, lookup) for item in written.items)
-            case Calls():
+            case OneOf():
                 return self._nested(written, kind, what, lookup)
 
     def _word(
@@ -140,7 +140,7 @@ class Settings:
             raise refuse(code, headline, name.span, help=suggestion(name.text, choices))
         return name.text
 
-    def _nested(self, written: tree.Expression, kind: Calls, what: str, lookup: constants.Lookup) -> Call | None:
+    def _nested(self, written: tree.Expression, kind: OneOf, what: str, lookup: constants.Lookup) -> Call | None:
         noun = what.strip("`")
         if isinstance(written, tree.Call):
             return self.call(written, kind.signatures, noun, lookup)
@@ -162,7 +162,7 @@ class Settings:
     def table(
         self, entries: Collection[tree.Entry], signature: Signature, others: Collection[str] = ()
     ) -> dict[str, Any] | None:
-        """The entries of a table by key, complete; keys in `others` are left to the caller. None after an error."""
+        """The entries of a table by key, with defaults, except keys in `others`. None after reporting errors."""
         report, errors = self.report, self.report.errors
         settings = {setting.name: setting for setting in signature.settings}
         found: dict[str, Any] = {}
@@ -189,21 +189,19 @@ class Settings:
 
 
 def called(name: str, signatures: Mapping[str, Signature], more: Collection[str] = ()) -> str | None:
-    """Which signature, or which of `more` names, may be meant by a name: by how it is called elsewhere, or nearly here;
-    or which there are.
-    """
+    """Help for an unknown name: one that other frameworks call so, a similar one (also of `more`), or a list."""
     same = next((each.name for each in signatures.values() if name.lower() in each.others), None)
     return f"did you mean `{same}`?" if same else suggestion(name, [*more, *signatures], "there are")
 
 
 def _is_none(written: tree.Expression, setting: Setting) -> bool:
-    """Whether `none` is written, where that is what a setting is without anything."""
+    """Whether `none` is written, for a setting whose default is None."""
     name = tree.single(written)
     return setting.default is None and name is not None and name.text == "none"
 
 
 def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str) -> float | int:
-    """A quantity in the plain unit of what is asked for; Refused: E0306 to E0308."""
+    """A quantity as a number in the base unit of its kind. Raises Refused (E0306 to E0308)."""
     value = quantity.value
     if quantity.dimension != kind.dimension:
         example = EXAMPLES[kind.dimension]
@@ -216,10 +214,10 @@ def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str
         raise refuse("E0306", f"{what} is an integer, not {constants.shown(quantity)}", written.span)
     unit = "%" if kind.dimension == "ratio" else ""
     for bound, ok, phrase in (
-        (kind.least, operator.ge, "at least"),
-        (kind.above, operator.gt, "above"),
-        (kind.most, operator.le, "at most"),
-        (kind.below, operator.lt, "below"),
+        (kind.minimum, operator.ge, "at least"),
+        (kind.exclusive_minimum, operator.gt, "above"),
+        (kind.maximum, operator.le, "at most"),
+        (kind.exclusive_maximum, operator.lt, "below"),
     ):
         if bound is not None and not ok(value, bound):
             limit = f"{bound * 100 if unit else bound:g}{unit}" if bound < 1e6 else f"{bound}"

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 @frozen(eq=False)
 class Source:
-    """One file's text under the name that the user knows it by (as given on the command line or imported)."""
+    """One file's text, under the name by which the user knows it (as given on the command line or imported)."""
 
     name: str
     text: str = field(repr=False)
@@ -23,16 +23,16 @@ class Source:
 
     @property
     def stem(self) -> str:
-        """The name without folder and suffix."""
+        """The name without directory and suffix."""
         return self.name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".par")
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column of a character offset, both counted from 1."""
+        """Line and column of a character offset, both from 1."""
         line = bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
 
     def line(self, number: int) -> str:
-        """The text of a line (from 1), without its end."""
+        """The text of a line (from 1), without its line end."""
         if not 1 <= number <= len(self._starts):
             return ""
         start = self._starts[number - 1]
@@ -63,7 +63,7 @@ class Span:
 
     @property
     def text(self) -> str:
-        """The characters themselves, on one line and not too many."""
+        """The characters, on one line and shortened."""
         text = " ".join(self.source.text[self.start : self.end].split())
         return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -74,5 +74,5 @@ class Span:
         return f"{self.source.name}:{line}:{column}"
 
     def to(self, other: Span) -> Span:
-        """The span from the start of this one to the end of another one of the same source."""
+        """The span from the start of this one to the end of another in the same source."""
         return Span(self.source, self.start, max(self.end, other.end))

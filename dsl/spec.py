@@ -1,10 +1,10 @@
-"""The checked meaning of a `.par` file: what the compiler reads. No name in it is left to look up.
+"""A checked `.par` file, as the compiler reads it: all names are resolved.
 
-A model is a `Body` in single-assignment form. Values are numbered within their body: first the inputs, then the
-results of each step in order. Blocks and repeats are steps that hold a body of their own, checked once however
-often it is called or turned; the compiler expands them.
+A model is a `Body` in SSA form. Values are numbered within their body: first the inputs, then the results of each step
+in order. Blocks and repeats are steps with a body of their own, checked once however often it is called or iterated;
+the compiler expands them.
 
-Dtype `f32` in a body means "the float of the computation", which `train.precision` chooses.
+Dtype `f32` in a body means "the float dtype of the computation", which `train.precision` chooses.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
-from partita.dsl.brief import count, outline, shortened
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
+from partita.dsl.reprs import count, outline, shortened
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 
 
 @frozen
 class Call:
-    """A settings call such as `adamw(lr = 1e-3)`: its arguments complete (defaults filled in) and converted.
+    """A settings call such as `adamw(lr = 1e-3)`, with defaults filled in and values converted.
 
-    Numbers with units are plain: bytes, seconds, FLOP/s, bytes/s, ratios (8% is 0.08). A name is a string; a
-    nested call is a `Call`; a list is a tuple.
+    Numbers are in base units: bytes, seconds, FLOP/s, bytes/s, ratios (8% is 0.08). A name is a string, a nested call a
+    `Call`, a list a tuple.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Call:
     __repr__ = shortened
 
 
-# What `train` does at a bad step where the file does not say.
+# The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
 
 
@@ -45,16 +45,16 @@ STOP = Call("stop", {"spike": None, "window": 100})
 
 @frozen
 class Literal:
-    """A number or boolean written in an expression; it takes the other operand's dtype.
+    """A number or boolean in an expression; it takes the other operand's dtype.
 
-    `formula` says how it was computed, where sizes of axes had a part in it.
+    `formula` says how it was computed, if axis sizes took part in it.
     """
 
     value: float | int | bool
     formula: Size | Formula | None = field(default=None, eq=False)
 
     def at(self, sizes: Mapping[str, int]) -> float | int | bool:
-        """The number with other sizes of axes; that of the file where it has none with these."""
+        """The number under other axis sizes; the original one if the formula is undefined for these."""
         if self.formula is None:
             return self.value
         try:
@@ -71,8 +71,8 @@ Operand: TypeAlias = int | Literal
 class Apply:
     """A built-in function applied to values. One result.
 
-    `options` holds what is not a tensor, by the names of the table in `partita.dsl.functions`; axes in it are
-    axis names. `name` is the `let` that binds this very result, if any.
+    `options` holds what is not a tensor, as the function's typing rule returns it, with axes by name. `name` is that of
+    the `let` that binds exactly this result, if any.
     """
 
     function: str
@@ -87,7 +87,7 @@ class Apply:
 
 @frozen(eq=False)
 class Parameter:
-    """A trained tensor. Its full name is the path of the scope it stands in, and `name`. One result."""
+    """A trained tensor. Its full name is the path of its scope, and `name`. One result."""
 
     name: str
     type: Type
@@ -99,7 +99,7 @@ class Parameter:
 
 @frozen(eq=False)
 class Sample:
-    """A tensor drawn anew each step. One result."""
+    """A random tensor, drawn again in each step. One result."""
 
     name: str
     type: Type
@@ -111,9 +111,9 @@ class Sample:
 
 @frozen(eq=False)
 class CallBlock:
-    """A call of a block. `scope` is its path segment (`attention`, the second in a scope `attention_2`).
+    """A call of a block. `scope` is its path segment (`attention`; the second in a scope, `attention_2`).
 
-    Results are those of `body`, in order.
+    The results are those of `body`, in order.
     """
 
     block: str
@@ -127,11 +127,11 @@ class CallBlock:
 
 @frozen(eq=False)
 class Repeat:
-    """`repeat count as name`. `scope` is its path segment (`layer`; a second one of that name, `layer_2`).
+    """`repeat count as name`. `scope` is its path segment (`layer`; the second of that name, `layer_2`).
 
-    The inputs of `body` are the carried values, then the captured ones; its results are the carried values after
-    one turn, and those of the last turn are the results of this step. `carried` and `captured` say where both
-    come from in the enclosing body. `names` are the names of the carried values.
+    The inputs of `body` are the carried values, then the captured ones; its results are the carried values after one
+    iteration, and those of the last iteration are the results of this step. `carried` (the initial ones) and `captured`
+    are numbered in the enclosing body. `names` are the names of the carried values.
     """
 
     name: str
@@ -151,7 +151,7 @@ Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
 
 @frozen(eq=False)
 class Body:
-    """Steps in order. `types` is the type of every value of the body, inputs first; `results` are operands."""
+    """Steps in order. `types` has the type of every value of the body, inputs first; `results` are operands."""
 
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -166,7 +166,7 @@ class Body:
 class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
-    `nodes` is the number of steps when every block and repeat is expanded.
+    `nodes` is the number of steps when all blocks and repeats are expanded.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Model:
 class Mesh:
     """A device mesh. Ranks are numbered with the last axis fastest.
 
-    `device` is `Call(preset)` or `Call("device", …)`, None for this machine's; `links` likewise by mesh axis.
+    `device` is `Call(preset)` or `Call("device", …)`, or None for this machine's; `links` likewise, by mesh axis.
     """
 
     name: str
@@ -200,12 +200,12 @@ class Mesh:
     __repr__ = shortened
 
     def size(self, axis: str) -> int:
-        """The size of a mesh axis, 1 if the mesh has none of that name."""
+        """The size of a mesh axis; 1 if the mesh has no such axis."""
         return dict(self.axes).get(axis, 1)
 
     @property
     def ranks(self) -> int:
-        """The number of ranks: the product of the sizes."""
+        """The number of ranks."""
         product = 1
         for _, size in self.axes:
             product *= size
@@ -237,7 +237,7 @@ class ShardRule:
 
 @frozen
 class StageRule:
-    """`stage repeats -> mesh axis [turns per stage]`."""
+    """`stage repeats -> mesh axis [layers per stage]`."""
 
     repeats: tuple[str, ...]
     mesh_axis: str
@@ -249,7 +249,7 @@ class StageRule:
 
 @frozen
 class PlaceRule:
-    """`place paths -> mesh axis[first .. last]`, stages inclusive. `path_spans` has one span per path."""
+    """`place paths -> mesh axis[first .. last]`, both inclusive. `path_spans` has one span per path."""
 
     paths: tuple[tuple[str, ...], ...]
     mesh_axis: str
@@ -263,7 +263,7 @@ class PlaceRule:
 
 @frozen
 class RecomputeRule:
-    """`recompute paths`; `("all",)` and `("auto",)` are the words of the language."""
+    """`recompute paths`; the paths `("all",)` and `("auto",)` are keywords."""
 
     paths: tuple[tuple[str, ...], ...]
     span: Span = field(eq=False)
@@ -292,7 +292,7 @@ class Layout:
 
 @frozen
 class Schedule:
-    """A declared schedule, or a built-in called by name on the command line."""
+    """A declared schedule, or a built-in that `train` or the command line calls in place."""
 
     name: str
     call: Call
@@ -303,7 +303,7 @@ class Schedule:
 
 @frozen
 class Train:
-    """The train block, complete. `spans` gives the place of each entry that was written."""
+    """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
     data: Call
     optimizer: Call
@@ -311,7 +311,7 @@ class Train:
     precision: str = "f32"
     clip: float | None = None
     seed: int = 0
-    compile: bool | None = None  # by Inductor; None: on a GPU
+    compile: bool | None = None  # with Inductor; None: only on a GPU
     eval: Call | None = None  # every(interval, batches = 10)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
@@ -323,7 +323,7 @@ class Train:
 
 @frozen
 class Claim:
-    """`measure(argument) comparison limit` of an expect block; the limit in plain units."""
+    """`measure(argument) comparison limit` of an expect block; the limit is in base units."""
 
     measure: str
     argument: tuple[str, ...]
@@ -336,10 +336,10 @@ class Claim:
 
 @frozen(eq=False)
 class Spec:
-    """A whole file, checked, with its overrides applied.
+    """A checked file, with its overrides applied.
 
-    `model`, `layout`, `schedule` are the ones that `train` names, or the only ones declared; None where the file
-    leaves them open. `axes` are all declared axes by name.
+    `model`, `layout`, `schedule` are those that `train` names, or the only ones declared; None if the file leaves them
+    open. `axes` are all declared axes by name.
     """
 
     source: Source
@@ -365,7 +365,7 @@ class Spec:
 
     @property
     def trained(self) -> tuple[Model, Train]:
-        """What is trained, and how. Raises Refused (E0410) where the file does not say both."""
+        """The model and how to train it. Raises Refused (E0410) if the file lacks either."""
         if self.model is None or self.train is None:
             missing = "train block" if self.train is None else "model"
             raise refuse("E0410", f"`{self.source.name}` has no {missing} to compile")
@@ -373,10 +373,10 @@ class Spec:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh that the layout is declared on."""
+        """The mesh of the layout."""
         return self.meshes[self.layout.mesh] if self.layout else None
 
     @property
     def name(self) -> str:
-        """The file's name without folder and suffix; runs are named after it."""
+        """The file's name without directory and suffix; runs are named after it."""
         return self.source.stem

@@ -1,13 +1,15 @@
 """Grammar → parse table: `python -m partita.dsl.tables` writes grammars/par.json from grammars/par.lark.
 
-Lark builds the LALR(1) table (it takes a third of a second, too long for every `check`); this module writes it down
-in a canonical numbering, so that the file changes only when the grammar does. `partita.dsl.parser` reads it and needs
-no Lark. The form of the file:
+Lark builds the LALR(1) table, which takes a third of a second: too long for every `check`. This module writes it with a
+canonical numbering, so that the file changes only when the grammar does; `partita.dsl.parser` reads it and needs no
+Lark. The format of the file:
 
     words     text of a keyword or punctuation mark -> name of its terminal
-    patterns  [name, regular expression] of the other terminals; `ignored` are their names that are skipped
-    rules     [builder, length, kept]: what a reduction builds ("" inlines its parts into the rule around it, "?"
-              passes its only part on), how many symbols it takes off the stack, and which of them are its parts
+    patterns  [name, regular expression] of the other terminals
+    ignored   the names of the terminals that are skipped
+    rules     [builder, length, kept]: what a reduction builds ("" inlines its parts into the enclosing rule, "?"
+              passes its only part on), how many symbols it pops off the stack, and which of them are its parts
+    origins   the nonterminal that each rule reduces to
     states    symbol -> state to go to (0 or more) or rule to reduce, as -1 - rule; one mapping per state
     starts    start symbol -> [first state, last state]
 """
@@ -26,7 +28,7 @@ GRAMMAR, TABLE = FOLDER / "par.lark", FOLDER / "par.json"
 
 
 def build(grammar: str) -> dict[str, Any]:
-    """The parse table of a grammar. Lark raises on a conflict, and on terminals that overlap."""
+    """The parse table of a grammar. Lark raises on conflicts and on overlapping terminals."""
     from lark import Lark
     from lark.grammar import Rule
     from lark.lexer import TerminalDef
@@ -74,7 +76,7 @@ def _rule(rule: dict[str, Any]) -> list[Any]:
 
 
 def _breadth_first(states: dict[int, dict[str, tuple[str, int]]], starts: list[int]) -> dict[int, int]:
-    """Numbers for the states in the order in which they are met from the starts, symbols alphabetically."""
+    """Number the states in breadth-first order from the starts, symbols alphabetically."""
     order: dict[int, int] = {}
     queue = list(starts)
     for state in queue:
@@ -86,7 +88,7 @@ def _breadth_first(states: dict[int, dict[str, tuple[str, int]]], starts: list[i
 
 
 def text(table: dict[str, Any]) -> str:
-    """The table as JSON, one state and one rule a line so that changes can be read."""
+    """The table as JSON, with one state or rule per line for readable diffs."""
     lines = []
     for key, value in table.items():
         if key in ("states", "rules"):

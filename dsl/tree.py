@@ -1,6 +1,6 @@
-"""The syntax tree of a file: what was written, with a span on every node and no name looked up.
+"""The syntax tree of a file: every node has a span, and names are not resolved.
 
-Two trees are equal when they say the same, wherever it stands: spans do not take part in comparison.
+Spans are not compared: two trees are equal if they say the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from partita.dsl.source import Span
 
 @frozen
 class Name:
-    """A single name, where it is declared or where only one name may stand."""
+    """A single name: a declared one, or a reference that cannot be a path."""
 
     text: str
     span: Span = field(eq=False, repr=False)
@@ -36,7 +36,7 @@ class Path:
 
 @frozen
 class Number:
-    """A number as it was written, with its unit; `partita.dsl.units` reads it."""
+    """A number as written, with its unit; `partita.dsl.units` reads it."""
 
     text: str
     span: Span = field(eq=False, repr=False)
@@ -44,14 +44,14 @@ class Number:
 
 @frozen
 class String:
-    """A string as it was written, with its quotation marks."""
+    """A string as written, with its quotation marks."""
 
     text: str
     span: Span = field(eq=False, repr=False)
 
     @property
     def value(self) -> str:
-        """The characters meant: a backslash stands for the character after it, `n` and `t` for line end and tab."""
+        """The string without quotation marks and escapes; `n` and `t` after a backslash mean newline and tab."""
         parts, escaped = [], False
         for character in self.text[1:-1]:
             if escaped:
@@ -107,7 +107,7 @@ class Arrow:
 
 @frozen
 class Argument:
-    """One argument of a call; `name` is None where it is given by position."""
+    """One argument of a call; `name` is None if it is positional."""
 
     name: Name | None
     value: Expression
@@ -135,14 +135,14 @@ Expression: TypeAlias = Path | Number | String | Boolean | Negative | Binary | G
 
 
 def bare(expression: Expression) -> Expression:
-    """The expression without parentheses around it."""
+    """The expression without enclosing parentheses."""
     while isinstance(expression, Group):
         expression = expression.inner
     return expression
 
 
 def single(expression: Expression) -> Name | None:
-    """The name, where the expression is just one."""
+    """The name, if the expression is a single one."""
     expression = bare(expression)
     if isinstance(expression, Path) and len(expression.parts) == 1:
         return expression.parts[0]
@@ -250,7 +250,7 @@ class Import:
 
 @frozen
 class Entry:
-    """`key = value`: a size of an axis or mesh axis, or a setting."""
+    """`key = value`: the size of an axis or mesh axis, or a setting."""
 
     key: Name
     value: Expression
@@ -404,7 +404,7 @@ Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedul
 
 @frozen
 class File:
-    """A whole file."""
+    """A file."""
 
     declarations: tuple[Declaration, ...]
     span: Span = field(eq=False, repr=False)

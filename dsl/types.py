@@ -1,4 +1,4 @@
-"""Tensor types: named axes with sizes, and a dtype. The language, the graph and the runtime share them."""
+"""Tensor types (named axes with sizes, and a dtype), shared by the language, the graph and the runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "bool": 1}
 
 @frozen
 class Axis:
-    """A named axis; within one program an axis name has one size (save for the microbatch's part of it)."""
+    """A named axis; within a program an axis name has one size (except for the microbatch's part of it)."""
 
     name: str
     size: int
@@ -26,7 +26,7 @@ class Axis:
 
 @frozen
 class Type:
-    """The type of a tensor. The order of `axes` is its order in memory, slowest first; it has no other meaning."""
+    """The type of a tensor. The order of `axes` is the memory order, slowest first; it has no other meaning."""
 
     dtype: str
     axes: tuple[Axis, ...] = ()
@@ -64,14 +64,14 @@ class Type:
         return any(axis.name == name for axis in self.axes)
 
     def axis(self, name: str) -> Axis:
-        """The axis called `name`; KeyError if there is none."""
+        """The axis called `name`. Raises KeyError if there is none."""
         for axis in self.axes:
             if axis.name == name:
                 return axis
         raise KeyError(name)
 
     def position(self, name: str) -> int:
-        """The index of the axis called `name` among the axes."""
+        """The index of the axis called `name`."""
         return self.names.index(name)
 
     def without(self, names: Iterable[str]) -> Type:
@@ -84,7 +84,7 @@ class Type:
         return self if dtype == self.dtype else evolve(self, dtype=dtype)
 
     def resized(self, name: str, size: int) -> Type:
-        """The same type with one axis's size changed (unchanged where it has no such axis)."""
+        """This type with the size of one axis changed; unchanged if it has no such axis."""
         if not self.has(name):
             return self
         return Type(self.dtype, tuple(Axis(a.name, size) if a.name == name else a for a in self.axes))

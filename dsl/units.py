@@ -1,7 +1,7 @@
-"""Numbers as they are written: exact values, and what their units measure.
+"""Number literals: exact values with units.
 
-A quantity is a fraction in the plain unit of its dimension (bytes, bytes/s, FLOP/s, seconds; a ratio of 8% is
-0.08), so that arithmetic on sizes is exact.
+A quantity is a fraction in the base unit of its dimension (bytes, bytes/s, FLOP/s, seconds; a ratio of 8% is 0.08), so
+that arithmetic on sizes is exact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXAMPLES = {
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
-# unit -> (dimension, how many plain units it is)
+# unit -> (dimension, factor to the base unit)
 UNITS: dict[str, tuple[str, Fraction]] = {
     "%": (RATIO, Fraction(1, 100)),
     **{f"{p}B": (BYTES, Fraction(f)) for p, f in (*_DECIMAL.items(), *_BINARY.items())},
@@ -52,7 +52,7 @@ UNITS: dict[str, tuple[str, Fraction]] = {
     "h": (SECONDS, Fraction(3600)),
 }
 
-# In which units results are written, the largest first.
+# Units in which results are written, largest first.
 _WRITTEN = {
     PLAIN: ("",),
     RATIO: ("%",),
@@ -67,9 +67,9 @@ _NUMBER = re.compile(r"([0-9_]+)(?:\.([0-9_]+))?(?:[eE]([+-]?[0-9]+))?(.*)", re.
 
 @frozen
 class Quantity:
-    """A number, exact unless it is a float, and what it measures (one of the dimensions above).
+    """A number, exact unless it is a float, and its dimension (one of those above).
 
-    `formula` says how it was computed, where sizes of axes had a part in it.
+    `formula` says how it was computed, if axis sizes took part in it.
     """
 
     value: Fraction | float
@@ -78,12 +78,12 @@ class Quantity:
 
     @property
     def term(self) -> Term:
-        """The number as a part of a formula."""
+        """The number as an operand of a formula."""
         return self.value if self.formula is None else self.formula
 
 
 def read(text: str, span: Span) -> Quantity:
-    """The quantity that a number token says. Refused (E0006, E0106, E0107) where it is too long or malformed."""
+    """The quantity of a number token. Raises Refused (E0006, E0106, E0107)."""
     match = _NUMBER.fullmatch(text)
     assert match is not None, "the lexer knows what a number is"
     whole, decimals, exponent, unit = match[1], match[2] or "", match[3] or "0", match[4]
@@ -105,7 +105,7 @@ def read(text: str, span: Span) -> Quantity:
 
 
 def in_range(value: Fraction) -> bool:
-    """Whether an exact value is zero, or is that of a float that is neither zero nor infinite."""
+    """Whether an exact value is zero, or converts to a finite, nonzero float."""
     return not value or Fraction(1, limits.LARGEST) <= abs(value) <= limits.LARGEST
 
 
@@ -114,12 +114,12 @@ def _out_of_range(text: str, span: Span, help: str) -> Refused:
 
 
 def shortened(text: str, length: int = 40) -> str:
-    """The text, its end left out where it is long; for messages."""
+    """The text, truncated if it is long; for messages."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def written(value: float, dimension: str, digits: int = 3) -> str:
-    """A result as the language writes it, in so many digits: `1.5GiB`, `8.4%`, `12_400`."""
+    """A result in the notation of the language, with `digits` significant digits: `1.5GiB`, `8.4%`, `12_400`."""
     factors = [(unit, float(UNITS[unit][1]) if unit else 1.0) for unit in _WRITTEN[dimension]]
     unit, factor = next((each for each in factors if abs(value) >= each[1]), factors[-1])
     scaled = value / factor

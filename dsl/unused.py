@@ -1,4 +1,4 @@
-"""Warnings (W0201) about names that the main file declares and nothing uses. Names that begin with `_` are exempt."""
+"""Warnings (W0201) about names that the main file declares but nothing uses, except names that begin with `_`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 from partita.dsl import tree
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.known import Known
+from partita.dsl.known import CheckContext
 from partita.dsl.report import Report
 
 
-def report_unused(known: Known, used: Iterable[tuple[str, str]], overridden: Collection[str], report: Report) -> None:
-    """Warn of what is not used; `used` are the (kind, name) of what `train` chose and layouts stand on, `overridden`
-    the kinds of which the command line chose.
+def report_unused(
+    known: CheckContext, used: Iterable[tuple[str, str]], overridden: Collection[str], report: Report
+) -> None:
+    """Warn about what is not used. `used` are the (kind, name) pairs that `train` and the layouts use, `overridden` the
+    kinds that the command line chose.
     """
     declarations, chosen = known.declarations, set(used)
 
@@ -33,8 +35,8 @@ def report_unused(known: Known, used: Iterable[tuple[str, str]], overridden: Col
     for name, mesh in declarations.meshes.items():
         if ("mesh", name) not in chosen:
             warn("mesh", mesh.name)
-    # Of what `train` chooses one of there may be many, for the command line: that is said once. Without a train block
-    # nothing chooses: the file is a library of them.
+    # A file may declare several models, layouts and schedules for the command line to choose from: one warning covers
+    # them all. Without a train block the file is a library.
     tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule]] = {
         "model": declarations.models,
         "layout": declarations.layouts,

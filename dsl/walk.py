@@ -1,4 +1,4 @@
-"""Walks over syntax trees: the names that statements bind, the types and expressions that they hold."""
+"""Walks over syntax trees: the names that statements bind, their types and expressions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partita.dsl.source import Span
 
 
 def rebound(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
-    """The names that the lets of a body bind, repeats in it included."""
+    """The names that the lets of a body bind, including those in repeats."""
     for statement in statements:
         if isinstance(statement, tree.Let):
             yield from statement.names
@@ -18,7 +18,7 @@ def rebound(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
 
 
 def types_in(statements: Sequence[tree.Statement]) -> Iterator[tree.TensorType]:
-    """The types of parameters and samples, those in repeats included."""
+    """The types of parameters and samples, including those in repeats."""
     for statement in statements:
         if isinstance(statement, tree.Param | tree.Sample):
             yield statement.type
@@ -27,7 +27,7 @@ def types_in(statements: Sequence[tree.Statement]) -> Iterator[tree.TensorType]:
 
 
 def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expression]:
-    """The expressions of statements, those in repeats included."""
+    """The expressions of statements, including those in repeats."""
     for statement in statements:
         match statement:
             case tree.Let(value=value) | tree.Loss(value=value) | tree.Metric(value=value):
@@ -40,7 +40,7 @@ def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expres
 
 
 def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expression]:
-    """All expressions within some, in the order in which they are written."""
+    """The expressions and all their subexpressions, in source order."""
     stack = list(reversed(expressions))
     while stack:
         top = stack.pop()
@@ -57,7 +57,7 @@ def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expr
 
 
 def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
-    """Where each name of a body is bound last, and whether that is inside a repeat."""
+    """Where each name of a body is bound (outside repeats, if both), and whether that is inside a repeat."""
     found: dict[str, tuple[Span, bool]] = {}
     for statement in statements:
         if isinstance(statement, tree.Let | tree.Param):

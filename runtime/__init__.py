@@ -1,1 +1,1 @@
-"""Program to training: executor, transports, launcher, data, telemetry."""
+"""From program to training run: executor, transports, launcher, data, telemetry."""

@@ -1,13 +1,13 @@
-"""Bad steps: which they are, and whether a run goes past them.
+"""Bad steps: how they are detected, and whether a run continues past them.
 
-A step is judged by its loss and its gradient norm, when these are summed over all ranks and before anything is updated.
-All ranks have the same bits of them and the same history, so all judge alike, and nothing more is sent. It is bad where
-one of the two is not finite or, with `spike`, too far above the median of the good steps before it: beyond that by more
-than `spike - 1` times its size, which for what is positive means above `spike` times the median.
+A step is judged by its loss and gradient norm, after their sum over all ranks and before any update. All ranks have the
+same bits of both and the same history, so they reach the same verdict without further communication. A step is bad if
+either value is not finite or, with `spike`, exceeds the median of the good steps before it by more than `spike - 1`
+times the median's magnitude: for positive values, if it is above `spike` times the median.
 
-A bad step counts as a step, for the data and for the learning rate; its update is left out. `skip` leaves parameters
-and the optimizer's state as they were before it. `rewind` takes them from the last checkpoint, so that the updates of
-all steps since then are left out. Adam corrects its bias by the number of updates, and not of steps.
+A bad step counts as a step, for the data and for the learning rate; only its update is dropped. `skip` leaves
+parameters and optimizer state as they were. `rewind` restores them from the last checkpoint, which drops the updates of
+all steps since then too. Adam's bias correction counts updates, not steps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from statistics import median
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.partition.update import SQUARE
+from partita.compiler.passes.update import SQUARE
 from partita.dsl.spec import STOP, Call
 
-# Good steps from which on there is a median to judge by, where the window has as many.
+# Good steps needed before the median is used, unless the window is smaller.
 FEWEST = 10
 
 
 @frozen
 class History:
-    """What is known of the steps so far, and part of every checkpoint.
+    """The record of past steps; part of every checkpoint.
 
-    `skipped` counts the steps whose updates are left out, `rewinds` how often a run went back to a checkpoint. `losses`
-    and `norms` are those of the last good steps, where they are judged by.
+    `skipped` counts the steps whose updates were dropped, `rewinds` the returns to a checkpoint. `losses` and `norms`
+    are those of the last good steps, recorded only with `spike`.
     """
 
     skipped: int = 0
@@ -40,26 +40,26 @@ class History:
 
 
 class BadStep(Exception):
-    """A bad step that ends the run. It changed nothing. `help` says what else could be done."""
+    """A bad step that ends the run. It changed nothing. `help` suggests what to do."""
 
     def __init__(self, step: int, cause: str, help: str, details: str = "") -> None:
         self.step, self.cause, self.help, self.details = step, cause, help, details
         super().__init__(f"{cause}{f'; {details}' if details else ''}\n  help: {help}")
 
     def with_details(self, details: str) -> BadStep:
-        """The same, with what has been found out about it."""
+        """A copy with details of the cause."""
         return type(self)(self.step, self.cause, self.help, details)
 
 
 class NotFinite(BadStep):
-    """A training step came to a loss or a gradient norm that is not finite."""
+    """A training step whose loss or gradient norm is not finite."""
 
 
 @define(eq=False)
-class Judge:
-    """Judges the steps of a run, one after another, by `train.on_bad_step`. Without that, a bad step ends the run.
+class BadStepPolicy:
+    """Judges the steps of a run in order, by `train.on_bad_step`. By default a bad step ends the run.
 
-    `bad` says what is bad about the last step that was judged; empty where it was good.
+    `bad` says what is wrong with the last step judged; empty if it was good.
     """
 
     policy: Call = STOP
@@ -67,21 +67,21 @@ class Judge:
     bad: str = field(default="", init=False)
 
     def updates(self, step: int) -> int:
-        """Which update that of a step is, from 1."""
+        """The number of a step's update, from 1."""
         return step - self.history.skipped
 
     @property
     def rewinds(self) -> bool:
-        """Whether a bad step means to go back to a checkpoint."""
+        """Whether a bad step sends the run back to a checkpoint."""
         return self.policy.name == "rewind"
 
     @property
     def stops(self) -> bool:
-        """Whether every bad step ends the run."""
+        """Whether any bad step ends the run."""
         return self.policy.name == "stop"
 
     def accepts(self, step: int, statistics: Mapping[str, float]) -> bool:
-        """Whether a step is to update the parameters. Raises BadStep where the run is to end."""
+        """Whether a step may update the parameters. Raises BadStep if the run must end."""
         loss = statistics.get("loss", 0.0)
         squares = [value for name, value in statistics.items() if name.startswith(SQUARE)]
         norm = sqrt(sum(squares)) if all(map(isfinite, squares)) else sum(squares)
@@ -98,12 +98,12 @@ class Judge:
         return False
 
     def rewound(self, step: int, to: int, saved: History) -> None:
-        """After a bad `step` everything is as it was after step `to`, with this history."""
+        """Record that after bad step `step` the state was restored to that after step `to`, with history `saved`."""
         skipped, rewinds = saved.skipped + step - to, self.history.rewinds + 1
         self.history = evolve(saved, skipped=skipped, rewinds=rewinds)
 
     def _allowed(self) -> tuple[bool, str]:
-        """Whether the run may go past a bad step, and what it has gone past already."""
+        """Whether the run may pass another bad step, and in words how many it has passed."""
         if self.stops:
             return False, ""
         most = int(self.policy.arguments["at_most"])
@@ -118,7 +118,7 @@ class Judge:
         return "look for the cause in the data and the learning rate, or raise `at_most`, and restart"
 
     def _spike(self, step: int, loss: float, norm: float) -> str:
-        """What is too far above its median; empty where nothing is."""
+        """Which value is too far above its median; empty if none is."""
         spike, window = self.policy.arguments["spike"], int(self.policy.arguments["window"])
         if spike is None or len(self.history.losses) < min(FEWEST, window):
             return ""

@@ -1,6 +1,6 @@
-"""What emitted functions see of the moment (`c` in their signatures), and how those that communicate are run.
+"""The context of emitted functions (`c` in their signatures), and how those that communicate are run.
 
-Such a function is a generator. It yields the handle of a collective that it waits for, and is sent the results.
+An emitted function that communicates is a generator: it yields the handle of a collective and is sent the results.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 @define
 class Context:
-    """The moment: random numbers are drawn by `seed` and `step`; `rate` is the learning rate, and `update` counts those
-    of the parameters, from 1.
+    """The state of a step. `seed` and `step` determine random numbers; `rate` is the learning rate; `update` counts
+    parameter updates, from 1.
 
-    `microbatch` counts through all batches of a step, of which this one begins with `first`. `coordinates` are the
-    rank's along every mesh axis. The collectives are the transport's, along a mesh axis. `record` is called with the
-    values that a traced program makes, `lap` after each operation of one that is timed; `flight` counts collectives.
-    `waited` is for how many nanoseconds functions have waited for their collectives.
+    `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch.
+    `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `record` is
+    called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
+    `waited` is the time functions have waited for collectives, in nanoseconds.
     """
 
     seed: int
@@ -44,21 +44,21 @@ class Context:
     waited: int = 0
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
-        """Start a gather of each tensor along its dimension."""
+        """Start an all-gather of each tensor along its dimension."""
         return self._start(ALL_GATHER, axis, tensors, tuple(zip(dims)))
 
     def reduce_scatter(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
-        """Start a sum of each tensor, of which each rank gets its part along a dimension."""
+        """Start a reduce-scatter (sum) of each tensor along its dimension."""
         return self._start(REDUCE_SCATTER, axis, tensors, tuple(zip(dims)))
 
     def all_reduce(self, axis: str, tensors: Tensors, maximum: bool = False) -> Collective:
-        """Start a sum, or maximum, of each tensor."""
+        """Start an all-reduce of each tensor: a sum, or a maximum."""
         return self._start(ALL_REDUCE, axis, tensors, ((maximum,),) * len(tensors))
 
     def all_to_all(
         self, axis: str, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]
     ) -> Collective:
-        """Start an exchange, from parts of each tensor along one dimension to parts along another."""
+        """Start an all-to-all that reshards each tensor: gathered along one dimension, cut along the other."""
         return self._start(ALL_TO_ALL, axis, tensors, tuple(zip(gathered_dims, cut_dims, strict=True)))
 
     def _start(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collective:
@@ -69,10 +69,10 @@ class Context:
 
 
 def begun(called: Any, context: Context) -> Generator[None, None, Any]:
-    """Run what an emitted function returned up to its first wait, at once; the rest is the generator's.
+    """Run an emitted function's result up to its first wait at once; the returned generator does the rest.
 
-    That one yields while a handle is not done, and returns what the function returns. A function that does not
-    communicate has returned it already. How long it waits is added in the context.
+    The generator yields while a handle is not done, adds its waiting time to the context, and returns what the function
+    returns. The result of a function that does not communicate passes through.
     """
     handle = None
     if isinstance(called, GeneratorType):
@@ -98,8 +98,9 @@ def _rest(called: Any, handle: Collective | None, context: Context) -> Generator
 
 
 def _handed_over(tensors: Tensors) -> Iterator[torch.Tensor]:
-    """The tensors one by one, held no longer than that: what is sent in is otherwise held up to the next wait, and
-    so outlives its last use."""
+    """The tensors one by one, without holding on to them: a value sent into a generator otherwise lives until the next
+    wait, past its last use.
+    """
     left = list(reversed(tensors))
     del tensors
     while left:

@@ -1,9 +1,9 @@
-"""Which data a run has: its files by name, size and content, so that another is noticed.
+"""The identity of a run's data: files by name, size and content, so that changes are noticed.
 
-Ranks on several machines compare it before the first step, and a checkpoint keeps it for whoever goes on from there.
-What is small is hashed whole; of what is large, blocks that are spread evenly over it, the first and the last included:
-that takes a moment for a file of any size, and finds files that were replaced, cut off or lengthened, but not a change
-of a few bytes between two blocks. When a file was written differs between copies of it, and is told to people only.
+Ranks on different machines compare it before the first step, and a checkpoint stores it for the run that resumes from
+it. Small files are hashed in full; of large ones, evenly spaced blocks that include the first and the last. This takes
+a moment at any size and detects files that were replaced, truncated or extended, but not a change of a few bytes
+between two blocks. Modification times differ between copies, and only appear in messages.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from attrs import field, frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 
-WHOLE = 1 << 26  # bytes up to which a file is hashed whole
+WHOLE = 1 << 26  # bytes up to which a file is hashed in full
 BLOCK, BLOCKS = 1 << 16, 256
-MOST_FILES = 1_000  # that are told apart; of more, it is known whether any differs
+MOST_FILES = 1_000  # listed one by one; more are combined into one hash
 MOST_SHOWN = 6
 
 
 @frozen
 class DataFile:
-    """A file of the data: its name, as the run's file gives it, its size in bytes and the hash of its content.
+    """A data file: its name as the run's file gives it, its size in bytes and its content hash.
 
-    `modified` is when it was written, in seconds since 1970. `path` is where it is on this machine.
+    `modified` is its modification time in seconds since 1970, `path` its place on this machine.
     """
 
     name: str
@@ -39,7 +39,7 @@ class DataFile:
 
 
 def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[DataFile, ...]:
-    """The identity of files, by name and path. Raises Refused (E0603) for one that cannot be read."""
+    """The identity of files given by name and path. Raises Refused (E0603) for one that cannot be read."""
     found = []
     for name, path in files:
         try:
@@ -55,7 +55,7 @@ def identified(files: Sequence[tuple[str, Path]], span: Span | None) -> tuple[Da
 
 
 def hashed(path: Path, size: int) -> str:
-    """The SHA-256 of the first `size` bytes of a file, of all or of blocks of them."""
+    """The SHA-256 of the first `size` bytes of a file, or of blocks of them if they are many."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for start, length in _blocks(size):
@@ -65,7 +65,7 @@ def hashed(path: Path, size: int) -> str:
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Where the blocks of a file begin, and how long they are."""
+    """The start and length of each block to hash."""
     if size > WHOLE:
         for index in range(BLOCKS):
             yield (size - BLOCK) * index // (BLOCKS - 1), BLOCK
@@ -78,7 +78,7 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 
 
 def changed(before: Sequence[DataFile], now: Sequence[DataFile]) -> list[str]:
-    """How the files of a run differ from those that it had before, in words."""
+    """How the files of a run differ from those before, in words."""
 
     def grown(was: DataFile, file: DataFile) -> str:
         if file.path is not None and file.size > was.size and hashed(file.path, was.size) == was.sha256:

@@ -1,6 +1,6 @@
-"""The numpy dtype that carries each dtype of the language outside the device.
+"""The numpy dtype that represents each of the language's dtypes on the host.
 
-numpy has no bfloat16: such values travel as float32 and are rounded where they enter the device.
+numpy has no bfloat16: such values are float32 until they are rounded on their way to the device.
 """
 
 from __future__ import annotations

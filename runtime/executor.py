@@ -1,8 +1,8 @@
 """Runs a program's steps on one rank: a loop over the rank's instructions.
 
-All that can be decided beforehand is: the loop calls closures bound once, and runs the generators that they return
-where they have to wait. A step is a generator that yields while a handle is not done; real transports wait inside
-`done`, so there it never yields.
+Everything static is decided beforehand: the loop calls closures bound once, and runs the generators that they return if
+they have to wait. A step is a generator that yields while a handle is not done; real transports block inside `done`, so
+with them it never yields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from partita.compiler.program import Program
-from partita.runtime.bad_steps import Judge
+from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.context import Context, begun
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
@@ -28,11 +28,11 @@ from partita.runtime.transports.transport import Tensors, Transport
 class Executor:
     """One rank's part of a program. `statistics` holds the last step's loss, metrics and squared norms (f64).
 
-    What it makes are torch's inference tensors: a view of one, of which nothing is noted for autograd, costs half.
+    Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
-    With `keep_totals`, `totals` holds the totals of the last step by (stage, accumulator); otherwise they end with it.
-    The `flight` recorder takes a mark when each instruction ends. With `times`, a file, `stopwatch` records when that
-    was; without, nothing is done for it. `paced`: `pace` adds up how long things take.
+    With `keep_totals`, `totals` keeps the last step's totals by (stage, accumulator). The `flight` recorder is marked
+    at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
+    `pace` adds up durations.
     """
 
     @torch.inference_mode()
@@ -62,7 +62,7 @@ class Executor:
         self._tied = tuple(allocator(each.type, device)() for each in self.record.receives)
         self.statistics = torch.zeros(len(program.statistics), dtype=torch.float64, device=device)
         records = [stage.record for stage in self.stages.values()]
-        self.asked: Callable[[], bool] = never  # whether this rank is to end
+        self.asked: Callable[[], bool] = never  # whether this rank was asked to end
         self._asked_somewhere = torch.zeros((), device=device)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
@@ -86,20 +86,23 @@ class Executor:
 
     @property
     def ends(self) -> bool:
-        """Whether any rank was asked to end before the last step; all ranks say the same."""
+        """Whether any rank was asked to end before the last step; the same on all ranks."""
         return bool(self._asked_somewhere)
 
-    def step(self, number: int, batch: Batch, rate: float = 0.0, judge: Judge | None = None) -> Waits:
-        """Run step `number` on a whole batch. Afterwards `statistics` is set, and parameters are updated if the judge
-        has accepted the step; one that is not finite is refused without a judge (raises BadStep)."""
+    def step(self, number: int, batch: Batch, rate: float = 0.0, judge: BadStepPolicy | None = None) -> Waits:
+        """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
+        Without a judge, a step that is not finite raises BadStep.
+        """
         return self.run(number, lambda _: batch, rate, judge)
 
     @torch.inference_mode()
-    def run(self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: Judge | None = None) -> Waits:
+    def run(
+        self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: BadStepPolicy | None = None
+    ) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
         context = self.context
         if judge is None and self._update is not None:
-            judge = Judge()
+            judge = BadStepPolicy()
         context.step, context.rate = number, rate
         context.update = number if judge is None else judge.updates(number)
         instructions, mark = self._instructions, self._mark
@@ -108,7 +111,7 @@ class Executor:
         for index in range(self.program.rounds):
             context.first = index * self.program.microbatches
             if index:
-                # Nothing of the next batch is sent before everything of this one has been taken.
+                # No rank sends anything of the next batch before all have received everything of this one.
                 yield from self._summed(torch.zeros_like(self.statistics))
             self._flight.begin(self._activity, number - index - 1 if self._update is None else number)
             if not index:
@@ -122,12 +125,12 @@ class Executor:
                 if waits is not None:
                     yield from waits
             if index + 1 < self.program.rounds:
-                mark(), mark(), mark()  # which is where a step adds its statistics
+                mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
         mark()
-        # One more than the statistics: whether a rank was asked to end, which all must hear of in the same step.
+        # The extra element tells all ranks in the same step whether any was asked to end.
         vector = torch.zeros(len(self.statistics) + 1, dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
@@ -140,7 +143,7 @@ class Executor:
         self.statistics, self._asked_somewhere = vector[:-1], vector[-1]
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
-        # Every rank has the same statistics, and so judges alike. On a GPU this waits for the step.
+        # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
         if good and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
@@ -148,7 +151,7 @@ class Executor:
         self._flight.begin(BETWEEN, number)
 
     def _summed(self, vector: torch.Tensor) -> Iterator[None]:
-        """Add a vector over all ranks, in place."""
+        """Sum a vector over all ranks, in place."""
         handle = self.transport.sum_over_ranks(vector)
         while not handle.done():
             yield
@@ -158,23 +161,23 @@ class Executor:
         return dict(zip(self.program.statistics, self.statistics.tolist(), strict=True))
 
     def _prologues(self, batches: Callable[[int], Batch]) -> Waits:
-        """The stages begin with nothing accumulated, and compute their constants."""
+        """Reset the stages' accumulators and compute their constants."""
         inputs = self._reads.whole(batches)
         for stage in self.stages.values():
             stage.reset()
-            whole = tuple(inputs[each] for each in stage.record.whole_inputs)
+            whole = tuple(inputs[each] for each in stage.record.full_inputs)
             stage.constants = yield from begun(stage.functions["P"](stage.masters, whole, self.context), self.context)
 
     def _all_totals(self) -> Waits:
-        """What the rank's stages have accumulated, reduced, and the buffers for the tied totals that it is sent."""
+        """The reduced totals of the rank's stages, and the buffers of the tied totals that it receives."""
         reduced: dict[int, Tensors] = {}
-        for stage in tuple(self._reducing):  # in the order in which they began, the same on all ranks of a column
+        for stage in tuple(self._reducing):  # in the order they began, the same on all ranks of a column
             reduced[stage] = yield from self._reducing.pop(stage)
         own = [reduced.get(i, self.stages[i].accumulators) for i in self.record.stages]
         return (*(total for totals in own for total in totals), *self._tied)
 
     def _exchange_tied(self, totals: Tensors) -> Iterator[None]:
-        """Totals of tied parameters go to every rank that holds the parameter. All are posted, then waited for."""
+        """Send totals of tied parameters to every rank that holds the parameter: post all, then wait for all."""
         handles = [
             self.transport.receive(each.transfer.channel, buffer)
             for each, buffer in zip(self.record.receives, self._tied, strict=True)
@@ -189,12 +192,12 @@ class Executor:
 
 
 def never() -> bool:
-    """It is not asked to end."""
+    """Always False: nothing asks the run to end."""
     return False
 
 
 def _together(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    """Both marks in one."""
+    """A mark that makes both marks."""
 
     def mark() -> None:
         one()
@@ -204,5 +207,5 @@ def _together(one: Callable[[], None], other: Callable[[], None]) -> Callable[[]
 
 
 def _with_marks(bound: Iterable[tuple[Bound, ...]], mark: Bound) -> tuple[Bound, ...]:
-    """The closures of all instructions in a row, with a mark after each instruction."""
+    """The closures of all instructions in order, with a mark after each instruction."""
     return tuple(chain.from_iterable((*own, mark) for own in bound))

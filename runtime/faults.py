@@ -1,9 +1,9 @@
-"""Numbers that are none: where the first NaN or infinity of a step or an evaluation came from.
+"""Where the first NaN or infinity of a step or an evaluation came from.
 
-The loss and the gradients' squares are summed over all ranks before parameters are updated. Where that sum is not
-finite nothing is updated; the step is repeated, which computes the same, by a program that hands over every value that
-it makes, and every rank notes the first one that is not finite. The earliest of these is named, with the rows of the
-batch that it has them in, and where these stand in the data.
+The loss and the squared gradients are summed over all ranks before parameters are updated. If a sum is not finite,
+nothing is updated; the same step is repeated with a program that reports every value it computes, and every rank notes
+its first value that is not finite. The earliest of these is named, with the rows of the batch that have it and their
+place in the data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.layout import whole_type
+from partita.compiler.layout import global_type
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.runtime.executor import Executor
@@ -27,16 +27,16 @@ from partita.runtime.tracing.recording import traced
 if TYPE_CHECKING:
     from partita.runtime.rank import Rank
 
-MOST_ROWS = 4  # that are named
+MOST_ROWS = 4  # named in a message
 NEVER = 1e30
 SUMS = "no single value: only sums over microbatches and ranks overflow"
 
 
 @frozen(eq=False)
 class Trial:
-    """What is repeated to be looked at: step `number` of a compiled program, over the batches of its rounds.
+    """The step to repeat: step `number` of a compiled program, over the batches of its rounds.
 
-    `rows` names the rows of a batch, by its index.
+    `rows` gives the names of a batch's rows, by the batch's index.
     """
 
     state: Compilation
@@ -47,7 +47,7 @@ class Trial:
 
 @define(eq=False)
 class _First:
-    """The first value that is not finite: its name, when it was made, of which microbatch, and where it is not."""
+    """The first value that is not finite: its name, time and microbatch, and a mask of the elements that are not."""
 
     name: str = ""
     time: float = NEVER
@@ -61,10 +61,9 @@ class _First:
 
 
 def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
-    """What was not finite first, on the rank that had it; None on all others.
+    """Returns a description of the first value that is not finite, on the rank that had it; None on all others.
 
-    Clocks of several machines may differ by more than a message takes: then the rank named may be one that the value
-    came to.
+    If clocks of machines differ by more than a message's latency, it may be a rank that only received the value.
     """
 
     state = traced(trial.state)
@@ -114,7 +113,7 @@ def _described(first: _First, trial: Trial, state: Compilation, program: Program
 
 
 def _made(state: Compilation, name: str) -> tuple[Node, Value]:
-    """The node that makes the value of a name, and the value."""
+    """The node that computes the value of a name, and the value."""
     return next(
         (node, value)
         for stage in state.partitioned.stages
@@ -128,14 +127,14 @@ def _made(state: Compilation, name: str) -> tuple[Node, Value]:
 
 
 def wrong_inputs(program: Program, batch: Batch, names: Sequence[str]) -> Iterator[str]:
-    """The inputs of a batch that are not finite, and in which rows; `names` are those of its rows."""
+    """The inputs of a batch that are not finite, and in which rows; `names` are the names of the rows."""
     for name, tensor in batch.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             yield f"the input `{name}` is not finite{wrong_rows(program, name, ~tensor.isfinite(), names)}"
 
 
 def wrong_rows(program: Program, name: str, wrong: torch.Tensor, names: Sequence[str]) -> str:
-    """The rows of a batch in which a whole input is wrong, in words; nothing where it has none, or is wrong in all."""
+    """In words, the batch rows in which a full input is wrong; empty if it has no batch axis or all rows are wrong."""
     type = next(each.type for each in program.inputs if each.name == name)
     if not type.has(program.batch):
         return ""
@@ -143,11 +142,11 @@ def wrong_rows(program: Program, name: str, wrong: torch.Tensor, names: Sequence
 
 
 def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Program, rank: int) -> str:
-    """The same of a rank's part of a value of a microbatch, or of what is made once a step."""
+    """Like `wrong_rows`, for a rank's shard of a value of one microbatch, or of a value made once a step."""
     if not value.type.has(program.batch):
         return ""
     mesh, position = program.mesh, value.type.position(program.batch)
-    whole = whole_type(value.type, value.layout, mesh.sizes)
+    whole = global_type(value.type, value.layout, mesh.sizes)
     start = region_of(whole, value.layout, mesh.sizes, mesh.coordinates(rank))[position].start
     index, microbatch = divmod(first.microbatch, program.microbatches)
     if node.phase is not Phase.PROLOGUE:
@@ -156,12 +155,12 @@ def _rows_of(first: _First, node: Node, value: Value, trial: Trial, program: Pro
 
 
 def _along(wrong: torch.Tensor, position: int) -> list[int]:
-    """The places along an axis at which anything is wrong."""
+    """The indices along an axis at which anything is wrong."""
     return wrong.movedim(position, 0).reshape(wrong.shape[position], -1).any(1).nonzero().flatten().tolist()
 
 
 def _named(wrong: Sequence[int], rows: int, first: int, names: Sequence[str]) -> str:
-    """`, row 3 of the batch (item 17)`, of the places among so many rows, of which the first is row `first`."""
+    """`, row 3 of the batch (item 17)`: the wrong places among `rows` rows, the first of which is row `first`."""
     if len(wrong) == rows > 1:
         return ""
     shown = [str(first + place) for place in wrong[:MOST_ROWS]]

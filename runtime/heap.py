@@ -1,11 +1,11 @@
-"""The C library's heap, told to keep what it has."""
+"""Makes the C library's heap keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-# From glibc's malloc.h; the largest values that it takes.
+# From glibc's malloc.h; the largest values it accepts.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MOST_TRIM, MOST_MMAP = (1 << 31) - 1, 32 << 20
 
@@ -13,8 +13,8 @@ MOST_TRIM, MOST_MMAP = (1 << 31) - 1, 32 << 20
 def keep_pages() -> None:
     """Keep freed memory for the next tensor.
 
-    glibc returns the pages of large tensors to the kernel and takes them anew: for a rank, which makes the same
-    tensors in every step, some 20,000 page faults a step. Where the C library is another one, nothing is done.
+    By default glibc returns the pages of large tensors to the kernel and maps them again: some 20,000 page faults a
+    step for a rank, which makes the same tensors in every step. Does nothing with another C library.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""A run with all its ranks in this process, as `partita run --transport virtual` and `partita.train` start it."""
+"""A run with all ranks in this process, as `partita run --transport virtual` and `partita.train` start it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def run_in_process(
     asked: Callable[[], bool] = never,
     cluster: ClusterOf = VirtualCluster,
 ) -> tuple[VirtualRun, bool]:
-    """The whole run, with checkpoints where there are settings for them.
+    """Do the whole run, with checkpoints if there are settings for them.
 
-    Returns the ranks with what they hold at the end, and whether the last checkpoint was saved. `observer` is told what
-    rank 0 is, `report` what a person should know of checkpoints. However the run ends, nothing of it goes on: a save
-    under way is completed if it can be.
+    Returns the ranks with their final state, and whether the last checkpoint was saved. `observer` is rank 0's,
+    `report` gets the diagnostics of checkpoints. However the run ends, nothing of it remains; a pending save is
+    completed if possible.
     """
     with _threads_of_a_rank(plan.ranks):
         run = VirtualRun(plan, strict, cluster=cluster)
@@ -44,7 +44,7 @@ def run_in_process(
         try:
             run.train(dataset, [observer], checkpoints, report, asked)
         finally:
-            for each in reversed(checkpoints):  # rank 0 last: it makes the commit from what the others have written
+            for each in reversed(checkpoints):  # rank 0 last: it commits what the others have written
                 each.break_off()
             for each in checkpoints:
                 each.close()
@@ -53,7 +53,7 @@ def run_in_process(
 
 @contextmanager
 def _threads_of_a_rank(ranks: int) -> Iterator[None]:
-    """As many threads as each rank would have if it were a process: sums depend on them."""
+    """Use as many threads as each rank would have as a process of its own: sums depend on it."""
     before = torch.get_num_threads()
     threads = rank_environment(os.environ, ranks)["OMP_NUM_THREADS"].split(",")[0].strip()
     torch.set_num_threads(max(1, min(int(threads), len(usable()))) if threads.isdecimal() else 1)

@@ -1,14 +1,14 @@
-"""Initial values of parameters: numbers that depend on coordinates alone, never on the layout (docs/random.md).
+"""Initial values of parameters: they depend on coordinates alone, never on the layout (docs/random.md).
 
-The element with row-major index `i` (in the declared axis order) of a tensor is a function of word `i` of the
-stream of (seed, name). Any region of a tensor can therefore be drawn alone, and
-equals the slice of the whole bit for bit. One word makes one element:
+The element with row-major index `i` (in the declared axis order) of a tensor is a function of word `i` of the stream of
+(seed, name). Any region of a tensor can therefore be drawn alone, and equals the slice of the full tensor bit for bit.
+Each element takes one word:
 
 - uniform on [0, 1): its leading 53 bits;
-- normal: Box-Muller on its two halves, z = sqrt(-2 ln u) cos(2 pi v). (The ziggurat is faster but takes a
-  varying number of words, which would tie an element to its neighbours.) |z| is at most 6.8.
+- normal: Box-Muller on its two halves, z = sqrt(-2 ln u) cos(2 pi v). (The ziggurat is faster but takes a varying
+  number of words, so an element would depend on its neighbors.) |z| is at most 6.8.
 
-Values are computed in float64 and rounded once to the dtype that is asked for.
+Values are computed in float64 and rounded once to the requested dtype.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from partita.runtime.philox import stream, words
 Region = tuple[slice, ...]
 Fan = tuple[int, int]
 
-SLAB = 1 << 18  # elements drawn at a time: 2 MiB of words, which the caches hold
+SLAB = 1 << 18  # elements drawn at a time: 2 MiB of words, which fit in the caches
 
 
 def unit_uniform(word: np.ndarray) -> np.ndarray:
-    """Words as float64 in [0, 1)."""
+    """Map words to float64 in [0, 1)."""
     return (word >> np.uint64(11)) * 2.0**-53
 
 
 def unit_normal(word: np.ndarray) -> np.ndarray:
-    """Words as standard normal float64."""
+    """Map words to standard normal float64."""
     radius = (word >> np.uint64(32)).astype(np.float64)
     radius += 0.5  # never zero, so that the logarithm is finite
     radius *= 2.0**-32
@@ -52,8 +52,7 @@ def _symmetric(word: np.ndarray, bound: float) -> np.ndarray:
     return (unit_uniform(word) * 2.0 - 1.0) * bound
 
 
-# What each distribution makes of an element's word, its one argument and the (fan-in, fan-out) of the
-# parameter.
+# The value of an element by distribution, from its word, the one argument and the parameter's (fan-in, fan-out).
 RANDOM: dict[str, Callable[[np.ndarray, float, Fan], np.ndarray]] = {
     "uniform": lambda word, bound, fan: _symmetric(word, bound),
     "normal": lambda word, deviation, fan: unit_normal(word) * deviation,
@@ -69,11 +68,10 @@ def initial(
 ) -> np.ndarray:
     """The initial value of the parameter with full name `name`, or of a region of it.
 
-    `zeros()`, `ones()`, `constant(c)`, `uniform(a)` on [-a, a), `normal(s)` with standard deviation s,
-    `xavier()`: uniform with a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), `kaiming()`: normal
-    with s = sqrt(2 / fan_in) (He et al. 2015). `fan` is (fan_in, fan_out), needed by the last two. `region`
-    has one slice (of step 1) per axis. The result has the region's shape in the declared axis order; bf16
-    comes as float32.
+    `zeros()`, `ones()`, `constant(c)`, `uniform(a)` on [-a, a), `normal(s)` with standard deviation s, `xavier()`:
+    uniform with a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), `kaiming()`: normal with
+    s = sqrt(2 / fan_in) (He et al. 2015). `fan` is (fan_in, fan_out), required by the last two. `region` has one slice
+    (of step 1) per axis. The result has the region's shape in the declared axis order; bf16 is returned as float32.
     """
     return _draw(call, type, stream(seed, "initial", 0, name), fan, region)
 
@@ -81,13 +79,13 @@ def initial(
 def random_elements(
     type: Type, key: np.ndarray, region: Region | None, make: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """A region of the tensor whose elements are `make` of the words of a stream, in the dtype of `type`."""
+    """A region of the tensor whose elements are `make` of a stream's words, in the dtype of `type`."""
     bounds = _bounds(type.shape, region)
     out = np.empty([stop - start for start, stop in bounds], NUMPY[type.dtype])
-    # A scalar is drawn as its one element.
+    # A scalar is drawn as a tensor of one element.
     flat = out if type.axes else out.reshape(1)
     for place, start, shape, inner in _slabs(type.shape or (1,), bounds or [(0, 1)]):
-        # Contiguous, so that numpy computes a region with the same instructions as the whole.
+        # Contiguous, so that numpy uses the same instructions for a region as for the full tensor.
         flat[place] = make(np.ascontiguousarray(words(key, start, prod(shape)).reshape(shape)[inner]))
     return out
 
@@ -114,12 +112,11 @@ def _bounds(shape: tuple[int, ...], region: Region | None) -> list[tuple[int, in
 def _slabs(
     shape: tuple[int, ...], bounds: list[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int | slice, ...], int, tuple[int, ...], tuple[slice, ...]]]:
-    """Cut a region into slabs of words that lie side by side.
+    """Cut a region into slabs of contiguous words.
 
-    A slab is a few indices of one axis, all of the axes after it and one index of each before it. Yields
-    where it goes in the region, the index of its first word, its shape, and which part of it belongs to the
-    region. Words outside the region are drawn and dropped: they cost little beside the arithmetic that
-    follows.
+    A slab spans a few indices of one axis, all of the axes after it and one index of each before it. Yields its place
+    in the region, the index of its first word, its shape, and the part of it that belongs to the region. Words outside
+    the region are drawn and dropped: that is cheap next to the arithmetic that follows.
     """
     axis = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) <= SLAB or d == len(shape) - 1)
     inner_shape = shape[axis + 1 :]

@@ -1,4 +1,4 @@
-"""What one rank reads of the batches of a step: its part of each input, for every microbatch, on its device."""
+"""What one rank reads of a step's batches: its shard of each input, for every microbatch, on its device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch: TypeAlias = Mapping[str, torch.Tensor]
 
 
 class Inputs:
-    """The parts of a program's inputs that some stages of it read, at given coordinates of the mesh."""
+    """The shards of a program's inputs that the given stages read, at given mesh coordinates."""
 
     def __init__(
         self, program: Program, stages: Iterable[StageProgram], coordinates: Mapping[str, int], device: torch.device
@@ -28,7 +28,7 @@ class Inputs:
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
-            for part in (*stage.inputs, *stage.whole_inputs):
+            for part in (*stage.inputs, *stage.full_inputs):
                 type = types[part.name]
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
@@ -36,8 +36,9 @@ class Inputs:
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
     def whole(self, batches: Callable[[int], Batch]) -> dict[InputPart, torch.Tensor]:
-        """The parts that are not cut into microbatches, contiguous and on the device. What has the batch axis has the
-        rows of all batches; what has not comes from the first."""
+        """The parts that are not cut into microbatches, contiguous and on the device. A part with the batch axis has
+        the rows of all batches; any other comes from the first batch.
+        """
         found = {}
         parts = [part for part in self._regions if part.batch is None]
         first = batches(0) if parts else {}
@@ -51,8 +52,9 @@ class Inputs:
         return found
 
     def load(self, batch: Batch) -> dict[InputPart, torch.Tensor]:
-        """The parts of a batch that are cut into microbatches, contiguous and on the device; the microbatch leads.
-        Nothing else of the batch is moved there."""
+        """The parts of a batch that are cut into microbatches, contiguous and on the device; the microbatch is the
+        leading dimension. Nothing else of the batch is copied to the device.
+        """
         found = {}
         for part, position in self._batch_positions.items():
             cut = batch[part.name].unflatten(position, (self._microbatches, -1))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""A rank's instructions as closures, bound once: all that can be decided before a step is decided here.
+"""A rank's instructions as closures, bound once: everything static is decided here.
 
-A closure returns None, or, where what it does is not through, a generator that is to be run to its end.
+A closure returns None or, if it has to wait, a generator to be run to its end.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Bound = Callable[[], Waits | None]
 
 @define(eq=False, slots=True)
 class _UnderWay:
-    """A transfer under way. Its handle, which is there from the post to the wait, keeps the tensor alive."""
+    """A transfer under way. Its handle exists from the post to the wait, and keeps the tensor alive."""
 
     handles: list[Handle] = field(factory=list)
 
     def wait(self) -> Waits | None:
-        """Wait for it, and let go of it."""
+        """Wait for the transfer, and drop its handle."""
         handle = self.handles.pop()
         return None if handle.done() else _rest(handle)
 
 
 def _rest(handle: Handle) -> Waits:
-    """The wait for what was not done when it was asked."""
+    """Wait for a handle that was not done when first asked."""
     yield
     while not handle.done():
         yield
@@ -42,9 +42,9 @@ def _rest(handle: Handle) -> Waits:
 
 @frozen(eq=False)
 class Binder:
-    """Binds a rank's instructions. `reducing` will hold the stages whose `reduce` has begun, with the rest of it.
+    """Binds a rank's instructions. `reducing` will hold the rest of each `reduce` that has begun, by stage.
 
-    An instruction lets go of the slots of its frame that nothing needs after it: of all, if it is the frame's last.
+    An instruction clears the frame slots that nothing needs afterwards: all of them, if it is the frame's last.
     """
 
     program: Program
@@ -55,7 +55,7 @@ class Binder:
     reducing: dict[int, Waits]
 
     def bind(self) -> tuple[tuple[Bound, ...], ...]:
-        """The closures of each instruction: one, and one more for each stage that begins to reduce."""
+        """The closures of each instruction: its own, and one for each stage whose reduction begins after it."""
         last_send: dict[tuple[int, int, int], int] = {}
         last_touch: dict[tuple[int, int], int] = {}
         for i, instruction in enumerate(self.record.instructions):
@@ -89,7 +89,7 @@ class Binder:
         return tuple(bound)
 
     def _compute(self, instruction: Compute, final: bool) -> Bound:
-        """Run a function of a stage on a microbatch, and hand over what it made; `final`: the frame's last."""
+        """Run a function of a stage on a microbatch, and do its local transfers; `final`: the last use of the frame."""
         stage, context = self.stages[instruction.stage], self.context
         kind, microbatch = instruction.action.kind, instruction.action.microbatch
         function: Callable[..., Any] = stage.functions.get(kind, _nothing)
@@ -98,13 +98,13 @@ class Binder:
         sent = set(record.sends.values())
         overs = [
             (each.slot, self.stages[each.stage].frames[microbatch], each.target_slot)
-            for each in record.hand_overs
+            for each in record.local_transfers
             if each.kind == direction and kind != "W"
         ]
         ended = [slot for slot, _, _ in overs if slot in record.released and slot not in sent]
         empty = [None] * record.frame
 
-        def hand_over() -> None:
+        def transfer_locally() -> None:
             for slot, target, target_slot in overs:
                 target[target_slot] = frame[slot]
             for slot in ended:
@@ -116,17 +116,17 @@ class Binder:
             context.microbatch = context.first + microbatch
             function(stage.constants, frame, accumulators, context)
             if final or overs:
-                hand_over()
+                transfer_locally()
 
         def run_communicating() -> Waits:
             context.microbatch = context.first + microbatch
             yield from begun(function(stage.constants, frame, accumulators, context), context)
-            hand_over()
+            transfer_locally()
 
         return run_communicating if isgeneratorfunction(function) else run
 
     def _reduce(self, index: int) -> Bound:
-        """Begin a stage's reduction: it starts its collectives, which go on beside what follows."""
+        """Begin a stage's reduction: its collectives overlap with what follows."""
         stage = self.stages[index]
 
         def run() -> None:
@@ -135,7 +135,7 @@ class Binder:
         return run
 
     def _post_send(self, transfer: Transfer, under_way: _UnderWay, last: bool, final: bool) -> Bound:
-        """Post a send from a frame; `last`: of all of this slot."""
+        """Post a send from a frame; `last`: the last send of this slot."""
         stage = self.stages[transfer.message.source]
         slot = stage.record.sends[transfer.message]
         frame, channel, send = stage.frames[transfer.microbatch], transfer.channel, self.transport.send
@@ -154,7 +154,7 @@ class Binder:
         return run
 
     def _post_receive(self, transfer: Transfer, under_way: _UnderWay) -> Bound:
-        """Post a receive into a new buffer. It is in the frame at once; what it holds is undefined until the wait."""
+        """Post a receive into a new buffer. The frame gets it at once; its content is undefined until the wait."""
         stage = self.stages[transfer.message.destination]
         slot, type = stage.record.receives[transfer.message]
         frame, channel, receive = stage.frames[transfer.microbatch], transfer.channel, self.transport.receive
@@ -168,4 +168,4 @@ class Binder:
 
 
 def _nothing(*_: Any) -> None:
-    """The function of an action that has nothing to compute."""
+    """The function of an action that computes nothing."""

@@ -1,11 +1,11 @@
 """The learning rate of each step: a pure function of the settings and the step, which counts from 1.
 
-All but `constant` warm up first: in the steps 1 to `warmup` the rate is peak · step / warmup. After that,
-with p = (step - warmup) / (total - warmup), held to at most 1:
+All but `constant` warm up first: in steps 1 to `warmup` the rate is peak · step / warmup. After that, with p =
+(step - warmup) / (total - warmup), clamped to at most 1:
 
-    linear    floor + (peak - floor) · (1 - p) cosine    floor + (peak - floor) · (1 + cos(pi p)) / 2
-    (Loshchilov and Hutter, SGDR, 2017) wsd       peak until `decay` steps before `total`, then linearly down
-    to the floor     (Hu et al., MiniCPM, 2024)
+    linear    floor + (peak - floor) · (1 - p)
+    cosine    floor + (peak - floor) · (1 + cos(pi p)) / 2  (Loshchilov and Hutter, SGDR, 2017)
+    wsd       peak until `decay` steps before `total`, then linear decay to the floor  (Hu et al., MiniCPM, 2024)
 
 So the rate is `peak` at step `warmup`, and `floor` at step `total` and beyond.
 """
@@ -36,7 +36,7 @@ def _wsd(step: int, *, peak: float, warmup: int, total: int, decay: int, floor: 
 
 
 def _share(step: int, first: int, last: int) -> float:
-    """How much of the way from step `first` to step `last` is done, in [0, 1]."""
+    """The fraction of the distance from step `first` to step `last` that is done, in [0, 1]."""
     if step >= last:
         return 1.0
     return max(0.0, (step - first) / (last - first))
@@ -51,7 +51,7 @@ LEARNING_RATES: dict[str, Callable[..., float]] = {
 
 
 def learning_rate(call: Call, step: int) -> float:
-    """The learning rate of a step (the first is 1), for `constant`, `linear`, `cosine` or `wsd`."""
+    """The learning rate of a step (from 1), for `constant`, `linear`, `cosine` or `wsd`."""
     assert step >= 1, "steps count from 1"
     arguments: dict[str, Any] = dict(call.arguments)
     warmup = arguments.get("warmup", 0)

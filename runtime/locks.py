@@ -1,4 +1,4 @@
-"""A file that a run holds for as long as it lives, so that no other one uses the same directory."""
+"""A lock file that a run holds while it lives, so that no other run uses the same directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 
 LOCK = "lock"
-PATIENCE_SECONDS = 10.0  # how long a run that is being ended may still hold it
+PATIENCE_SECONDS = 10.0  # how long to wait for a run that is ending
 
 
 class Held(Exception):
@@ -18,8 +18,8 @@ class Held(Exception):
 
 
 def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
-    """Hold the lock of an open directory: a descriptor that holds it until it and all its copies are closed, and why
-    there is no lock, where this file system has none. Raises Held, and OSError where no file can be made.
+    """Lock an open directory. Returns a descriptor that holds the lock until it and all its copies are closed, and the
+    reason if this file system has no locks. Raises Held, and OSError if the file cannot be created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     end = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
@@ -37,13 +37,13 @@ def lock(parent: int, patience: float | None = None) -> tuple[int, str | None]:
         else:
             if still_there(parent, handle):
                 return handle, None
-            # Whoever held it has removed it, or the directory was emptied: another run may hold the new one.
+            # The previous holder removed it, or the directory was emptied: another run may hold the new file.
             os.close(handle)
             handle = os.open(LOCK, flags, 0o666, dir_fd=parent)
 
 
 def still_there(parent: int, handle: int) -> bool:
-    """Whether what a descriptor holds is still the lock of the directory, which may have been emptied or removed."""
+    """Whether a descriptor still is of the directory's lock file: the directory may have been emptied or removed."""
     try:
         own, there = os.fstat(handle), os.stat(LOCK, dir_fd=parent, follow_symlinks=False)
     except OSError:
@@ -52,13 +52,13 @@ def still_there(parent: int, handle: int) -> bool:
 
 
 def refused(path: Path) -> Refused:
-    """What is said (E0803) where another run holds a directory."""
+    """The error (E0803) if another run holds a directory."""
     return refuse(
         "E0803", f"another run writes to {path}", help="wait for it to end, or give this one another directory"
     )
 
 
 def missing(path: Path, reason: str) -> Diagnostic:
-    """The warning (W0806) of a file system that has no locks."""
+    """The warning (W0806) if a file system has no locks."""
     help = "make sure that no second run writes there"
     return Diagnostic("W0806", f"{path} cannot be locked: {reason}", help=help)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST = 8  # that one message names
+MOST = 8  # ranks named in one message
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -1,14 +1,14 @@
-"""Slow ranks: who holds up the others, in which action, and what that costs.
+"""Slow ranks: which ranks hold up the others, in which action, and at what cost.
 
-A rank adds up, action by action, how long it was at work in its steps, without what it waited: for messages, and within
-actions for collectives. That is a look at the clock for each instruction, and nothing is sent; now and then, when the
-ranks meet anyway for an evaluation or a checkpoint, and at the end, they tell each other their sums.
+A rank adds up, by action, how long it worked in its steps, without its waits: for messages, and within actions for
+collectives. That takes one clock read per instruction and no communication; when the ranks meet anyway for an
+evaluation or a checkpoint, and at the end, they exchange their sums.
 
-A rank is slow where it was at work for longer than its peers, the ranks that run the same stages on other data. A rank
-that has no such peers is compared with all others, by what each is predicted to need. It costs a step as much longer as
-it took, but no more than its peers have waited meanwhile.
+A rank is slow if it worked longer than its peers, the ranks that run the same stages on other data. A rank without such
+peers is compared with all others, scaled by the predicted time of each. Its cost per step is the time by which it was
+longer, but at most what its peers have waited meanwhile.
 
-On a GPU these are the times of the host: what it reads and launches. There the wait for the device is none of its work.
+On a GPU these are host times: reading and launching. Waiting for the device does not count as work.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from partita.compiler.program import Program, RankProgram
 from partita.runtime.context import Context
 from partita.runtime.transports.transport import Transport
 
-# What a rank does in a step beside the schedule's actions, in the order of its marks: around them, and behind them.
+# What a rank does in a step besides the schedule's actions, in the order of its marks: before them, and after them.
 BATCH, PROLOGUE, REDUCE, STATISTICS, UPDATE, REPORT = (
     "reading its batch", "the prologue", "reducing gradients", "the statistics", "the update", "reporting the step",
 )  # fmt: skip
 WAIT = ""
 BEFORE, AFTER = (BATCH, PROLOGUE), (REDUCE, WAIT, STATISTICS, WAIT, UPDATE, REPORT)
-FEWEST_STEPS = 5  # of which means are taken
-SLOWER, SLOWER_ALONE = 1.5, 2.0  # times its peers' time; where it has none
-LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step
+FEWEST_STEPS = 5  # needed to take means
+SLOWER, SLOWER_ALONE = 1.5, 2.0  # times its peers' time; for a rank without peers
+LEAST_COST, LEAST_SECONDS = 0.1, 1e-3  # of a step's time; per step
 
 
 @frozen
 class Slow:
-    """A slow rank: the action in which it lost most, with its own mean time in a step and that of its peers, and the
-    share of all steps' time that it cost."""
+    """A slow rank: the action in which it lost the most, its own and its peers' mean time per step in it, and the share
+    of all steps' time that the rank cost.
+    """
 
     rank: int
     action: str
@@ -55,7 +56,7 @@ class Slow:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the metrics."""
+        """Its form in the metrics."""
         return asdict(self)
 
 
@@ -64,7 +65,7 @@ def _text(seconds: float) -> str:
 
 
 def actions_of(record: RankProgram) -> list[str]:
-    """What a rank of the pipeline is at between its marks of a step; WAIT where it waits."""
+    """What a pipeline rank does before each mark of a step; WAIT if it waits."""
     own = [
         f"{each.action.kind} of stage {each.stage}" if isinstance(each, Compute) else WAIT
         for each in record.instructions
@@ -73,12 +74,12 @@ def actions_of(record: RankProgram) -> list[str]:
 
 
 class Pace:
-    """One rank's sums of what it did in its steps. `begin` a step, then `mark` the end of each thing that it does."""
+    """One rank's times by action. `begin` a step, then `mark` the end of each action."""
 
     def __init__(self, program: Program, rank: int, context: Context) -> None:
         self.program, self.rank, self.context = program, rank, context
         actions = actions_of(program.ranks[program.mesh.pipe_rank(rank)])
-        if context.device.type == "cuda":  # the update begins with the wait for the device
+        if context.device.type == "cuda":  # the update begins by waiting for the device
             actions[actions.index(UPDATE)] = WAIT
         self._names = _names(program, rank)
         self._positions = [self._names.index(each) if each else len(self._names) for each in actions]
@@ -88,11 +89,11 @@ class Pace:
         self._first = True
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._last, self._waited, self._next = perf_counter_ns(), self.context.waited, 0
 
     def mark(self) -> None:
-        """The rank has done the next thing of its step."""
+        """Mark the end of the step's next action."""
         now, waited = perf_counter_ns(), self.context.waited
         sums, waiting = self._sums, waited - self._waited
         sums[self._positions[self._next]] += now - self._last - waiting
@@ -101,7 +102,7 @@ class Pace:
         self._next += 1
 
     def end(self) -> None:
-        """A step has ended. The first of a run does not count: in it all is allocated and connected."""
+        """End a step. The first of a run does not count: it allocates and connects."""
         if self._first:
             self._first = False
             self._sums = [0] * len(self._sums)
@@ -109,7 +110,7 @@ class Pace:
             self._steps += 1
 
     def told(self, transport: Transport) -> Generator[None, None, Sums]:
-        """The sums of all ranks since they last told each other."""
+        """Exchange the ranks' sums since the last exchange; returns those of all."""
         width = max(len(_names(self.program, rank)) for rank in range(self.program.mesh.ranks)) + 2
         table = torch.zeros(self.program.mesh.ranks, width, dtype=torch.float64)
         own = [self._steps, self._sums[-1] / 1e9, *(each / 1e9 for each in self._sums[:-1])]
@@ -123,14 +124,14 @@ class Pace:
 
 
 def _names(program: Program, rank: int) -> list[str]:
-    """The different things that a rank does."""
+    """The distinct actions of a rank."""
     actions = actions_of(program.ranks[program.mesh.pipe_rank(rank)])
     return [each for each in dict.fromkeys(actions) if each]
 
 
 @frozen(eq=False)
 class Sums:
-    """For each rank, in a row: the number of steps, seconds that it waited, and seconds of each of its actions."""
+    """A row for each rank: the number of steps, seconds waited, and seconds of each of its actions."""
 
     program: Program
     table: torch.Tensor
@@ -139,7 +140,7 @@ class Sums:
         return Sums(self.program, self.table + other.table)
 
     def slow(self, predicted: Sequence[float]) -> tuple[Slow, ...]:
-        """The slow ranks, the one that cost most first. `predicted` are seconds of a step by rank of the pipeline."""
+        """The slow ranks, the costliest first. `predicted` are the seconds per step of each pipeline rank."""
         steps = float(self.table[0, 0])
         if steps < FEWEST_STEPS:
             return ()
@@ -155,7 +156,7 @@ class Sums:
         peers, least = (alike, SLOWER) if alike else (others, SLOWER_ALONE)
         if not peers:
             return None
-        # What a peer took, as if it ran the same stages.
+        # Scales a peer's time to the stages of this rank.
         scales = {each: 1.0 if alike else predicted[stage] / predicted[mesh.pipe_rank(each)] for each in peers}
         own = sum(means[rank][1:])
         usual = median(sum(means[each][1:]) * scales[each] for each in peers)
@@ -171,7 +172,7 @@ class Sums:
     def _compared(
         self, rank: int, peers: Sequence[int], scales: dict[int, float], means: Sequence[Sequence[float]], alike: bool
     ) -> Iterator[tuple[str, float, float]]:
-        """Each of a rank's actions, its own time and that of its peers: of other stages, by kind."""
+        """Each of a rank's actions with its own and its peers' time; by kind if the peers run other stages."""
         tables = {each: dict(zip(_names(self.program, each), means[each][1:], strict=False)) for each in (rank, *peers)}
         if not alike:
             tables = {each: _by_kind(table) for each, table in tables.items()}
@@ -181,7 +182,7 @@ class Sums:
 
 
 def _by_kind(table: dict[str, float]) -> dict[str, float]:
-    """`F of stage 1` and `F of stage 3` as `F`."""
+    """Sum `F of stage 1` and `F of stage 3` into `F`."""
     found: dict[str, float] = {}
     for action, seconds in table.items():
         kind = action.partition(" of stage ")[0]

@@ -1,8 +1,7 @@
-"""What a person sees of a run: a live line on a terminal, plain lines elsewhere.
+"""What a user sees of a run: a live line on a terminal, plain lines elsewhere.
 
-The live line shows the step, loss, tokens per second, learning rate and time left; where standard output is
-no terminal a line is printed for the first step, every tenth and the last. Evaluations always get a line of
-their own.
+The live line shows step, loss, tokens per second, learning rate and time left. If standard output is no terminal, a
+line is printed for the first step, every tenth and the last. Evaluations always get their own line.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 EVERY = 10  # steps from one plain line to the next
 BAR = 24  # columns
-WIDE = 68  # columns beside the name from which on there is room for it and the bar
-FIRST_TO_GO = (2, 1, 1)  # of loss, speed, learning rate and time left: what a narrow terminal does without, in turn
+WIDE = 68  # columns in addition to the name from which the name and the bar fit
+FIRST_TO_GO = (2, 1, 1)  # indices into loss, speed, learning rate, time left: dropped in turn on a narrow terminal
 
 
 class Display:
     """Shows the records that `Telemetry` returns; a context manager.
 
-    `steps` is the number of the last step, `first` that of the first one of this run (a resumed run begins
-    later).
+    `steps` is the number of the last step, `first` that of this run's first (later than 1 if it resumes).
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Display:
         self.first = first
         self._console = Console() if console is None else console
         self._clock = clock
-        self._started: tuple[int, float] | None = None  # the first step that was seen, and when
+        self._started: tuple[int, float] | None = None  # the first step seen, and when
         self._live: Progress | None = None
         if self._console.is_terminal:
             wide = self._console.width >= len(name) + WIDE
@@ -51,11 +49,11 @@ class Display:
                 console=self._console,
                 refresh_per_second=4,
             )
-            self._taken = len(name) + BAR + 2 if wide else 0  # columns, by name and bar
+            self._taken = len(name) + BAR + 2 if wide else 0  # columns of name and bar
             self._task = self._live.add_task(name, total=steps, completed=first - 1, record="")
 
     def resumed(self, step: int, note: str) -> None:
-        """The run goes on after `step`; `note` says from what."""
+        """The run resumes after `step`; `note` says from what."""
         self.first = step + 1
         if self._live is not None:
             self._live.update(self._task, completed=min(step, self.steps))
@@ -89,7 +87,7 @@ class Display:
         self._say("  ".join([f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._live is not None:
             self._live.stop()
 
@@ -105,7 +103,7 @@ class Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self, step: int) -> float | None:
-        """Seconds, by the mean over all steps since the first one, which is slow for reasons of its own."""
+        """Seconds, by the mean over all steps after the first, whose time includes startup."""
         now = self._clock()
         if self._started is None:
             self._started = (step, now)
@@ -114,7 +112,7 @@ class Display:
 
 
 def _fitting(figures: Sequence[str], room: int) -> str:
-    """The figures in one line, without the less important where there is no room for all."""
+    """The numbers in one line, without the less important ones if there is no room for all."""
     left = list(figures)
     for position in FIRST_TO_GO:
         if len("  ".join(left)) <= room:

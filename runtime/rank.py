@@ -14,13 +14,13 @@ from attrs import frozen
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Compute, Traffic
-from partita.compiler.partition.update import SQUARE
+from partita.compiler.passes.update import SQUARE
 from partita.compiler.pipeline import compile_run
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
-from partita.runtime.bad_steps import Judge
+from partita.runtime.bad_steps import BadStepPolicy
 from partita.runtime.executor import Executor
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
@@ -31,14 +31,14 @@ from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
 from partita.runtime.transports.transport import Transport
 
-# How many ids were beyond the axis that they index, by guard; and loss, metrics and those of an evaluation.
+# Number of ids out of range of the axis they index, by guard; and loss, metrics and `Outside` of an evaluation.
 Outside: TypeAlias = Mapping[Guard, float]
-Figures: TypeAlias = tuple[float, dict[str, float], Outside]
+EvaluationResult: TypeAlias = tuple[float, dict[str, float], Outside]
 
 
 @frozen(eq=False)
 class Plan:
-    """A compiled file, ready to run: the programs of training and of evaluation, and the settings."""
+    """A compiled file, ready to run: the programs for training and evaluation, and the settings."""
 
     spec: Spec
     training: Compilation
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def channels(self) -> Mapping[Channel, Traffic]:
-        """Those of both programs, with the more that either sends."""
+        """The channels of both programs, each with the larger traffic of the two."""
         found = dict(self.program.channels)
         evaluation = self.evaluation.program if self.evaluation else None
         for channel, traffic in evaluation.channels.items() if evaluation else ():
@@ -66,7 +66,7 @@ class Plan:
 
     @cached_property
     def predicted(self) -> tuple[float, ...]:
-        """Seconds that each rank of the pipeline is predicted to work in a step."""
+        """The predicted working time per step of each pipeline rank, in seconds."""
         seconds = stage_seconds(self.training)
         return tuple(
             end_seconds(self.training, rank)
@@ -76,17 +76,17 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks, those of the whole mesh."""
+        """The number of ranks in the mesh."""
         return self.program.mesh.ranks
 
 
 def prepare(spec: Spec, gpu: bool = False) -> Plan:
-    """Compile what a run needs, on GPUs or on CPUs. Raises Refused with what is wrong with the file."""
+    """Compile what a run needs, for GPUs or CPUs. Raises Refused with the errors in the file."""
     return Plan(spec, *compile_run(spec, gpu))
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse (E0610) a launcher that has started another number of ranks than the mesh has."""
+    """Refuse (E0610) a launcher that started a different number of ranks than the mesh has."""
     if ranks != plan.ranks:
         raise refuse(
             "E0610",
@@ -97,10 +97,10 @@ def check_ranks(plan: Plan, ranks: int) -> None:
 
 
 class Rank:
-    """One rank of the mesh: its executors for training and evaluation over its parts of the same parameters.
+    """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
-    With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps go there.
-    `paced`: the ranks find out which of them are slow.
+    With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
+    there. If `paced`, the ranks find out which of them are slow.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Rank:
         self.device = device
         self.transport = transport
         self.memory = Memory()
-        self.failed = False  # a bad step has ended the run
-        self.unsound = False  # the loss of an evaluation was not finite
-        self.judge = Judge(plan.train.on_bad_step)
-        self.ended = False  # before the last step, because a rank was asked to
+        self.failed = False  # whether a bad step has ended the run
+        self.unsound = False  # whether the loss of an evaluation was not finite
+        self.judge = BadStepPolicy(plan.train.on_bad_step)
+        self.ended = False  # before the last step, because some rank was asked to
         evaluation = plan.evaluation.program if plan.evaluation else None
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
@@ -133,13 +133,13 @@ class Rank:
         self.training = Executor(
             plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight, paced
         )
-        self.sums: Sums | None = None  # what all ranks did since the start of the run
+        self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (
             Executor(evaluation, rank, transport, self.memory, seed, device, flight=self.flight) if evaluation else None
         )
 
     def _initialise(self) -> None:
-        """The rank's parts of parameters, by (seed, name, coordinates), and of optimizer states, at zero."""
+        """Make the rank's shards of parameters, by (seed, name, coordinates), and of optimizer states, as zeros."""
         program = self.plan.program
         mesh = program.mesh
         coordinates = mesh.coordinates(self.rank)
@@ -152,7 +152,7 @@ class Rank:
                 self.memory.states[state, name] = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _initial(self, name: str) -> torch.Tensor:
-        """The initial value of the rank's part of a parameter."""
+        """The initial value of the rank's shard of a parameter."""
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
         region = region_of(record.type, record.layout, mesh.sizes, mesh.coordinates(self.rank))
@@ -160,31 +160,31 @@ class Rank:
         return torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
 
     def restart(self) -> None:
-        """Parameters and optimizer states as they were before the first step."""
+        """Reset parameters and optimizer states to their values before the first step."""
         for name, master in self.memory.masters.items():
             master.copy_(self._initial(name))
         for state in self.memory.states.values():
             state.zero_()
 
     def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
-        """A whole batch of the dataset, still on the host, floats in the dtype of the computation."""
+        """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""
         types = {each.name: each.type for each in self.plan.program.inputs}
         return {
             name: torch.as_tensor(array).to(DTYPES[types[name].dtype]) for name, array in batch.items() if name in types
         }
 
     def step(
-        self, number: int, batch: Mapping[str, torch.Tensor], rate: float, judge: Judge | None = None
+        self, number: int, batch: Mapping[str, torch.Tensor], rate: float, judge: BadStepPolicy | None = None
     ) -> Iterator[None]:
-        """One training step; a bad one raises BadStep without a judge that lets it pass."""
+        """Run one training step. A bad step raises BadStep unless the judge lets it pass."""
         return self.training.step(number, batch, rate, judge)
 
-    def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, Figures]:
-        """An evaluation of so many batches; returns loss and metrics, of all batches as of one, or the mean of those of
-        each where they need a whole batch; and how many ids were no index.
+    def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, EvaluationResult]:
+        """Evaluate `count` batches. Returns loss and metrics, of all batches as if they were one or, if they need full
+        batches, their mean; and the number of ids out of range.
 
-        Its random numbers are those of a step before the first, the same every time and no training step's.
-        `unsound_from` is then the first batch of the first round whose loss is not finite, None where all are.
+        Random numbers are those of steps before the first: the same every time, and no training step's. Afterwards
+        `unsound_from` is the first batch of the first round whose loss is not finite, or None.
         """
         assert self.evaluation is not None
         rounds = self.evaluation.program.rounds
@@ -214,13 +214,13 @@ class Rank:
 
     @staticmethod
     def outside(executor: Executor) -> Outside:
-        """How many ids an executor's last step has computed beyond the axis that they index, by guard."""
+        """Number of ids out of range that an executor's last step computed, by guard."""
         named = executor.named_statistics()
         return {guard: named[guard.name] for guard in executor.program.guards}
 
 
 def check_ids(outside: Outside, when: str) -> None:
-    """Refuse (E0605) computed ids beyond the axis that they index."""
+    """Refuse (E0605) computed ids out of range of the axis they index."""
     wrong = [(guard, count) for guard, count in outside.items() if count]
     if wrong:
         raise Refused(
@@ -236,5 +236,5 @@ def check_ids(outside: Outside, when: str) -> None:
 
 
 def shifted(batches: Callable[[int], Batch], first: int, index: int) -> Batch:
-    """A batch of a later round."""
+    """The batch at `index` after `first`: a later round's."""
     return batches(first + index)

@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank holds, and whole tensors put together from the ranks' parts."""
+"""Which part of a tensor a rank holds, and global tensors assembled from the ranks' shards."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Region = tuple[slice, ...]
 
 
 def region_of(type: Type, layout: Layout, sizes: Mapping[str, int], coordinates: Mapping[str, int]) -> Region:
-    """The part of a whole tensor of `type` that lies at `coordinates` of a mesh of `sizes`: a slice for each axis.
+    """The part of a global tensor of `type` at `coordinates` of a mesh of `sizes`: a slice for each axis.
 
-    Where several mesh axes split one axis, the one that the mesh declares first is the outermost. Mesh axes along
-    which the tensor is whole or partial do not count.
+    If several mesh axes shard one axis, the first in mesh order is the outermost. Mesh axes along which the tensor is
+    replicated or partial do not matter.
     """
     region = []
     for axis in type.axes:
@@ -37,9 +37,9 @@ def shape_of(region: Region) -> tuple[int, ...]:
 
 
 def assemble(name: str, type: Type, layout: Layout, mesh: Mesh, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """The whole tensor, from what ranks hold of it. `parts` are tensors by rank; together they must cover it.
+    """Assemble a global tensor from `parts`, the ranks' shards; together they must cover it.
 
-    AssertionError, naming the tensor and the ranks, where two hold the same region and differ in any bit.
+    Raises AssertionError, naming the tensor and the ranks, if two hold the same region but differ in any bit.
     """
     holders: dict[tuple[int, ...], int] = {}
     whole = next(iter(parts.values())).new_empty(type.shape)

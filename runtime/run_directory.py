@@ -1,11 +1,10 @@
-"""The directory of a run: held by one run at a time, and written to without following a link.
+"""The directory of a run: held by one run at a time, and written without following links.
 
-Nothing in it is touched before its lock is held. What a run writes there is opened relative to the open directory, is
-new, and takes its name by a rename: a link that somebody has put there is replaced and never followed. The lock is
-inherited by all processes of the run, and so is held until the last of them is gone.
+Nothing in it is touched before its lock is held. Each file a run writes is opened relative to the open directory, is
+new, and gets its name by a rename: a link that somebody put there is replaced, never followed. All processes of the run
+inherit the lock, so it is held until the last of them exits.
 
-`run.json` keeps what the run began with: the texts of its files, which later attempts read instead of the files, and
-where its checkpoints are.
+`run.json` records how the run began: its checkpoints' directory, and the texts of its files, which later attempts read.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ MOST_RECORD = 1 << 26
 
 @frozen
 class Record:
-    """What a run began with: the texts of its files by path, and where its checkpoints go, if anywhere.
+    """How a run began: the texts of its files by path, and where its checkpoints go, if anywhere.
 
-    `run` names the run: attempts of one run have one name.
+    `run` identifies the run; all its attempts share it.
     """
 
     run: str
@@ -41,7 +40,7 @@ class Record:
 
 @define(eq=False)
 class RunDirectory:
-    """An open directory of a run. Methods raise OSError where the system does."""
+    """The open directory of a run. Methods raise OSError where the system does."""
 
     path: Path
     handle: int
@@ -49,13 +48,13 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Open the directory, which is made where it is missing. Nothing in it is touched."""
+        """Open the directory, and create it if missing. Nothing in it is touched."""
         path.mkdir(parents=True, exist_ok=True)
         return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     @classmethod
     def inherited(cls, path: Path, text: str) -> RunDirectory:
-        """The directory that the process which has started this one holds open: `text` is what it says of it."""
+        """The directory that the parent process holds open: `text` is its `text`."""
         handle, *others = map(int, text.split(","))
         for each in (handle, *others):
             os.set_inheritable(each, False)
@@ -63,13 +62,13 @@ class RunDirectory:
 
     @property
     def text(self) -> str:
-        """What a process that inherits the descriptors is told."""
+        """The descriptors as text, for a child process that inherits them."""
         return ",".join(map(str, self.descriptors))
 
     def lock(self) -> Diagnostic | None:
-        """Hold the directory until `close`; a warning (W0806) where its file system has no locks.
+        """Hold the directory until `close`. Returns a warning (W0806) if its file system has no locks.
 
-        Raises Refused (E0803) where another run holds it.
+        Raises Refused (E0803) if another run holds it.
         """
         try:
             self._lock, unlocked = locks.lock(self.handle)
@@ -79,11 +78,11 @@ class RunDirectory:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the run's other processes inherit: the directory, and its lock."""
+        """The descriptors that the run's other processes inherit: the directory, and its lock."""
         return (self.handle,) if self._lock is None else (self.handle, self._lock)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         os.close(self.handle)
         if self._lock is not None:
             os.close(self._lock)
@@ -98,11 +97,11 @@ class RunDirectory:
     # ------------------------------------------------------------ files
 
     def put(self, name: str, data: bytes) -> None:
-        """A small file that is there whole or not at all."""
+        """Write a small file atomically."""
         put(name, self.handle, data)
 
     def begin(self, name: str, data: bytes) -> int:
-        """A file that begins with this and is to be appended to: its descriptor."""
+        """Create a file with this content, to be appended to; returns its descriptor."""
         aside = f"{name}.new"
         handle = create(aside, self.handle, os.O_APPEND)
         try:
@@ -114,7 +113,7 @@ class RunDirectory:
         return handle
 
     def read(self, name: str, most: int) -> bytes | None:
-        """The content of a regular file of at most so many bytes; None where there is none, whatever else is there."""
+        """The content of a regular file of at most `most` bytes; None if there is no such file."""
         try:
             return read(name, self.handle, most)
         except Damaged:
@@ -122,7 +121,7 @@ class RunDirectory:
 
     @contextmanager
     def folder(self, name: str) -> Iterator[int]:
-        """A directory in this one, made where it is missing. OSError where it is a link."""
+        """Open a directory in this one, created if missing. Raises OSError if it is a link."""
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.handle)
         handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.handle)
@@ -134,12 +133,12 @@ class RunDirectory:
     # ------------------------------------------------------------ the record
 
     def keep(self, record: Record) -> None:
-        """Write down what the run begins with."""
+        """Write the record of how the run begins."""
         found = {"run": record.run, "checkpoints": record.checkpoints, "files": dict(record.files)}
         self.put(RECORD, json.dumps(found, indent=2).encode("utf-8", "surrogatepass") + b"\n")
 
     def record(self) -> Record | None:
-        """What the last run here began with; None where that cannot be told."""
+        """The record of the last run here; None if missing or not valid."""
         data = self.read(RECORD, MOST_RECORD)
         try:
             found: Any = json.loads(data) if data is not None else None

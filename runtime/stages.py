@@ -1,4 +1,4 @@
-"""A rank's stages while they run: emitted functions, lasting tensors, and the frames of microbatches in flight."""
+"""A rank's stages at run time: emitted functions, persistent tensors, and the frames of microbatches in flight."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ Frame = list[torch.Tensor | None]
 
 @define(eq=False)
 class Memory:
-    """A rank's parts of lasting tensors: master parameters by name, optimizer states by (state, parameter)."""
+    """A rank's shards of persistent tensors: master parameters by name, optimizer states by (state, parameter)."""
 
     masters: dict[str, torch.Tensor] = field(factory=dict)
     states: dict[tuple[str, str], torch.Tensor] = field(factory=dict)
 
 
 def load(program: Program) -> Mapping[str, Callable[..., Any]]:
-    """The emitted functions by name. The source is the compiler's own; nothing of a user's text is in it."""
+    """The emitted functions by name. The source is the compiler's own and contains no user text."""
     return _functions(program.source, f"<emitted {program.name}>")
 
 
 @lru_cache(maxsize=4)
 def _functions(source: str, name: str) -> Mapping[str, Callable[..., Any]]:
-    """The same for all ranks, which may be many in one process: they keep nothing, and torch compiles them once."""
+    """Shared by all ranks of a process: the functions are stateless, and torch compiles them once."""
     namespace: dict[str, Any] = {}
     exec(compile(source, name, "exec"), namespace)
     return namespace
 
 
 def allocator(type: Type, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Makes tensors of a type, their content undefined."""
+    """A function that makes uninitialized tensors of a type."""
     return partial(torch.empty, type.shape, dtype=DTYPES[type.dtype], device=device)
 
 
 class Stage:
-    """A stage under way: its constants of the step, accumulators, and a frame for each microbatch."""
+    """A stage at run time: its constants of the step, accumulators, and a frame for each microbatch."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class Stage:
         return [i for i, frame in enumerate(self.frames) if any(slot is not None for slot in frame)]
 
     def fill(self, inputs: Mapping[InputPart, torch.Tensor]) -> None:
-        """As a batch begins: every frame gets its microbatch's part of the inputs."""
+        """At the start of a batch: give every frame its microbatch's part of the inputs."""
         for part, slot in zip(self.record.inputs, self.record.input_slots, strict=True):
             for frame, own in zip(self.frames, inputs[part].unbind(), strict=True):
                 frame[slot] = own
 
     def reset(self) -> None:
-        """As a step begins: accumulators have nothing."""
+        """At the start of a step: clear the accumulators."""
         for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
             if record.maximum:
                 floats = tensor.is_floating_point()

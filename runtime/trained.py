@@ -1,4 +1,4 @@
-"""Training from Python: a file's run with all ranks in this process, and what it gives."""
+"""Training from Python: runs a file with all ranks in this process, and returns the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
-from partita.runtime.beginning import begin
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
@@ -20,16 +19,17 @@ from partita.runtime.in_process import run_in_process
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
+from partita.runtime.start import begin
 from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
 
 class Trained(list[dict[str, Any]]):
-    """The records of the steps that were done, and what they leave.
+    """The records of the steps done, and their results.
 
-    `parameters` are those of the trained model, whole, by their full names. `checkpoints` is the directory of the run's
-    checkpoints, None where the file asks for none. `resumed` is the step after which the run went on, None where it
-    began with the first: the records are those of later steps.
+    `parameters` are the trained model's full tensors, by full name. `checkpoints` is the directory of the run's
+    checkpoints, None if the file asks for none. `resumed` is the step after which the run resumed, None if it began at
+    the first; records are of later steps only.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Trained(list[dict[str, Any]]):
 
 
 def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Trained:
-    """Train a file of a folder, with its checkpoints as `partita run` has them.
+    """Train a file of a folder, with checkpoints as `partita run` makes them.
 
-    Where it has none, nothing is written but to a `run_dir`. Raises Refused, NotFinite.
+    Without checkpoints, nothing is written except to a `run_dir`. Raises Refused and BadStep.
     """
     plan = prepare(given)
     directory = run_directory(given.name, run_dir)
@@ -73,7 +73,7 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Train
 
 
 class _Records:
-    """An `Observer` that keeps a record for each step, and writes them where there is a directory."""
+    """An `Observer` that keeps a record of each step, and writes it if there is a directory."""
 
     def __init__(self, directory: RunDirectory | None) -> None:
         self.recorder = Recorder(directory, _warn)
@@ -86,7 +86,7 @@ class _Records:
         self.recorder.resumed(found.step)
 
     def step(self, result: StepResult) -> None:
-        """A record of its own."""
+        """Add a record."""
         self.recorder.step(result)
         self.records.append(
             {
@@ -100,12 +100,12 @@ class _Records:
         )
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """A part of its step's record."""
+        """Add the evaluation to its step's record."""
         self.recorder.evaluation(step, loss, metrics)
         self.records[-1] |= {"eval_loss": loss, **{f"eval_{name}": value for name, value in metrics.items()}}
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
-        """None is, where all are in one process."""
+        """Never called: no rank is slow if all are in one process."""
 
 
 def _warn_of(diagnostic: Diagnostic) -> None:

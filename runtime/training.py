@@ -1,7 +1,7 @@
-"""Training: the loop of one rank over steps and evaluations, whatever the transport.
+"""Training: the loop of one rank over steps and evaluations, for any transport.
 
-A rank's loop is a generator, as its steps are: it yields while it waits. Real transports never yield, so a process
-simply runs it to its end; the virtual transport's driver steps the loops of all ranks in one thread.
+A rank's loop is a generator, like its steps: it yields while it waits. Real transports never yield, so a process just
+runs its loop to the end; the driver of the virtual transport interleaves the loops of all ranks in one thread.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
 from partita.runtime.inputs import Batch
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.pace import Pace, Slow
-from partita.runtime.rank import Figures, Outside, Plan, Rank, check_ids, shifted
+from partita.runtime.rank import EvaluationResult, Outside, Plan, Rank, check_ids, shifted
 from partita.runtime.regions import assemble, region_of
 from partita.runtime.tracing.flight import BETWEEN, ENDED
 from partita.runtime.transports.transport import Cluster
 from partita.runtime.transports.virtual import VirtualCluster
 
-# Who is told what a person should know of a run.
+# Called with diagnostics for the user.
 Report: TypeAlias = "Callable[[Diagnostic], None]"
 
 
@@ -39,9 +39,8 @@ Report: TypeAlias = "Callable[[Diagnostic], None]"
 class StepResult:
     """What a step reports, the same on every rank.
 
-    `skipped` counts the steps so far whose updates are skipped, where the file allows that (None where it does not);
-    `bad` says why this one is, `rows` which rows of the data it had, and `rewound_to` after which step's checkpoint the
-    run goes on.
+    `skipped` is the number of steps so far whose updates were skipped (None unless the file allows that). For a bad
+    step, `bad` says why, `rows` names its rows of the data, and `rewound_to` is the checkpoint's step.
     """
 
     step: int
@@ -57,7 +56,7 @@ class StepResult:
 
     @property
     def more(self) -> dict[str, Any]:
-        """What there is to say of a step in a run that goes past bad ones, and of a bad one."""
+        """The extra facts of a step in a run that continues past bad ones, and of a bad one."""
         found: dict[str, Any] = {} if self.skipped is None else {"skipped": self.skipped}
         if self.bad:
             found |= {"bad": self.bad, "rows": list(self.rows)}
@@ -67,10 +66,10 @@ class StepResult:
 
 
 class Observer(Protocol):
-    """Who is told of a run's progress."""
+    """Receives a run's progress."""
 
     def resumed(self, found: Resumed) -> None:
-        """The run goes on after a checkpoint's step; told before anything else."""
+        """The run resumes after a checkpoint's step; called before anything else."""
 
     def step(self, result: StepResult) -> None:
         """A training step is done."""
@@ -83,7 +82,7 @@ class Observer(Protocol):
 
 
 def unheard(diagnostic: Diagnostic) -> None:
-    """A `Report` that nobody reads."""
+    """A `Report` that drops the diagnostic."""
 
 
 def train(
@@ -94,10 +93,10 @@ def train(
     report: Report = unheard,
     asked: Callable[[], bool] = never,
 ) -> Iterator[None]:
-    """All steps of a run on one rank, or those that a checkpoint leaves; every rank's observer is told the same.
+    """Run all steps on one rank, or those after a checkpoint; all ranks' observers are told the same.
 
-    At a bad step that the run does not go past all ranks end: BadStep is raised on the one that it began on. Where any
-    rank is `asked` to end, all save at the end of the same step, and end: `rank.ended` says so.
+    If the run ends at a bad step, all ranks end; BadStep is raised on the rank where it originated. If any rank is
+    `asked` to end, all save at the end of the same step and end, with `rank.ended` set.
     """
     plan = rank.plan
     settings = plan.train
@@ -145,7 +144,7 @@ def train(
         if _due(settings, number):
             yield from evaluate(rank, dataset, number, observer, report)
         rank.ended = rank.training.ends and number < settings.steps
-        # Last, so that all that is written of a saved step is written before it is saved.
+        # Last, so that everything written about a saved step is written before the save.
         if checkpoints is not None and (rank.ended or saving):
             yield from checkpoints.save(number)
         if rank.ended:
@@ -160,7 +159,7 @@ def train(
 def _compare_paces(
     rank: Rank, pace: Pace, step: int, observer: Observer | None, report: Report
 ) -> Generator[None, None, None]:
-    """Find out which ranks were slow since they last did so, and after the last step since the start of the run."""
+    """Find the ranks that were slow since the last comparison and, after the last step, since the start of the run."""
     sums = yield from pace.told(rank.transport)
     rank.sums = sums if rank.sums is None else rank.sums + sums
     if rank.rank != 0:
@@ -171,12 +170,13 @@ def _compare_paces(
     if step == rank.plan.train.steps:
         first, *others = rank.sums.slow(rank.plan.predicted) or (None,)
         if first is not None:
-            more = f"; {len(others)} more failed likewise" if others else ""
+            are = "rank is" if len(others) == 1 else "ranks are"
+            more = f"; {len(others)} more {are} slow" if others else ""
             report(Diagnostic("W0604", f"{first}{more}"))
 
 
 def _details(rank: Rank, wrong: BadStep, batch: Batch, dataset: Dataset | None) -> Generator[None, None, str | None]:
-    """What can be found out about a bad step that ends the run, on the rank that is to say it; None on all others."""
+    """Details of a bad step that ends the run, on the rank that is to report them; None on all others."""
     rows = dataset.row_names(wrong.step) if dataset else []
     if isinstance(wrong, NotFinite):
         trial = Trial(rank.plan.training, wrong.step, lambda _: batch, lambda _: rows)
@@ -193,7 +193,7 @@ def _left_out(
     checkpoints: Checkpoints | None,
     report: Report,
 ) -> Generator[None, None, StepResult]:
-    """Go past a bad step: go back where that is asked for, and say what is skipped. Returns what the step reports."""
+    """Continue past a bad step: rewind if asked to, and report what is skipped. Returns the step's report."""
     rows = dataset.row_names(done.step) if dataset else []
     to = None
     what = f"step {done.step} is skipped"
@@ -219,7 +219,7 @@ def _batch_of(rows: Sequence[str]) -> str:
 
 
 def _due(settings: Train, step: int) -> bool:
-    """Whether an evaluation follows a step: every so many, and after the last."""
+    """Whether an evaluation follows a step: at each interval, and after the last step."""
     if settings.eval is None:
         return False
     return step % int(settings.eval.arguments["interval"]) == 0 or step == settings.steps
@@ -230,7 +230,7 @@ def evaluate(
 ) -> Iterator[None]:
     """Loss and metrics of the evaluation batches, which are the same every time.
 
-    A loss that is not finite says nothing against the parameters: training goes on, and what began it is said.
+    A loss that is not finite does not mean that the parameters are bad: training continues, and the origin is reported.
     """
     settings = rank.plan.train
     assert settings.eval is not None
@@ -264,12 +264,12 @@ def evaluate(
 # ---------------------------------------------------------------- all ranks in one process
 
 
-# Makes the ends of so many ranks in one process, strict or not, with a seed.
+# Makes the transports of a number of ranks in one process, strict or not, with a seed.
 ClusterOf: TypeAlias = Callable[[int, bool, int], Cluster]
 
 
 class VirtualRun:
-    """All ranks of a plan on the virtual cluster, strict by default: what tests and `verify` use."""
+    """All ranks of a plan on the virtual cluster, strict by default: used by tests and `verify`."""
 
     def __init__(self, plan: Plan, strict: bool = True, seed: int = 0, cluster: ClusterOf = VirtualCluster) -> None:
         self.plan = plan
@@ -278,14 +278,14 @@ class VirtualRun:
         self.ranks = [Rank(plan, r, self.cluster.transport(r), device, keep_totals=True) for r in range(plan.ranks)]
 
     def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> tuple[float, float]:
-        """One step on every rank; returns loss and gradient norm."""
+        """Run one step on every rank; returns loss and gradient norm."""
         self.cluster.run([rank.step(number, batch, rate) for rank in self.ranks])
         loss, _, norm = self.ranks[0].results(self.ranks[0].training)
         return loss, norm
 
-    def evaluate(self, *batches: Batch) -> Figures:
-        """Loss, metrics and ids beyond their axes of an evaluation's batches, by the forward-only program."""
-        found: list[Figures] = []
+    def evaluate(self, *batches: Batch) -> EvaluationResult:
+        """Loss, metrics and out-of-range ids of an evaluation, by the forward-only program."""
+        found: list[EvaluationResult] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
             found.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
@@ -298,11 +298,11 @@ class VirtualRun:
         return self.ranks[0].results(self.ranks[0].training)[1]
 
     def outside(self) -> Outside:
-        """How many ids of the last training step were no index, by guard."""
+        """Number of out-of-range ids in the last training step, by guard."""
         return self.ranks[0].outside(self.ranks[0].training)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter by name, whole. AssertionError where copies of any part differ in any bit."""
+        """Every parameter by name, as a full tensor. Raises AssertionError if copies of a shard differ in any bit."""
         parts: dict[str, dict[int, torch.Tensor]] = {}
         for rank in self.ranks:
             for name, tensor in rank.memory.masters.items():
@@ -310,7 +310,7 @@ class VirtualRun:
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
 
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Give parameters other values: each rank takes its parts of the whole tensors."""
+        """Set parameters: each rank takes its shards of the full tensors."""
         mesh = self.plan.program.mesh
         for rank in self.ranks:
             for name in values.keys() & rank.memory.masters.keys():
@@ -319,9 +319,9 @@ class VirtualRun:
                 rank.memory.masters[name].copy_(values[name][region])
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The last step's gradients, whole: each parameter's totals added in stage order.
+        """The last step's gradients as full tensors: each parameter's totals added in stage order.
 
-        AssertionError where copies of any part of a total differ in any bit.
+        Raises AssertionError if copies of a shard of a total differ in any bit.
         """
         parts: dict[str, dict[int, dict[int, torch.Tensor]]] = {}
         for rank in self.ranks:
@@ -336,7 +336,7 @@ class VirtualRun:
         }
 
     def _whole(self, name: str, parts: Mapping[int, torch.Tensor], total: bool = False) -> torch.Tensor:
-        """A parameter (or the total of its gradient) from ranks' parts."""
+        """A parameter, or its gradient's total, assembled from the ranks' shards."""
         record = self.plan.program.parameter(name)
         layout = record.state_layout if total else record.layout
         what = f"the gradient of {name}" if total else name
@@ -350,6 +350,6 @@ class VirtualRun:
         report: Report = unheard,
         asked: Callable[[], bool] = never,
     ) -> None:
-        """The whole run, all ranks interleaved. Observers and checkpoints are by rank, from the first."""
+        """Do the whole run, all ranks interleaved. Observers and checkpoints are listed by rank, from 0."""
         ranks = zip_longest(self.ranks, observers, checkpoints)
         self.cluster.run([train(rank, dataset, observer, each, report, asked) for rank, observer, each in ranks])

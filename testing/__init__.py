@@ -1,6 +1,6 @@
-"""Property testing of pipeline schedules, with Hypothesis: for users' own schedules, and for Partita's.
+"""Property-based testing of pipeline schedules with Hypothesis, for users' own schedules and for Partita's.
 
-A test of one's own schedule:
+To test a schedule:
 
     from hypothesis import given
     from partita.testing import Shape, assert_lawful, shapes
@@ -11,9 +11,9 @@ A test of one's own schedule:
         timeline = assert_lawful(schedule)
         assert timeline.bubble <= 0.5
 
-`assert_lawful` holds a schedule to all laws of `partita.compiler.laws`, with and without bounded buffers and
-with any messages; the strategies give shapes, lawful schedules (named ones, and random orders that no rule
-would write), mutants of them, messages that skip stages, costs, and memory.
+`assert_lawful` checks a schedule against all invariants of `partita.compiler.schedules.invariants`, with any messages.
+The strategies generate shapes, valid schedules (named ones, and random orders), mutants of them, messages that skip
+stages, costs, and memory limits.
 """
 
 from partita.testing.assertions import assert_lawful, dependency_bound

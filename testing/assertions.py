@@ -1,15 +1,15 @@
-"""What every schedule must do, as assertions for tests."""
+"""Assertions for tests of schedules."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.compiler.communication import communicate, default_messages
 from partita.compiler.instructions import Message
-from partita.compiler.laws import check_program, check_schedule
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WHOLE_BACKWARD, Schedule
-from partita.compiler.simulator import Costs, equal_costs, simulate
-from partita.compiler.timeline import Timeline
+from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.invariants import check_program, check_schedule
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule
+from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
+from partita.compiler.schedules.timeline import Timeline
 
 
 def assert_lawful(
@@ -18,10 +18,10 @@ def assert_lawful(
     messages: Sequence[Message] | None = None,
     lookahead: int = 1,
 ) -> Timeline:
-    """Hold a schedule to all laws, and return its timeline.
+    """Check a schedule against all invariants, and return its timeline.
 
-    `costs` are equal ones and free transfers unless given; `messages` the chain from stage to stage. Raises
-    Refused with the law, the ranks and the actions for laws 1 to 4 and 6, AssertionError for law 5.
+    By default `costs` are equal with free transfers, and `messages` are the chain from stage to stage. Raises Refused
+    with the invariant, the ranks and the actions for invariants 1 to 4 and 6, AssertionError for invariant 5.
     """
     costs = costs or equal_costs()
     if messages is None:
@@ -39,11 +39,11 @@ def assert_lawful(
 
 
 def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Message]) -> float:
-    """Seconds that one microbatch needs by itself: the longest path of its actions and transfers.
+    """Seconds that one microbatch needs alone: the longest path of its actions and transfers.
 
-    Whatever the order of a schedule, its step cannot be shorter.
+    It is a lower bound of the makespan in any order.
     """
-    home = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    rank_of = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
     runs = {
         (schedule.placement[rank][action.chunk], action.kind)
         for rank, line in enumerate(schedule.actions)
@@ -51,15 +51,15 @@ def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Messag
     }
 
     def pass_through(stages: Sequence[int], kinds: Sequence[str], ready: list[float]) -> list[float]:
-        """When each stage's quickest action of these kinds ends, if it may begin once the stage is ready."""
+        """The end of each stage's fastest action of these kinds, if it starts once the stage is ready."""
         ends = [0.0] * len(ready)
         for stage in stages:
             begin = ready[stage]
             for message in messages:
                 producer = message.source
-                onward = message.destination > producer
-                if message.destination == stage and onward == (FORWARD in kinds):
-                    crossing = home[producer] != home[stage]
+                forward = message.destination > producer
+                if message.destination == stage and forward == (FORWARD in kinds):
+                    crossing = rank_of[producer] != rank_of[stage]
                     begin = max(begin, ends[producer] + (costs.transfer(message) if crossing else 0.0))
             ends[stage] = begin + min(costs.action(stage, kind) for kind in kinds if (stage, kind) in runs)
         return ends
@@ -67,6 +67,6 @@ def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Messag
     stages = range(schedule.stages)
     ends = pass_through(stages, (FORWARD,), [0.0] * len(stages))
     if schedule.training:
-        # A whole backward may replace B on some stages, and may be quicker.
-        ends = pass_through(stages[::-1], (BACKWARD, WHOLE_BACKWARD), ends)
+        # BW may replace B on some stages, and may be faster.
+        ends = pass_through(stages[::-1], (BACKWARD, FULL_BACKWARD), ends)
     return max(ends)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: shapes, lawful schedules, mutants of them, messages, costs."""
+"""Hypothesis strategies: shapes, valid schedules, mutants of them, messages, costs, memory limits."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 from hypothesis import strategies as st
 
-from partita.compiler.communication import default_messages
-from partita.compiler.instructions import BACK, ONWARD, Message
+from partita.compiler.instructions import Message
+from partita.compiler.schedules.communication import default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
+    FULL_BACKWARD,
     KINDS,
     WEIGHT,
-    WHOLE_BACKWARD,
     Action,
     Schedule,
     loop_placement,
     peak_live,
 )
-from partita.compiler.simulator import Costs
+from partita.compiler.schedules.simulator import Costs
 
-# Those that are made of a shape alone.
+# The schedules that a shape alone determines, rather than a file.
 NAMED = sorted(each.name for each in SCHEDULES.values() if each.written is None)
 
 
 @frozen
 class Shape:
-    """The size of a pipeline. `group` is a legal group of microbatches for interleaved orders."""
+    """The size of a pipeline. `group` is a valid group of microbatches for interleaved orders."""
 
     ranks: int
     chunks: int
@@ -41,7 +41,7 @@ class Shape:
 
 @st.composite
 def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microbatches: int = 12) -> Shape:
-    """Shapes from 1 rank, 1 chunk and 1 microbatch up; groups from P to twice P."""
+    """Shapes from 1 rank, 1 chunk and 1 microbatch up; groups from P to 2P."""
     ranks = draw(st.integers(1, max_ranks))
     return Shape(
         ranks,
@@ -55,7 +55,7 @@ def shapes(draw: st.DrawFn, max_ranks: int = 6, max_chunks: int = 3, max_microba
 def named_schedules(
     draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None, names: Sequence[str] = NAMED
 ) -> Schedule:
-    """The schedules that users can name, over shapes from `of`; those that look at costs, with any."""
+    """Built-in schedules by `names`, over shapes from `of`; those that depend on costs get random ones."""
     shape = draw(of if of is not None else shapes())
     generator = SCHEDULES[draw(st.sampled_from(names))]
     chunks = generator.chunks or shape.chunks
@@ -68,19 +68,19 @@ def named_schedules(
 
 @st.composite
 def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -> Schedule:
-    """Lawful schedules that follow no rule.
+    """Valid schedules in random order.
 
-    At each moment any rank runs any action whose inputs are there: placements in a loop, in a V or at random,
-    backwards split or not for each microbatch. As the actions of all ranks stand in one order in time, the
-    ranks cannot wait for each other. The bound is the peak that comes out.
+    Repeatedly any rank runs any action whose inputs are available. Stages are placed in a loop, in a V or at random;
+    the backward of each microbatch is split or not. Actions are drawn in one global order in time, so ranks cannot
+    deadlock. The bound of live activations is the resulting peak.
     """
     shape = draw(of if of is not None else shapes(4, 3, 5))
     P, V, M = shape.ranks, shape.chunks, shape.microbatches
     placement = draw(_placements(P, V))
-    home = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
+    rank_of = {stage: (r, c) for r, stages in enumerate(placement) for c, stage in enumerate(stages)}
     split = draw(st.lists(st.booleans(), min_size=M, max_size=M))
     random = draw(st.randoms(use_true_random=False))
-    # The next microbatch of each part of each stage; a part may run when the part before it is further on.
+    # The next microbatch of each part of each stage; a part may run once the part before it is ahead.
     following = {(part, stage): 0 for part in (FORWARD, BACKWARD, WEIGHT) for stage in range(P * V)}
     actions: list[list[Action]] = [[] for _ in range(P)]
 
@@ -93,7 +93,7 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
         if part == WEIGHT:
             return following[BACKWARD, stage] > m
         arrived = stage == P * V - 1 or following[BACKWARD, stage + 1] > m
-        # A whole backward accumulates too, and must not overtake the W of earlier microbatches.
+        # BW accumulates too, so it must not overtake the W of earlier microbatches.
         in_turn = split[m] or following[WEIGHT, stage] == m
         return arrived and in_turn and following[FORWARD, stage] > m
 
@@ -104,15 +104,15 @@ def random_orders(draw: st.DrawFn, of: st.SearchStrategy[Shape] | None = None) -
         kind = part
         if part == BACKWARD and not split[m]:
             following[WEIGHT, stage] += 1
-            kind = WHOLE_BACKWARD
-        rank, chunk = home[stage]
+            kind = FULL_BACKWARD
+        rank, chunk = rank_of[stage]
         actions[rank].append(Action(kind, chunk, m))
     orders = tuple(map(tuple, actions))
     return Schedule("random", M, placement, orders, tuple(map(peak_live, orders)))
 
 
 def schedules(of: st.SearchStrategy[Shape] | None = None) -> st.SearchStrategy[Schedule]:
-    """Lawful schedules: named ones and random orders."""
+    """Valid schedules: named ones and random orders."""
     return named_schedules(of) | random_orders(of)
 
 
@@ -131,9 +131,9 @@ def _placements(draw: st.DrawFn, ranks: int, chunks: int) -> tuple[tuple[int, ..
 
 @st.composite
 def mutants(draw: st.DrawFn, of: st.SearchStrategy[Schedule] | None = None) -> tuple[Schedule, Schedule, str]:
-    """A lawful schedule, the same with one mistake, and the mistake in words.
+    """A valid schedule, a copy with one mistake, and a description of the mistake.
 
-    Most mutants are unlawful; some come out lawful (two actions of different chunks swapped, say).
+    Most mutants are invalid; some remain valid, for example with two actions of different chunks swapped.
     """
     schedule = draw(of if of is not None else schedules(shapes(4, 3, 5)))
     rank = draw(st.integers(0, schedule.ranks - 1))
@@ -169,25 +169,25 @@ def messages(draw: st.DrawFn, stages: int) -> tuple[Message, ...]:
     """The chain, and skip connections over any number of stages with their gradients, in any order."""
     pairs = st.tuples(st.integers(0, stages - 1), st.integers(0, stages - 1))
     skips = [(min(pair), max(pair)) for pair in draw(st.lists(pairs, max_size=4)) if pair[0] != pair[1]]
-    extra = [Message(f"skip{i}", a, b, ONWARD, 8 * i) for i, (a, b) in enumerate(skips)]
-    extra += [Message(f"skip{i}'", b, a, BACK, 8 * i) for i, (a, b) in enumerate(skips)]
+    extra = [Message(f"skip{i}", a, b, "forward", 8 * i) for i, (a, b) in enumerate(skips)]
+    extra += [Message(f"skip{i}'", b, a, "backward", 8 * i) for i, (a, b) in enumerate(skips)]
     return tuple(draw(st.permutations((*default_messages(stages), *extra))))
 
 
 @st.composite
 def costs(draw: st.DrawFn, stages: int) -> Costs:
-    """Costs that differ by stage and kind; a whole backward is its B and W; transfers from free to slow."""
+    """Costs by stage and kind, where BW costs as much as B and W; transfers from free to slow."""
     seconds = st.integers(1, 40).map(lambda tenths: tenths / 10)
     table = {(stage, kind): draw(seconds) for stage in range(stages) for kind in (FORWARD, BACKWARD, WEIGHT)}
     for stage in range(stages):
-        table[stage, WHOLE_BACKWARD] = table[stage, BACKWARD] + table[stage, WEIGHT]
+        table[stage, FULL_BACKWARD] = table[stage, BACKWARD] + table[stage, WEIGHT]
     transfer = draw(st.sampled_from((0.0, 0.1, 1.0, 5.0)))
     return Costs(lambda stage, kind: table[stage, kind], lambda message: transfer)
 
 
 @st.composite
 def memories(draw: st.DrawFn, placement: Placement) -> Memory:
-    """Memory for stages so placed, from less than one microbatch takes up to more than several do; what stages keep
+    """Memory limits for a placement, from less than one microbatch needs to more than several do. What stages keep
     differs, and may grow from F to W.
     """
     sizes = st.integers(1, 8).map(float)

@@ -1,12 +1,17 @@
-"""Files of the language, as text, for tests of all that comes after checking them."""
+"""Where the project's files are; and files of the language, as text, for tests of all that comes after checking."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.dsl.spec import Spec
+
+ROOT = Path(__file__).parents[1]
+SPECS = ROOT / "specs"
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def checked(text: str, name: str, overrides: Sequence[str] = ()) -> Spec:

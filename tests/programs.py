@@ -133,13 +133,13 @@ def pipelines(draw: st.DrawFn, ranks: int, most: int = 6):
 
 @st.composite
 def models(draw: st.DrawFn, stages: int, most: int = 3):
-    """A random model with at least as many turns as stages; of up to two repeats, of `most` turns otherwise."""
+    """A random model with at least as many iterations as stages; of up to two repeats, of `most` turns otherwise."""
     repeats = draw(st.integers(1, 2))
-    turns = [draw(st.integers(1, most)) for _ in range(repeats)]
-    turns[0] += max(0, stages - sum(turns))
+    iterations = [draw(st.integers(1, most)) for _ in range(repeats)]
+    iterations[0] += max(0, stages - sum(iterations))
     text = BLOCKS + "model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {\n"
     text += "  param wte: [vocab, embed] ~ kaiming()\n"
-    lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4, unique=True)) for _ in turns]
+    lines = [draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=4, unique=True)) for _ in iterations]
     used = " ".join(" ".join(each) for each in lines)
     text += "  let x = embedding(tokens, wte, over = vocab)\n  let skip = tanh(x)\n  let y = x * 0.5\n"
     text += "  let aux = mean(x)\n"
@@ -147,7 +147,7 @@ def models(draw: st.DrawFn, stages: int, most: int = 3):
         text += "  param w: [embed, ffn] ~ kaiming()\n"
     if "+ u" in used:
         text += "  param v: [seq, embed] ~ normal(0.5)\n  let u = exp(v) * 0.1\n"
-    for count, body in zip(turns, lines, strict=True):
+    for count, body in zip(iterations, lines, strict=True):
         text += f"  repeat {count} as layer {{\n"
         for line in body:
             text += f"    {line}\n"
@@ -204,7 +204,7 @@ def axes(sizes: dict[str, int]) -> str:
 
 @st.composite
 def programs(draw: st.DrawFn):
-    """A random program, with at least as many turns as stages."""
+    """A random program, with at least as many iterations as stages."""
     pipeline = draw(pipelines(draw(st.integers(1, 4))))
     batch = pipeline.microbatches * draw(st.integers(1, 2))
     model = draw(models(pipeline.stages))

@@ -24,8 +24,8 @@ from partita.dsl import builtins
 from partita.dsl.registry import Registry
 from partita.runtime.transports.registry import TRANSPORTS
 from tests.commands import records
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[1]
 REGISTRIES: Mapping[str, Registry[Any]] = {
     "schedule": builtins.SCHEDULES,
     "optimizer": builtins.OPTIMIZERS,
@@ -40,14 +40,14 @@ SCHEDULE = '''
 """1F1B with one more forward of warm-up on every rank."""
 from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.one_f_one_b import alternate
-from partita.compiler.schedules.schedule import FORWARD, WHOLE_BACKWARD, Action, Schedule, loop_placement
+from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, Schedule, loop_placement
 from partita.dsl.builtins import COUNT, MICROBATCHES, OVER, Setting
 
 
 def eager(ranks, microbatches, more=1):
     if more > 9:
         raise ValueError(f"more = {more} is greedy")
-    forwards, backwards = ([Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, WHOLE_BACKWARD))
+    forwards, backwards = ([Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, FULL_BACKWARD))
     warm_ups = [min(microbatches - 1, ranks - rank - 1 + more) for rank in range(ranks)]
     actions = tuple(alternate(forwards, backwards, each) for each in warm_ups)
     return Schedule("eager", microbatches, loop_placement(ranks, 1), actions, tuple(each + 1 for each in warm_ups))
@@ -65,7 +65,7 @@ register(
         order=eager,
         live=live,
         bubble=whole_stage,
-        planned=lambda ranks, turns, microbatches: (1,),
+        planned=lambda ranks, layers, microbatches: (1,),
     )
 )
 '''
@@ -358,9 +358,9 @@ PLACES = {
 # their index, help for those who come from elsewhere), nor are the templates of `init` and `profile`, which are files.
 ELSE = {
     "auto": {
-        "compiler/lowering/recompute.py": "of `recompute` rules",
+        "compiler/passes/remat_scopes.py": "of `recompute` rules",
         "compiler/pipeline.py": "of `recompute` rules",
-        "compiler/planning/space.py": "of `recompute` rules",
+        "compiler/planner/space.py": "of `recompute` rules",
         "dsl/layouts.py": "of `recompute` rules",
         "dsl/parser.py": "of `recompute` rules",
         "dsl/plans.py": "of `recompute` rules",
@@ -368,7 +368,7 @@ ELSE = {
     "text": {
         "compiler/report/causes.py": "a key of JSON",
         "compiler/report/explain.py": "a key of JSON",
-        "runtime/supervision/agreement.py": "a kind of value that is hashed",
+        "runtime/supervision/consistency.py": "a kind of value that is hashed",
     },
     "tokens": {
         "dsl/tables.py": "a key of the parser's table",
@@ -379,7 +379,7 @@ ELSE = {
         "runtime/checkpoint/manifest.py": "a key of manifests",
         "testing/strategies.py": "a placement, and an order",
     },
-    "compile": {"cli/training/alone.py": "a setting"},
+    "compile": {"cli/training/standalone.py": "a setting"},
     "schedule": {
         "cli/checkpoint.py": "what a checkpoint says",
         "cli/compile.py": "a form of the program",
@@ -391,7 +391,7 @@ ELSE = {
         "cli/extras.py": "an extra of the package",
         "cli/importing.py": "the command that help says",
         "cli/profile.py": "an extra of the package",
-        "cli/training/alone.py": "a part of the command itself, which starts itself for each rank",
+        "cli/training/standalone.py": "a part of the command itself, which starts itself for each rank",
         "cli/verify.py": "an extra of the package",
     },
 }

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from partita.compiler.ops import OPS, Op
-
-ROOT = Path(__file__).parents[1]
+from tests.files import ROOT
 
 # What each folder may import of the others.
 MAY_IMPORT = {
@@ -269,7 +268,7 @@ def test_whoever_asks_is_found(text: str):
 
 # ---------------------------------------------------------------- text is what comes last
 
-EMISSION = ROOT / "compiler" / "emission"
+CODEGEN = ROOT / "compiler" / "codegen"
 # How a value's name becomes one of Python's, and a file's name a comment: all that reads a text there.
 SPELLING = {"place", "identifier", "local_stem", "_call", "_is_functions"}
 READS_TEXT = {
@@ -277,12 +276,12 @@ READS_TEXT = {
     *("splitlines", "index", "rindex", "rfind", "replace", "translate", "isidentifier", "isdigit", "strip", "lstrip"),
 }
 # Of a scope's path: the name of the repeat that a turn belongs to. Of the text of a function that is done.
-PATHS = {"turn.split('.')", "part.strip('\\n')"}
+PATHS = {"iteration.split('.')", "part.strip('\\n')"}
 
 
-def test_emission_looks_nothing_up_in_text():
+def test_codegen_looks_nothing_up_in_text():
     """It knows what it asks for from nodes and statements: there is no regular expression, no search, no mark."""
-    for path in sorted(EMISSION.glob("*.py")):
+    for path in sorted(CODEGEN.glob("*.py")):
         tree = ast.parse(path.read_text())
         assert not {"re", "regex", "fnmatch", "tokenize", "ast"} & {name for name, _ in imports(path)}, path
         spelling = {
@@ -304,12 +303,12 @@ def test_emission_looks_nothing_up_in_text():
                 assert not any(each.endswith((".text", ".name", "text", "source")) for each in sides[1:]), place
 
 
-def test_emission_asks_operations_what_they_are():
+def test_codegen_asks_operations_what_they_are():
     """Of kinds of operations it knows those whose statements have a form of their own: sends, receives, collectives and
     accumulations, each in one place.
     """
     found = []
-    for path in sorted(EMISSION.glob("*.py")):
+    for path in sorted(CODEGEN.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
                 what, kind = map(ast.unparse, node.args)

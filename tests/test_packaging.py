@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import partita
+from tests.files import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LEFT = shutil.ignore_patterns(".*", "runs", "dist", "*.egg-info", "__pycache__")
 # Both by the backend itself, in an environment that is there: nothing is fetched.

@@ -16,9 +16,9 @@ from megatron import HERE, overrides, tables
 
 def main() -> None:
     """Print both for each row."""
-    from partita.compiler.planning.reasons import reason
-    from partita.compiler.planning.search import Search, described, predicted
-    from partita.compiler.planning.space import space_of
+    from partita.compiler.planner.reasons import reason
+    from partita.compiler.planner.search import Search, described, predicted
+    from partita.compiler.planner.space import space_of
     from partita.dsl.load import load
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)

@@ -1,4 +1,4 @@
-"""Pictures of timelines, one file of this folder for each format; `terminal` writes text."""
+"""Pictures of timelines, one file of this directory per format; `terminal` writes text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".svg", ".png", ".json")
 
 
 def unable(path: Path) -> str | None:
-    """Why no picture can be written to a file of this name, and what to do about it; None where one can."""
+    """Why no picture can be written to a file of this name, and what to do about it; None if one can."""
     if path.suffix not in SUFFIXES:
         return f"cannot draw {path}: the name must end in {', '.join(SUFFIXES)} (a Chrome trace)"
     problem = missing("plot", f"drawing {path}") if path.suffix != ".json" else None
@@ -24,7 +24,7 @@ def unable(path: Path) -> str | None:
 
 
 def save(pictures: Sequence[Picture], path: Path) -> bool:
-    """Draw pictures one below the other, on one scale of time; says why where the file cannot be written."""
+    """Draw pictures below each other on one time scale; if the file cannot be written, reports why."""
     content = _format(path.suffix)(pictures)
     try:
         path.write_bytes(content)

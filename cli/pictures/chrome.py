@@ -1,10 +1,10 @@
-"""A timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A title is a process there. It has a row for the steps, where they have names, one for each rank with its actions, one
-for each channel with its transfers, and a counter of each rank's live activations. Arrows lead from the action that
-sends a message to the one that needs it.
+Each title is a process in the trace. It has a row for the steps, if they have names, one per rank with its actions, one
+per channel with its transfers, and a counter of each rank's live activations. Arrows lead from the action that sends a
+message to the one that needs it.
 
-Times are in microseconds, rounded to eighths: viewers keep whole nanoseconds, and so what touches still touches there.
+Times are in microseconds, rounded to eighths: viewers keep whole nanoseconds, so what touches still does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from itertools import count
 from typing import Any
 
 from partita.cli.pictures.picture import NAMES, Picture, computed, live
-from partita.compiler.communication import DIRECTION
-from partita.compiler.instructions import BACK, ONWARD, Transfer
+from partita.compiler.instructions import Transfer
+from partita.compiler.schedules.communication import DIRECTION
 from partita.compiler.schedules.schedule import KINDS, Action
-from partita.compiler.timeline import Interval
+from partita.compiler.schedules.timeline import Interval
 
 Event = dict[str, Any]
-# Rows of processes are numbered through: some viewers take equal numbers in two processes for one row.
+# Rows are numbered across processes: some viewers take equal numbers in two processes for one row.
 _ROWS = 1_000_000
 
 
@@ -32,7 +32,7 @@ def draw(pictures: Sequence[Picture]) -> bytes:
 
 
 def events(pictures: Sequence[Picture]) -> Iterator[Event]:
-    """All events: for each title what it is called and shows."""
+    """All events: for each title its name and contents."""
     flows = count(1)
     titles = list(dict.fromkeys(picture.title for picture in pictures))
     for process, title in enumerate(titles, 1):
@@ -48,7 +48,7 @@ def events(pictures: Sequence[Picture]) -> Iterator[Event]:
 
 
 def _rows(pictures: Sequence[Picture], process: int) -> dict[str, int]:
-    """The rows of a process, by what they are called."""
+    """The row numbers of a process, by row name."""
     names = ["steps"] if any(picture.name for picture in pictures) else []
     timelines = [picture.timeline for picture in pictures]
     names += [f"rank {rank}" for rank in range(max(len(timeline.actions) for timeline in timelines))]
@@ -66,7 +66,7 @@ def _picture(picture: Picture, process: int, rows: dict[str, int], flows: Iterat
         return {"ph": "X", **place, "name": name, "cat": category, "args": arguments}
 
     if picture.name:
-        # As the first rank sees it: a step of one rank may begin before the last one of another has ended.
+        # As the first rank sees it: steps of different ranks may overlap.
         line = timeline.actions[0]
         whole = Interval(0, Action("", 0, 0), line[0].start, line[-1].end)
         yield slice_of("steps", whole, picture.name, "step", {})
@@ -90,9 +90,9 @@ def _picture(picture: Picture, process: int, rows: dict[str, int], flows: Iterat
 
 
 def _arrows(picture: Picture, process: int, rows: dict[str, int], flows: Iterator[int]) -> Iterator[Event]:
-    """For each message two events, at the end of the action that makes it and at the start of the one that needs it.
+    """Yields two events per message, within the action that makes it and at the start of the one that needs it.
 
-    An event belongs to the action within which it lies.
+    Viewers attach an event to the action that encloses it.
     """
     chunk_of = {stage: chunk for stages in picture.schedule.placement for chunk, stage in enumerate(stages)}
     actions = {
@@ -102,7 +102,7 @@ def _arrows(picture: Picture, process: int, rows: dict[str, int], flows: Iterato
         if action.kind in DIRECTION
     }
     for channel, line in picture.timeline.transfers.items():
-        for interval in line if channel.direction in (ONWARD, BACK) else ():
+        for interval in line if channel.direction in ("forward", "backward") else ():
             transfer = interval.work
             assert isinstance(transfer, Transfer)
             message = transfer.message

@@ -1,6 +1,6 @@
 """A timeline as SVG or PNG: a row for each rank, with its actions above and its live activations below.
 
-The rectangles of one colour in a row are one path, so that a picture of tens of thousands is drawn in a second or two.
+The rectangles of one color in a row are one path, so that a picture of tens of thousands is drawn in a second or two.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from matplotlib.patches import Patch
 from matplotlib.path import Path
 
 from partita.cli.pictures.picture import COLOURS, NAMES, Picture, colour, computed, labels, live
-from partita.compiler.timeline import Interval
+from partita.compiler.schedules.timeline import Interval
 
-WIDTH, MARGIN = 14.0, 0.9  # inches: of a picture, and of its sides together
-POINTS = 72.0  # of an inch
-LETTER = 0.62  # the width of a letter or digit, in sizes of the font
+WIDTH, MARGIN = 14.0, 0.9  # inches: of a picture, and of both its sides together
+POINTS = 72.0  # per inch
+LETTER = 0.62  # the width of a letter or digit, relative to the font size
 LIVE = (120, 90, 170)
-# Text stays text, a fixed salt instead of random identifiers: the same timeline is the same file.
+# Text is kept as text, and identifiers use a fixed salt, so that equal timelines give equal files.
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "partita",
@@ -34,7 +34,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.left": False,
 }
-# Within a row, 1 high and growing downwards: where actions lie, and live activations.
+# The vertical extent of actions and of live activations within a row of height 1, which grows downwards.
 ACTIONS, ACTIVATIONS = (0.06, 0.66), (0.70, 0.94)
 
 
@@ -70,7 +70,7 @@ def _drawn(pictures: Sequence[Picture], **options: Any) -> bytes:
 
 
 def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
-    """Draw a picture; `end` is where its axis ends, in seconds, and `row` the height of a row, in inches."""
+    """Draw a picture; `end` is the end of its time axis in seconds, `row` the height of a row in inches."""
     unit, factor = _unit(end) if picture.timed else ("", 1.0)
     timeline = picture.timeline
     axes.set_xlim(0.0, end * factor or 1.0)
@@ -79,7 +79,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g} {unit}".rstrip())
     axes.set_yticks(np.arange(len(timeline.actions)) + 0.36, [f"rank {rank}" for rank in range(len(timeline.actions))])
     axes.tick_params(axis="y", length=0)
-    points = POINTS * (WIDTH - 1.4 * MARGIN) / end if end else 0.0  # of a second
+    points = POINTS * (WIDTH - 1.4 * MARGIN) / end if end else 0.0  # per second
     border = min(0.5, 0.05 * points * _shortest(timeline.actions))
     size = min(7.0, POINTS * row * 0.4)
     most = max(timeline.peak_live, default=0)
@@ -101,7 +101,7 @@ def _panel(axes: Axes, picture: Picture, end: float, row: float) -> None:
 
 
 def _rectangles(intervals: Sequence[Interval], rank: int, factor: float) -> Path:
-    """One path around all of them."""
+    """One path around all intervals."""
     top, bottom = (rank + each for each in ACTIONS)
     starts, ends = np.array([[each.start, each.end] for each in intervals]).T * factor
     x = np.stack([starts, ends, ends, starts, starts], axis=1)
@@ -111,7 +111,7 @@ def _rectangles(intervals: Sequence[Interval], rank: int, factor: float) -> Path
 
 
 def _steps(counts: Sequence[tuple[float, int]], rank: int, most: int, factor: float) -> Path:
-    """The area under the count, which is constant from one time to the next."""
+    """The area under a count, which is constant between times."""
     top, bottom = (rank + each for each in ACTIVATIONS)
     times, heights = np.array(counts).T
     x = np.repeat(times * factor, 2)[1:]
@@ -127,7 +127,7 @@ def _fill(axes: Axes, path: Path, shade: Iterable[int], **options: Any) -> None:
 
 
 def _shortest(lines: Sequence[Sequence[Interval]]) -> float:
-    """The duration that a tenth of all actions fall short of: borders must leave something of them."""
+    """The first decile of all durations: borders must not cover actions of that length."""
     durations = sorted(interval.duration for line in lines for interval in line)
     return durations[len(durations) // 10] if durations else 0.0
 
@@ -141,5 +141,5 @@ def _legend(pictures: Sequence[Picture]) -> list[Patch]:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit of an axis that ends there, and how many of them a second has."""
+    """The unit for an axis of this length, and how many of it make a second."""
     return ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)

@@ -1,4 +1,4 @@
-"""What all formats show of a timeline, and in which colours."""
+"""What all formats show of a timeline, and in which colors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from attrs import field, frozen
 
-from partita.compiler.schedules.schedule import FORWARD, KINDS, WEIGHT, WHOLE_BACKWARD, Action, Schedule
-from partita.compiler.timeline import Interval, Timeline
+from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, KINDS, WEIGHT, Action, Schedule
+from partita.compiler.schedules.timeline import Interval, Timeline
 
-# The colours of kinds, as (red, green, blue); later chunks are lighter. P, R, S and U are a measured step's own.
+# The colors of kinds, as (red, green, blue); later chunks are lighter. P, R, S and U occur in measured steps only.
 COLOURS = {
     "F": (70, 130, 220),
     "B": (60, 170, 120),
@@ -34,8 +34,9 @@ NAMES = {
 
 @frozen
 class Picture:
-    """One timeline. `title` says where it comes from (`measured`), `name` what of that it is (`step 12`); it begins
-    `start` seconds after the first one of its title. Not `timed`, its times are in a unit of the user's own."""
+    """One timeline. `title` says where it comes from (`measured`), `name` which part of that it is (`step 12`); it
+    begins `start` seconds after the first one of its title. Unless `timed`, times are in a unit of the user's own.
+    """
 
     title: str
     timeline: Timeline = field(repr=False)
@@ -46,14 +47,14 @@ class Picture:
 
 
 def colour(action: Action, chunks: int) -> tuple[int, int, int]:
-    """Red, green and blue, 0 to 255."""
+    """Red, green and blue, from 0 to 255."""
     lighter = 0.6 * action.chunk / max(1, chunks - 1)
     red, green, blue = (round(part + (255 - part) * lighter) for part in COLOURS[action.kind])
     return red, green, blue
 
 
 def labels(action: Action, chunks: int) -> tuple[str, ...]:
-    """What an action can be labelled with, the longest first: `F0.3`, `F3`, `3`."""
+    """The labels for an action, longest first: `F0.3`, `F3`, `3`."""
     if action.kind not in KINDS:
         return (action.kind,)
     short = (f"{action.kind}{action.microbatch}", str(action.microbatch))
@@ -61,20 +62,20 @@ def labels(action: Action, chunks: int) -> tuple[str, ...]:
 
 
 def computed(line: Sequence[Interval]) -> Iterator[tuple[Action, Interval]]:
-    """The actions of a rank, with their times."""
+    """Yields the actions of a rank, with their times."""
     for interval in line:
         assert isinstance(interval.work, Action)
         yield interval.work, interval
 
 
 def live(line: Sequence[Interval]) -> list[tuple[float, int]]:
-    """The live activations of a rank by time, in (chunk, microbatch) pairs: (seconds, the number from then on).
+    """The live activations of a rank over time, in (chunk, microbatch) pairs: (seconds, the number from then on).
 
-    A pair is live from the start of its F to the end of its last backward action; F that keep nothing, those of an
-    evaluation, count for nothing.
+    A pair is live from the start of its F to the end of its last backward action; an evaluation, whose F save nothing,
+    has none.
     """
     changes = [(interval.start, 1) for action, interval in computed(line) if action.kind == FORWARD]
-    ends = [(i.end, -1) for action, i in computed(line) if action.kind in (WEIGHT, WHOLE_BACKWARD)]
+    ends = [(i.end, -1) for action, i in computed(line) if action.kind in (WEIGHT, FULL_BACKWARD)]
     found, now = [(0.0, 0)], 0
     for time, change in sorted(changes + ends) if ends else ():
         now += change

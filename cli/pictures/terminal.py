@@ -1,4 +1,4 @@
-"""A timeline for people, one row a rank, coloured by kind and shaded by chunk; and for programs, as JSON."""
+"""A timeline for the terminal, one row per rank, colored by kind and shaded by chunk; and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from partita.cli.figures import seconds_text
+from partita.cli.number_format import seconds_text
 from partita.cli.pictures.picture import NAMES, colour, labels
 from partita.compiler.schedules.schedule import Action, Schedule
-from partita.compiler.timeline import Interval, Timeline
+from partita.compiler.schedules.timeline import Interval, Timeline
 
-# What fills an action behind its label, so that kinds are told apart without colours too.
+# What fills an action after its label, so that kinds differ without colors too.
 FILLS = {"F": "─", "B": "-", "W": "~", "BW": "═"}
 IDLE = "·"
 
@@ -22,8 +22,8 @@ IDLE = "·"
 def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
     """The rows of all ranks in `width` columns.
 
-    A column shows what the rank does at the middle of the time that it stands for; an action is labelled with
-    as much of kind, chunk and microbatch as it has room for.
+    A column shows what the rank does in the middle of its time span; an action is labeled with as much of kind, chunk
+    and microbatch as fits.
     """
     margin = len(f"rank {schedule.ranks - 1} ")
     columns = max(10, width - margin)
@@ -44,7 +44,7 @@ def draw(schedule: Schedule, timeline: Timeline, width: int) -> Text:
 
 
 def legend(schedule: Schedule) -> Text:
-    """What the picture's marks mean."""
+    """The legend of the picture."""
     kinds = {action.kind for line in schedule.actions for action in line}
     marks = [f"{kind}{FILLS[kind]} {name}" for kind, name in NAMES.items() if kind in kinds]
     numbers = "numbers: microbatch" if schedule.chunks == 1 else "numbers: (chunk.)microbatch"
@@ -52,7 +52,7 @@ def legend(schedule: Schedule) -> Text:
 
 
 def _label(interval: Interval, schedule: Schedule, room: int) -> str:
-    """The longest name of the action that fits, with a column between it and the next one where there is one."""
+    """The longest label of the action that fits, if possible with a column between it and the next action."""
     action = interval.work
     assert isinstance(action, Action)
     names = (*labels(action, schedule.chunks), action.kind[0])
@@ -68,8 +68,8 @@ def _style(interval: Interval, schedule: Schedule) -> str:
 
 
 def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
-    """The stable object of `schedule --json`: `actions` are one list per rank, as `F0.3`, and `placement` the stages of
-    each rank by chunk; `pairs`, where some actions overlap with the next, the positions of these.
+    """The object of `schedule --json`, a stable format: `actions` are one list per rank, as `F0.3`; `placement` are the
+    stages of each rank by chunk; `pairs`, if actions overlap with the next one, are the positions of the first ones.
     """
     found: dict[str, Any] = {
         "bubble": timeline.bubble,
@@ -89,7 +89,7 @@ def as_json(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
 
 
 def rank_table(schedule: Schedule, timeline: Timeline, number: Callable[[float], str] = seconds_text) -> Table:
-    """For each rank its stages, busy time, share of the step that it idles, and live activations."""
+    """A row for each rank: stages, busy time, idle share of the step, and live activations."""
     table = Table("rank", "stages", box=None)
     for heading in ("busy", "idle", "peak live", "bound"):
         table.add_column(heading, justify="right")

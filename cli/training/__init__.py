@@ -1,1 +1,1 @@
-"""What `partita run` does: as the supervisor of ranks that it starts, as one of them, or as all in one process."""
+"""`partita run`: as the supervisor of the ranks that it starts, as one of them, or with all ranks in one process."""

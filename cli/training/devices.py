@@ -1,4 +1,4 @@
-"""Where ranks compute, and over what they talk."""
+"""Which devices ranks compute on, and which transport connects them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import torch
 
     from partita.dsl.spec import Spec
-    from partita.runtime.supervision.rendezvous import Identity
+    from partita.runtime.supervision.identity import Identity
 
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # without one there is no GPU, and no need to import torch and ask it
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # if none exists there is no GPU, and torch need not be imported to ask it
 
 
 def transport_of(arguments: argparse.Namespace, spec: Spec) -> Processes | InProcess:
-    """The transport of all ranks, which are on this machine. Refused: E0611."""
+    """The transport for all ranks on this machine. Raises Refused (E0611)."""
     ranks = spec.mesh.ranks if spec.mesh is not None else 1
     needless = arguments.transport is not None and not TRANSPORTS[arguments.transport].gpu
     none = needless or not any(Path(each).exists() for each in DRIVERS)
@@ -28,8 +28,8 @@ def transport_of(arguments: argparse.Namespace, spec: Spec) -> Processes | InPro
 
 
 def chosen(transport: str | None, gpus: int, ranks: int) -> Processes | InProcess:
-    """The transport that is asked for, or else the first that says so of so many GPUs and ranks on this machine.
-    Refused where it cannot serve them.
+    """The requested transport, or else the first that is the default for this many GPUs and ranks on this machine.
+    Raises Refused if it does not support them.
     """
     each = TRANSPORTS.values()
     kind = TRANSPORTS[transport] if transport else next(kind for kind in each if kind.default(gpus, ranks))
@@ -40,14 +40,14 @@ def chosen(transport: str | None, gpus: int, ranks: int) -> Processes | InProces
 
 
 def gpus_here() -> int:
-    """The GPUs that this process sees."""
+    """The number of GPUs that this process sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def device_of_rank(transport: str | None, identity: Identity) -> tuple[Processes, torch.device]:
-    """Over what this rank talks, and where it computes. Refused: E0611."""
+    """The transport and the device of this rank. Raises Refused (E0611)."""
     import torch
 
     gpus = gpus_here()

@@ -1,4 +1,4 @@
-"""Where a run reads and writes: by the command's arguments, and the file."""
+"""Where a run reads and writes, according to the command's arguments and the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
-    """What the paths in the file are relative to."""
+    """The directory that paths in the file are relative to."""
     return Path(arguments.file).resolve().parent
 
 
@@ -31,13 +31,13 @@ def directory_of(arguments: argparse.Namespace) -> Path:
 
 
 def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:
-    """Where checkpoints go and how often; None where the file asks for none."""
+    """Where checkpoints go and how often; None if the file asks for none."""
     settings = settings_of(spec, directory_of(arguments), folder_of(arguments))
     return None if settings is None else evolve(settings, changed_data=arguments.changed_data)
 
 
 def opened(arguments: argparse.Namespace) -> RunDirectory | None:
-    """The run's directory, made where it is missing; says why where that cannot be."""
+    """The run's directory, created if it is missing; reports why it cannot be."""
     path = directory_of(arguments)
     try:
         return RunDirectory.open(path)
@@ -47,7 +47,7 @@ def opened(arguments: argparse.Namespace) -> RunDirectory | None:
 
 
 def writable(directory: Path) -> bool:
-    """Make a directory that the user has named; says why where that cannot be."""
+    """Create a directory that the user named; reports and returns False if it cannot be written to."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -58,12 +58,12 @@ def writable(directory: Path) -> bool:
 
 
 def unwritable(directory: Path, error: OSError) -> None:
-    """Say that the system does not let us write there."""
+    """Report that the system does not allow writing there."""
     print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
 
 
 def recordable(spec: Spec, trace: Path) -> bool:
-    """Whether there are steps to record, and a place for their times; says why not."""
+    """Whether there are steps to record and a directory for their times; reports why not."""
     _, train = spec.trained
     if train.steps < 2:
         print("partita: --trace skips the first step, and there is no other: raise train.steps", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`partita run` as one rank of many: of the supervisor's on this machine, or under torchrun or Slurm."""
+"""`partita run` as one rank of many: one of the supervisor's on this machine, or under torchrun or Slurm."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from attrs import define, frozen
 
 from partita.cli import measured
 from partita.cli.source import report
-from partita.cli.training.alone import check_compiler, say
 from partita.cli.training.devices import device_of_rank
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, recordable
+from partita.cli.training.standalone import check_compiler, say
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
-from partita.runtime import beginning
+from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.heap import keep_pages
 from partita.runtime.run_directory import RunDirectory
-from partita.runtime.supervision.agreement import agree, for_all
+from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
-from partita.runtime.supervision.lookout import FOLDER, STARTING_SECONDS, Lookout, Watcher, prepare
-from partita.runtime.supervision.meeting import CONNECT_SECONDS, connect, meet
-from partita.runtime.supervision.rendezvous import DIRECTORY, FLIGHT, Identity, await_word
+from partita.runtime.supervision.identity import DIRECTORY, FLIGHT, Identity, await_word
+from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, meet
 from partita.runtime.supervision.statuses import (
     ASKED,
     INTERRUPTED,
     NOT_FINITE,
     PEER_LOST,
     REFUSED,
-    STRANGER,
     UNSAVED,
+    UNTRUSTED_PEER,
     WRONG_INPUT,
     WRONG_USE,
 )
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.views import Views
+from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
-from partita.runtime.transports.failures import ConnectionLost, Stranger
+from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer
 from partita.runtime.transports.registry import Processes
 
 if TYPE_CHECKING:
@@ -54,25 +54,25 @@ if TYPE_CHECKING:
 
     from partita.runtime.data.binding import Bound
     from partita.runtime.rank import Plan
-    from partita.runtime.supervision.meeting import Meeting
+    from partita.runtime.supervision.rendezvous import Rendezvous
 
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
-    """Train as a rank; the exit status, which tells the supervisor why this rank has ended."""
+    """Train as a rank; returns the exit status, which tells the supervisor why this rank ended."""
     ours = identity.launcher == "partita"
     try:
         with ExitStack() as stack:
             return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
     except Refused as refused:
-        # Errors are said by the first rank of each machine, which may have another file, other data or other devices.
+        # The first rank of each machine reports errors: the machine may have another file, other data or devices.
         if identity.local_rank == 0:
             report(refused.diagnostics)
         return REFUSED if ours else WRONG_INPUT
-    except Stranger as stranger:
+    except UntrustedPeer as stranger:
         print(f"partita: {'' if ours else f'rank {identity.rank}: '}{stranger}", file=sys.stderr)
-        return STRANGER
+        return UNTRUSTED_PEER
     except ConnectionLost as lost:
-        # The supervisor puts the rank before each line.
+        # The supervisor prefixes each line with the rank.
         print(f"partita: {'' if ours else f'rank {identity.rank}: '}{lost}", file=sys.stderr)
         return PEER_LOST
     except KeyboardInterrupt:
@@ -81,7 +81,7 @@ def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
 
 @define(eq=False)
 class _Rank:
-    """What all ranks do, in the order in which they do it."""
+    """What all ranks do, in order."""
 
     arguments: argparse.Namespace
     identity: Identity
@@ -91,7 +91,7 @@ class _Rank:
         raise NotImplementedError
 
     def planned(self, reader: Reader, speaks: bool) -> _Planned:
-        """What is to be done, from the file to the data; says what there is to say of it if it `speaks`. Refused."""
+        """Everything to be done, from the file to the data; prints diagnostics if it `speaks`. Raises Refused."""
         import torch
 
         from partita.runtime.data.binding import bind
@@ -112,8 +112,8 @@ class _Rank:
             report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
         return _Planned(plan, kind, device, data)
 
-    def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Meeting) -> int:
-        """Connect and train; the exit status. Raises Refused, `ConnectionLost` and `Stranger`."""
+    def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
+        """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
         from partita.cli.watch import Watch
         from partita.runtime.checkpoint.checkpoints import Checkpoints
         from partita.runtime.rank import Rank
@@ -136,7 +136,7 @@ class _Rank:
             stack.callback(checkpoints.close)
         watch = None
         if identity.local_rank == 0:
-            # The first rank of another machine shows the run there.
+            # The first rank of each other machine shows the run there.
             watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
         try:
@@ -151,11 +151,11 @@ class _Rank:
             return UNSAVED
         if rank.ended:
             if termination.asked():
-                stack.callback(termination.end)  # last of all but what has been begun before
+                stack.callback(termination.end)  # ends the process before the rest is closed
             return ASKED
         if times is not None:
-            transport.meet()  # all have written their times
-        # The first rank is the last to end, where there are checkpoints; the others would have it ended before.
+            transport.meet()  # until all have written their times
+        # With checkpoints, the first rank ends last; a failure status of another one would end it earlier.
         return NOT_FINITE if rank.unsound and identity.rank == 0 else 0
 
 
@@ -170,17 +170,17 @@ class _Planned:
 
 
 class _Supervised(_Rank):
-    """A rank of this machine's supervisor, which watches it from its beginning, and holds the run's directory."""
+    """A rank of this machine's supervisor, which watches it from the start and holds the run's directory."""
 
     def run(self) -> int:
-        # Ctrl-C is the supervisor's. A rank that is interrupted alone ends at once, wherever it waits.
+        # Ctrl-C is for the supervisor. A rank that is interrupted alone ends at once, wherever it waits.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         recorder = Flight(path_of(Path(os.environ[FLIGHT]), self.identity.rank))
         directory = RunDirectory.inherited(directory_of(self.arguments), os.environ[DIRECTORY])
-        # The file as it was when the run began, whatever has become of it since.
+        # The file as it was when the run began, even if it has changed since.
         record = directory.record()
         planned = self.planned(Reader(record.files if record is not None else None), speaks=False)
-        # With what takes long to import, before the word.
+        # Slow imports are done, too, before this rank reports that it is ready.
 
         recorder.begin(flight.READY)
         if not await_word():
@@ -192,7 +192,7 @@ class _Supervised(_Rank):
 
 
 class _Launched(_Rank):
-    """A rank that another launcher has started. Ranks watch each other, and the first one holds the run's directory."""
+    """A rank started by another launcher. Ranks watch each other, and the first one holds the run's directory."""
 
     def run(self) -> int:
         from partita.runtime.rank import check_ranks
@@ -203,7 +203,7 @@ class _Launched(_Rank):
         if directory is None:
             return WRONG_USE
         self.stack.enter_context(directory)
-        # Nobody touches anything there before it is held.
+        # Nothing in the directory is touched before it is locked.
         for_all(meeting.store, identity, "lock", lambda: _lock(directory))
         record = directory.record()
         begun = record is not None and record.run == meeting.run
@@ -216,9 +216,7 @@ class _Launched(_Rank):
 
             def begin() -> None:
                 with _refused_as_unwritable(directory):
-                    beginning.record(
-                        directory, meeting.run, plan.spec, checkpoints_of(arguments, plan.spec), reader.texts
-                    )
+                    start.record(directory, meeting.run, plan.spec, checkpoints_of(arguments, plan.spec), reader.texts)
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
@@ -231,19 +229,19 @@ class _Launched(_Rank):
             measured.draw(trace, plan.program)
         return status
 
-    def _watched(self, directory: RunDirectory, meeting: Meeting, plan: Plan) -> Flight:
-        """This rank's recorder, which the others of its machine see; and its watch over them, from now on."""
+    def _watched(self, directory: RunDirectory, meeting: Rendezvous, plan: Plan) -> Flight:
+        """This rank's flight recorder, visible to the machine's other ranks; also starts watching those."""
         with _refused_as_unwritable(directory):
             recorder = prepare(directory, self.identity.rank)
         diagnosis = Diagnosis(plan.program, plan.evaluation.program if plan.evaluation else None)
-        lookout = Lookout(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
+        watchdog = Watchdog(diagnosis, plan.ranks, self.arguments.stall_timeout, directory)
         views = Views(self.identity.rank, meeting.machines, meeting.again)
-        Watcher(lookout, directory.path / FOLDER, views, PEER_LOST).start()
+        Watcher(watchdog, directory.path / FOLDER, views, PEER_LOST).start()
         return recorder
 
 
 def _lock(directory: RunDirectory) -> None:
-    """Hold the run's directory. Refused: E0802, E0803."""
+    """Lock the run's directory. Raises Refused (E0802, E0803)."""
     with _refused_as_unwritable(directory):
         warning = directory.lock()
     if warning is not None:
@@ -252,7 +250,7 @@ def _lock(directory: RunDirectory) -> None:
 
 @contextmanager
 def _refused_as_unwritable(directory: RunDirectory) -> Iterator[None]:
-    """The system's errors as E0802."""
+    """Turns errors of the system into E0802."""
     try:
         yield
     except OSError as error:

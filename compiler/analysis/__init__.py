@@ -1,4 +1,4 @@
-"""What a compiled step needs and takes: lifetimes, memory, time, traffic; of the partitioned graph and a schedule.
+"""Analyses of the partitioned graph and its schedule: lifetimes, memory, time and traffic of a step.
 
-Passes that search (`fit`), reports and the planner read it.
+Used by the searches in `fit`, by reports and by the planner.
 """

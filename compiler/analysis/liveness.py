@@ -1,7 +1,7 @@
-"""Bytes: what a stage keeps for each microbatch in flight, and the most that one of its functions holds.
+"""Bytes that a stage keeps for each microbatch in flight, and the peak of each of its functions.
 
-Views cost nothing. The count is static, from where a tensor is made to where the emitted functions let go of it, with
-the temporary tensors of the operation that runs.
+Views cost nothing. The count is static: from where a tensor is made to where the emitted functions release it, plus the
+workspace of the operation that runs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.compiler.graph import Node, Value
 
-# Nodes of a function in order: runs, each a call or lines in place; of units, each a line or what torch compiles.
+# A function's nodes in order: runs, each a call or inline statements, of units, each a statement or a compiled region.
 Runs = Sequence[Sequence[Sequence[Node]]]
 
 
 def roots(nodes: Iterable[Node]) -> dict[Value, Value]:
-    """For each view, the tensor whose memory it shows."""
+    """For each view, the tensor whose memory it aliases."""
     found: dict[Value, Value] = {}
     for node in nodes:
         if node.op.is_view:
@@ -32,21 +32,21 @@ def held(values: Iterable[Value], nodes: Iterable[Node]) -> int:
 
 
 def tables(nodes: Iterable[Node]) -> int:
-    """Bytes of what kernels make once and keep."""
+    """Bytes of tables that kernels compute once and cache."""
     found = (node.op.kernel_table([value.type for value in node.inputs]) for node in nodes)
     return sum(dict(each for each in found if each is not None).values())
 
 
 def beside(runs: Runs, before: Collection[Value], after: Collection[Value], nodes: Sequence[Node]) -> int:
-    """The most bytes that a function holds beyond what is there before it or after it, whichever is more; `nodes` are
-    those of its stage, which show what shares memory.
+    """The most bytes that a function holds beyond what is held before or after it, whichever is more; `nodes` are those
+    of its stage, which determine what shares memory.
     """
     ends = max(held(before, nodes), held(after, nodes))
     return max(0, working_set(runs, after, before, roots(nodes)) - ends)
 
 
 def line_by_line(nodes: Iterable[Node]) -> Runs:
-    """Nodes that stand in place, each a line of its own."""
+    """Inline nodes, each a unit of its own."""
     return [[[node] for node in nodes]]
 
 
@@ -56,27 +56,27 @@ def working_set(
     before: Collection[Value] = (),
     behind: Mapping[Value, Value] | None = None,
 ) -> int:
-    """The most bytes of results and temporary tensors at once while runs go one after the other. `before` is there
-    when they begin; `keep` lives to the end.
+    """The most bytes of results and workspace at any time while runs execute in order. `before` is held when they
+    begin; `keep` lives to the end.
 
-    A tensor ends with its last use; but where a unit or a run is the last to read what it has not made, with that unit
-    or run: until then its caller holds it.
+    A tensor is freed after its last use. But if a unit or a run is the last reader of a tensor that it has not made,
+    its caller holds the tensor until that unit or run ends.
     """
     nodes = [node for run in runs for unit in run for node in unit]
     behind = roots(nodes) if behind is None else behind
     last: dict[Value, int] = {}
-    made: dict[Value, tuple[int, int]] = {}  # the beginnings of the run and of the unit that make a tensor
+    made: dict[Value, tuple[int, int]] = {}  # where the run and the unit that make a tensor begin
     i = 0
     for run in runs:
         first, final = i, i + sum(map(len, run)) - 1
         for unit in run:
-            home, end = (first, i), i + len(unit) - 1
+            start, end = (first, i), i + len(unit) - 1
             for node in unit:
-                made.update((value, home) for value in node.outputs)
+                made.update((value, start) for value in node.outputs)
                 for value in (*node.inputs, *node.outputs):
                     tensor = behind.get(value, value)
                     origin = made.get(tensor, (-1, -1))
-                    last[tensor] = i if origin == home else end if origin[0] == first else final
+                    last[tensor] = i if origin == start else end if origin[0] == first else final
                 i += 1
     last.update((behind.get(value, value), len(nodes)) for value in keep)
     ending: dict[int, list[Value]] = {}

@@ -1,24 +1,24 @@
-"""What a rank's tensors need at most, in bytes, from the static program, temporary ones included.
+"""The most memory that a rank's tensors need, in bytes, temporaries included, from the static program.
 
-A step has its moments, and the peak is the greatest of them, beside what is always there:
+The peak is that of the greatest moment of a step, in addition to what is always held:
 
-    always        this rank's parts of masters, optimizer states and gradient accumulators, totals that it is sent, and
-                  what its stages compute with for a whole step (casts of masters, gathered parameters), and tables
-                  that kernels keep
-    its start     whole batches of the inputs, and a stage's constants, made anew beside those of the step before
+    always        this rank's shards of masters, optimizer states and gradient accumulators, received totals of tied
+                  parameters, what its stages compute with for a whole step (casts of masters, gathered parameters),
+                  and tables that kernels cache
+    start         full batches of the inputs, and the stages' constants, recomputed while the last step's are held
     microbatches  the inputs; what microbatches in flight keep, with the working set of the function that runs;
-                  messages, from where they are made or a buffer waits for them to where they are read or have been
-                  sent; gradients as they are reduced
-    its end       the inputs, which whoever runs the step still holds; the reduced gradients, and then the working set
-                  of the update
+                  messages, from where they are made or received into a buffer to where they are read or sent;
+                  gradients as they are reduced
+    end           the inputs, which the caller of the step still holds; the reduced gradients, and then the working
+                  set of the update
 
-A collective in flight holds what it sends and gets once more, and where ranks themselves add (over Gloo) the parts
-that they add and their sum: of those of a moment, the greatest is counted.
+A collective in flight also holds copies of what it sends and receives, and over Gloo, where the ranks do the addition,
+the parts and their sum; the greatest one of each moment is counted.
 
-The bound comes apart by what memory is for (`PARTS`), as it is at the greatest moment:
+The bound is broken down by purpose (`PARTS`), as it is at the greatest moment:
 
     parameters    masters, and what stages compute with for a whole step
-    gradients     accumulators, totals that a rank is sent, reduced gradients
+    gradients     accumulators, received totals, reduced gradients
     state         the optimizer's
     activations   what microbatches in flight keep, and the working set of the function that runs
     buffers       everything else: inputs, messages, the greatest collective, tables, the working set of the update
@@ -34,22 +34,22 @@ from attrs import evolve, frozen
 
 from partita.compiler.analysis.liveness import held, line_by_line, roots, tables, working_set
 from partita.compiler.analysis.traffic import update_nodes
-from partita.compiler.communication import DIRECTION, peak_in_flight
-from partita.compiler.graph import Node, Phase, Value, without_turns
+from partita.compiler.graph import Node, Phase, Value, without_iterations
 from partita.compiler.instructions import Compute, Message, PostReceive, WaitSend
 from partita.compiler.layout import local_type
-from partita.compiler.partition.cut import StageGraph, message_of
+from partita.compiler.passes.cut import StageGraph, message_of
 from partita.compiler.program import InputPart, RankPlan
+from partita.compiler.schedules.communication import DIRECTION, peak_in_flight
 from partita.compiler.state import Scheduled
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 
-# For tensors of one number or a few: statistics, a step's number, constants. There are a dozen.
+# For tensors of a few elements: statistics, the step number, constants. There are about a dozen.
 _NUMBERS = 1 << 10
 
 
 @frozen
-class Footprint:
-    """Bytes of a rank at its greatest `moment`, by what they are for."""
+class MemoryReport:
+    """Bytes of a rank at its greatest `moment`, by purpose."""
 
     moment: str
     parameters: int
@@ -70,25 +70,25 @@ PARTS = ("parameters", "gradients", "state", "activations", "buffers")
 
 
 def peak_memory(state: Scheduled, rank: RankPlan) -> int:
-    """The bound of each rank that runs the program of a pipeline rank."""
-    return footprint(state, rank).total
+    """The memory bound of each rank that runs the program of a pipeline rank."""
+    return memory_report(state, rank).total
 
 
-def footprint(state: Scheduled, rank: RankPlan) -> Footprint:
-    """The bound of each rank that runs the program of a pipeline rank, in parts."""
+def memory_report(state: Scheduled, rank: RankPlan) -> MemoryReport:
+    """The memory bound of each rank that runs the program of a pipeline rank, by purpose."""
     stages = _stages(state, rank)
     inputs = _inputs(state, rank)
     remade = max((_constants(stage, remade=True) for stage in stages), default=0)
     gathering = _largest_buffer(node for stage in stages for node in stage.nodes if node.phase is Phase.PROLOGUE)
     kept, reducing, messages = max(_among(state, rank), key=sum)
     moments = (
-        Footprint("as a step begins", remade, 0, 0, 0, inputs + gathering),
-        Footprint("among the microbatches", 0, reducing, 0, kept, inputs + messages),
+        MemoryReport("as a step begins", remade, 0, 0, 0, inputs + gathering),
+        MemoryReport("among the microbatches", 0, reducing, 0, kept, inputs + messages),
         *(evolve(each, buffers=inputs + each.buffers) for each in _ends(state, rank)),
     )
     most = max(moments, key=lambda each: each.total)
     always = _always(state, rank)
-    return Footprint(
+    return MemoryReport(
         most.moment,
         always.parameters + most.parameters,
         always.gradients + most.gradients,
@@ -98,57 +98,57 @@ def footprint(state: Scheduled, rank: RankPlan) -> Footprint:
     )
 
 
-def _ends(state: Scheduled, rank: RankPlan) -> tuple[Footprint, Footprint]:
-    """What there is at the end of a step, beside what is always there, and inputs."""
+def _ends(state: Scheduled, rank: RankPlan) -> tuple[MemoryReport, MemoryReport]:
+    """What is held at the end of a step, without inputs and what is always held."""
     reduce = _reductions(state, rank).values()
     update = update_nodes(state, rank)
     sums = sum(map(_left_over, reduce))
     updating = working_set(line_by_line(update), ()) + _largest_buffer(update)
     return (
-        Footprint("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
-        Footprint("at the update", 0, sums, 0, 0, updating),
+        MemoryReport("as gradients are reduced", 0, sums, 0, 0, _largest_buffer(chain(*reduce))),
+        MemoryReport("at the update", 0, sums, 0, 0, updating),
     )
 
 
 def at_end(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes of a rank at the end of a step, beside what is always there, and inputs."""
+    """Bytes of a rank at the end of a step, without inputs and what is always held."""
     return max(each.total for each in _ends(state, rank))
 
 
 def beside(state: Scheduled, rank: RankPlan) -> int:
-    """Bytes of a rank among the microbatches, beside what those in flight keep and the function that runs."""
+    """Bytes of a rank while microbatches run, without what those in flight keep and the function that runs."""
     there = _always(state, rank).total + _inputs(state, rank) + peak_in_flight(rank.instructions)
     return there + _largest_buffer(_of_microbatches(_stages(state, rank)))
 
 
 def largest(state: Scheduled, rank: RankPlan, part: str) -> dict[str, int]:
-    """Bytes of a part by tensor, those of all turns of a repeat together: of parameters their masters; of activations
+    """Bytes of a part by tensor, summed over the iterations of a repeat: of parameters, their masters; of activations,
     what one microbatch keeps. Buffers have no names.
     """
     found: Counter[str] = Counter()
     if part in ("parameters", "state"):
         for name, size in stored(state, rank)[part == "state"].items():
-            found[without_turns(name)] += size
+            found[without_iterations(name)] += size
     for index in rank.stages:
         if part == "gradients":
             for each in state.plan.stages[index].accumulators:
-                found[without_turns(each.parameter or each.name)] += each.type.bytes
+                found[without_iterations(each.parameter or each.name)] += each.type.bytes
         elif part == "activations":
             nodes = state.partitioned.stages[index].nodes
             behind = roots(nodes)
             made = {value for node in nodes if node.phase is Phase.FORWARD for value in node.outputs}
             later = {value for node in nodes if node.phase in (Phase.BACKWARD, Phase.WEIGHT) for value in node.inputs}
             for value in {behind.get(value, value) for value in made & later}:
-                found[without_turns(value.name)] += value.type.bytes
+                found[without_iterations(value.name)] += value.type.bytes
     return dict(found)
 
 
 def room(state: Scheduled, rank: RankPlan, limit: float) -> float:
     """Bytes that a limit leaves on a rank for what microbatches in flight keep: at any moment between the first and the
-    last of them, whatever function runs.
+    last of them, whichever function runs.
     """
     peaks = [peak for index in rank.stages for peak in state.plan.stages[index].peaks.values()]
-    # A stage's gradients may be reduced while another stage's microbatches are not through.
+    # A stage's gradients may be reduced while another stage still runs microbatches.
     reduce = list(_reductions(state, rank).values()) if len(rank.stages) > 1 else []
     reducing = sum(map(_left_over, reduce)) + _largest_buffer(chain(*reduce))
     return limit - beside(state, rank) - max(peaks, default=0) - reducing
@@ -159,15 +159,15 @@ def _stages(state: Scheduled, rank: RankPlan) -> list[StageGraph]:
 
 
 def _reductions(state: Scheduled, rank: RankPlan) -> dict[int, Sequence[Node]]:
-    """What reduces the gradients of each of a rank's stages that has any to reduce."""
+    """The nodes that reduce the gradients of each of a rank's stages that has any."""
     return {index: nodes for index, nodes in state.update.reduce if index in rank.stages}
 
 
-def _always(state: Scheduled, rank: RankPlan) -> Footprint:
+def _always(state: Scheduled, rank: RankPlan) -> MemoryReport:
     program, stages = state.plan, _stages(state, rank)
     masters, states = (sum(part.values()) for part in stored(state, rank))
     sums = sum(each.type.bytes for index in rank.stages for each in program.stages[index].accumulators)
-    return Footprint(
+    return MemoryReport(
         "always",
         masters + sum(_constants(stage) for stage in stages),
         sums + sum(each.type.bytes for each in rank.receives),
@@ -178,7 +178,7 @@ def _always(state: Scheduled, rank: RankPlan) -> Footprint:
 
 
 def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that a rank keeps of each parameter's master, and of its optimizer's tensors, by its name."""
+    """Bytes that a rank keeps of each parameter's master, and of its optimizer states, by parameter name."""
     sizes, own = state.mesh.sizes, set(rank.parameters)
     records = [record for record in state.plan.parameters if record.name in own]
     return (
@@ -188,7 +188,7 @@ def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, 
 
 
 def _constants(stage: StageGraph, remade: bool = False) -> int:
-    """What a stage computes with for a whole step, beside its masters; or all that making it holds."""
+    """What a stage computes with for a whole step, beyond its masters; or (`remade`) the peak of making it."""
     prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
     read = {value for node in stage.nodes if node.phase is not Phase.PROLOGUE for value in node.inputs}
     casts = [p.value for p in stage.parameters if p.value.type.dtype != p.master.dtype]
@@ -198,12 +198,12 @@ def _constants(stage: StageGraph, remade: bool = False) -> int:
 
 
 def _inputs(state: Scheduled, rank: RankPlan) -> int:
-    """The parts of a whole batch that a rank reads; on a processor, beside the whole, which every rank holds there."""
+    """The shards of a whole batch that a rank reads; on a CPU also the full batch, which every rank holds there."""
     program = state.plan
     types = {each.name: each.type for each in program.inputs}
     parts: dict[InputPart, int] = {}
     for index in rank.stages:
-        for part in (*program.stages[index].inputs, *program.stages[index].whole_inputs):
+        for part in (*program.stages[index].inputs, *program.stages[index].full_inputs):
             type, times = types[part.name], 1
             if part.batch is not None:
                 times = program.microbatches
@@ -214,8 +214,8 @@ def _inputs(state: Scheduled, rank: RankPlan) -> int:
 
 
 def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
-    """Between the first and the last microbatch: what is kept with what runs, gradients being reduced, messages with
-    the greatest collective of those that there may be by then.
+    """Between the first and the last microbatch: what is kept, with the working set of what runs; gradients being
+    reduced; messages, with the greatest collective that may have started by then.
     """
     reduce = _reductions(state, rank)
     sizes = _messages(state)
@@ -251,7 +251,7 @@ def _among(state: Scheduled, rank: RankPlan) -> Iterator[tuple[int, int, int]]:
 
 
 def _messages(state: Scheduled) -> dict[Message, int]:
-    """What lives with a message at either end: a tensor of its own, or one of which it shows a part."""
+    """Bytes held for a message at either end: its tensor, or the one that this is a view of."""
     found = {}
     for stage in state.partitioned.stages:
         behind = roots(stage.nodes)
@@ -263,17 +263,17 @@ def _messages(state: Scheduled) -> dict[Message, int]:
 
 
 def _of_microbatches(stages: Sequence[StageGraph]) -> Iterator[Node]:
-    """What stages run for each microbatch."""
+    """The nodes that stages run for each microbatch."""
     return (node for stage in stages for node in stage.nodes if node.phase is not Phase.PROLOGUE)
 
 
 def _largest_buffer(nodes: Iterable[Node]) -> int:
-    """The most that one collective holds."""
+    """The most that one collective holds in buffers."""
     sizes = (node.op.buffer([v.type for v in node.inputs], [v.type for v in node.outputs]) for node in nodes)
     return max(sizes, default=0)
 
 
 def _left_over(nodes: Sequence[Node]) -> int:
-    """Bytes that are left of the results of nodes: those that no other of them reads."""
+    """Bytes of the results of nodes that none of them reads."""
     read: set[Value] = {value for node in nodes for value in node.inputs}
     return sum(value.type.bytes for node in nodes for value in node.outputs if value not in read)

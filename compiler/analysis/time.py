@@ -1,8 +1,7 @@
-"""What a program is predicted to take: seconds of each action and transfer by the cost model, their timeline, and what
-follows for the whole step.
+"""Predicted times of a program: seconds of each action and transfer by the cost model, their timeline, and the step.
 
-A step is the timeline of its microbatches, then what ends it: reductions of gradients, and the update. Communication
-is *exposed* as far as the step would be shorter if it took no time.
+A step is the timeline of its microbatches, then its end: reductions of gradients, and the update. Communication is
+*exposed* to the extent that the step would be shorter if communication took no time.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from partita.compiler.costs.nodes import timed
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.instructions import Instruction
 from partita.compiler.ops.collective import Collective
+from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
-from partita.compiler.sharding.moves import Moves
-from partita.compiler.simulator import Costs, simulate
+from partita.compiler.schedules.simulator import Costs, simulate
+from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Cut, Partitioned, Scheduled, State
-from partita.compiler.timeline import Timeline
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 
 PHASES = {"F": (Phase.FORWARD,), "B": (Phase.BACKWARD,), "W": (Phase.WEIGHT,), "BW": (Phase.BACKWARD, Phase.WEIGHT)}
-# A message that takes no time.
+# A link on which messages take no time.
 _NOTHING = Link("nothing", float("inf"), 0.0)
 
 
 @frozen(eq=False)
 class Prediction:
-    """A step as it is predicted. Times are in seconds: of the microbatches (`timeline`), then what each rank of the
-    pipeline needs to end the step. `flops` is the arithmetic of the model, of one step on all ranks, recomputation not
-    counted; `peak` what all ranks' devices could do in a second; `costs` what the timeline is made of.
+    """The prediction of a step, with times in seconds: of the microbatches (`timeline`), then of the end of the step on
+    each rank of the pipeline (`ends`). `flops` are the model's in one step on all ranks, without recomputation; `peak`
+    is the peak FLOP/s of all ranks' devices; the timeline was simulated with `costs`.
     """
 
     costs: Costs
@@ -55,23 +54,23 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Elements of the model's inputs along batch and sequence, in a second, of all ranks."""
+        """Tokens (elements of the model's input) per second, over all ranks."""
         return self.tokens / self.step_time
 
     @property
     def mfu(self) -> float:
-        """Model-FLOP utilisation: the share of peak that the model's own products are (PaLM, arXiv 2204.02311)."""
+        """Model-FLOPs utilization: the model's matrix-product FLOP/s as a share of peak (PaLM, arXiv 2204.02311)."""
         return self.flops / (self.step_time * self.peak)
 
     @property
     def exposed_communication(self) -> float:
-        """The share of the step that is communication which nothing hides."""
+        """Exposed communication as a share of the step."""
         return self.exposed / self.step_time
 
 
 def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Prediction:
-    """The prediction of a compiled program; without `overlap`, of one that waits for whatever it sends. Without
-    `exposed`, which takes half of the time, that is not a number.
+    """Predict a compiled program; without `overlap`, one that waits for all that it sends. Without `exposed`, which
+    takes half of the prediction's time, exposed communication is NaN.
     """
     costs = costs_of(state, overlap)
     found = simulate(_instructions(state), costs)
@@ -96,44 +95,46 @@ def predict(state: Scheduled, overlap: bool = True, exposed: bool = True) -> Pre
 
 
 def compiles(state: Cut) -> bool:
-    """Whether torch compiles the program where it runs."""
-    wished = state.train.compile
-    return state.compiled or (state.device.gpu if wished is None else wished)
+    """Whether torch compiles the program when it runs."""
+    preferred = state.train.compile
+    return state.compiled or (state.device.gpu if preferred is None else preferred)
 
 
 def stage_seconds(state: Cut, overlap: bool = True) -> dict[tuple[int, str], float]:
     """Predicted seconds of each kind of action of each stage: {(stage, kind): seconds}."""
-    moves = Moves(state.mesh)
+    resharding = Resharding(state.mesh)
     found: dict[tuple[int, str], float] = {}
     for stage in state.partitioned.stages:
         for kind, phases in PHASES.items():
             nodes = [node for node in stage.nodes if node.phase in phases]
             keep = {value for node in stage.nodes if node.phase not in phases for value in node.inputs}
-            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, moves, overlap, keep)
+            found[stage.index, kind] = state.device.action + _elapsed(nodes, state, resharding, overlap, keep)
     return found
 
 
 def end_seconds(state: Partitioned, rank: RankPlan, overlap: bool = True) -> float:
-    """What a rank does once a step beside its microbatches: its stages' constants, accumulators that begin at zero, its
-    sums, statistics and update.
+    """Seconds that a rank takes once a step, in addition to its microbatches: prologues of its stages, zeroing of
+    accumulators, reductions, statistics and update.
     """
-    moves = Moves(state.mesh)
+    resharding = Resharding(state.mesh)
     reduce = dict(state.update.reduce)
-    total = _elapsed([*state.update.clip, *update_nodes(state, rank)], state, moves, overlap)
-    total += _elapsed(state.update.statistic_nodes(rank.stages), state, moves, overlap)
+    total = _elapsed([*state.update.clip, *update_nodes(state, rank)], state, resharding, overlap)
+    total += _elapsed(state.update.statistic_nodes(rank.stages), state, resharding, overlap)
     for index in rank.stages:
         cleared = sum(each.value.type.bytes for each in state.partitioned.stages[index].accumulators)
         total += cleared / (state.device.bandwidth * state.device.streaming)
         prologue = [node for node in state.partitioned.stages[index].nodes if node.phase is Phase.PROLOGUE]
-        total += _elapsed(prologue, state, moves, overlap)
-        total += _elapsed(reduce.get(index, ()), state, moves, overlap)
+        total += _elapsed(prologue, state, resharding, overlap)
+        total += _elapsed(reduce.get(index, ()), state, resharding, overlap)
     return total
 
 
-def _elapsed(nodes: Iterable[Node], state: Cut, moves: Moves, overlap: bool, keep: Collection[Value] = ()) -> float:
-    """The time of nodes in order; `keep` outlives them. A collective is under way from where it stands to where its
-    result is read first (without `overlap`, nothing else is done meanwhile); those that share a link follow each
-    other."""
+def _elapsed(
+    nodes: Iterable[Node], state: Cut, resharding: Resharding, overlap: bool, keep: Collection[Value] = ()
+) -> float:
+    """The time of nodes in order; `keep` outlives them. A collective runs from its node to the first reader of its
+    result (without `overlap`, nothing else runs meanwhile); collectives that share a link are serialized.
+    """
     wire = _wire(state)
     now = 0.0
     free: dict[str, float] = {}
@@ -141,9 +142,9 @@ def _elapsed(nodes: Iterable[Node], state: Cut, moves: Moves, overlap: bool, kee
     for node, own in timed(tuple(nodes), state.device, compiles(state), keep):
         now = max([now, *(arrival[value] for value in node.inputs if value in arrival)])
         if isinstance(node.op, Collective):
-            link = moves.mesh.link(node.op.over)
+            link = resharding.mesh.link(node.op.over)
             now += 2 * link.post
-            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(moves, node, node.op))
+            end = max(now, free.get(link.name, 0.0)) + sum(launch_seconds(resharding, node, node.op))
             free[link.name] = end
             arrival.update(dict.fromkeys(node.outputs, end))
             now = now if overlap else end

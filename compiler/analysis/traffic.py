@@ -1,13 +1,12 @@
-"""What a program sends along its mesh axes: every collective of a step with count, bytes and seconds, and its cause.
+"""What a program sends along its mesh axes: every collective of a step with its count, bytes, seconds and cause.
 
-Comes in: a compilation that has passed all passes. Goes out: one record for each tensor that a collective moves, for
-each stage (or rank, at the end of a step) that moves it. Bytes are what one rank of that stage sends, by ring
-algorithms (`Collective.moved`); seconds are those of the cost function that chose the layouts (`Moves.seconds`), a
-bucket's latency shared by its tensors.
+There is one record for each tensor in a collective, for each stage (or rank, at the end of a step) that runs it. Bytes
+are what one rank of that stage sends, with ring algorithms (`Collective.moved`); seconds come from the cost function
+that chose the layouts (`Reshard.seconds`), with a bucket's latency shared by its tensors.
 
-The line that causes a collective: of what is moved because a parameter is stored in parts or its gradient is summed,
-the parameter's; of the sum of parts, the line that makes the parts; of any other, the line that first reads the result.
-So a `dot` whose operand is gathered has the reduction of that operand's gradient too.
+Each collective is attributed to a source line: the parameter's, if a parameter is stored sharded or its gradient is
+summed; the line that produces a partial sum, for its reduction; for any other, the line that first reads the result. So
+a `dot` whose operand is gathered is also charged with the reduction of that operand's gradient.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import Layout
 from partita.compiler.ops.collective import Collective
-from partita.compiler.partition.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.program import RankPlan
-from partita.compiler.sharding.moves import Moves
 from partita.compiler.state import Partitioned, Scheduled
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -37,12 +36,12 @@ EACH_MICROBATCH = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
 
 @frozen(eq=False)
 class Traffic:
-    """One tensor in a collective `kind` along mesh axis `axis`, over a step, as each rank of a pipeline rank has it.
+    """One tensor in a collective `kind` along mesh axis `axis`, over a step, on each rank of a pipeline rank.
 
-    `tensor` is the value that is moved from `source` to `target`, and `type` what a rank holds of it before.
-    `parameter` names the parameter that it is, or whose gradient. `count` is how often a step, `launches` its share in
-    as many messages (one of a bucket of four: a quarter), `bytes` what one rank sends in a step, `seconds` how long
-    that takes.
+    `tensor` is the value that is resharded from `source` to `target`, and `type` its local type before. `parameter`
+    names the parameter that it is, or whose gradient it is. `count` is how often it is communicated in a step,
+    `launches` its share of as many messages (in a bucket of four: a quarter), `bytes` what one rank sends in a step,
+    and `seconds` how long that takes.
     """
 
     kind: str
@@ -76,13 +75,13 @@ class Sums:
 
 @frozen
 class Cost:
-    """What records cost in a step: the ranks of one pipeline together, and the one of them that sends most."""
+    """The cost of records in a step: summed over the ranks of one pipeline, and on the rank that sends most."""
 
     total: Sums
     busiest: Sums
 
     def as_json(self) -> dict[str, Any]:
-        """The figures of all; of the rank that sends most the bytes."""
+        """All totals, and the bytes of the rank that sends most."""
         return {
             "count": self.total.count,
             "messages": round(self.total.messages, 3),
@@ -117,43 +116,43 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key
 
 
 def traffic(state: Scheduled) -> tuple[Traffic, ...]:
-    """All collectives of a step, stage by stage, then those of its end."""
+    """All collectives of a step, stage by stage, then those at its end."""
     spans = {each.name: each.span for each in state.partitioned.graph.parameters}
-    moves = Moves(state.mesh)
+    resharding = Resharding(state.mesh)
     found: list[Traffic] = []
     for stage in state.partitioned.stages:
         rank = state.plan.stages[stage.index].rank
         parameters = {each.value: each.name for each in stage.parameters}
-        found += _Reader(moves, state.microbatches, rank, spans, parameters).records(stage.nodes)
+        found += _Reader(resharding, state.microbatches, rank, spans, parameters).records(stage.nodes)
         parameters = {each.value: each.parameter for each in stage.accumulators if each.parameter}
         reduce = dict(state.update.reduce).get(stage.index, ())
-        found += _Reader(moves, 1, rank, spans, parameters).records(reduce)
+        found += _Reader(resharding, 1, rank, spans, parameters).records(reduce)
         metrics = [node for node in state.update.metrics if node.stage == stage.index]
-        found += _Reader(moves, 1, rank, spans, {}).records(metrics)
+        found += _Reader(resharding, 1, rank, spans, {}).records(metrics)
     for each in state.plan.ranks:
         nodes = update_nodes(state, each)
         parameters = {value: node.scope for node in nodes for value in node.outputs if node.scope in spans}
-        found += _Reader(moves, 1, each.rank, spans, parameters).records(nodes)
+        found += _Reader(resharding, 1, each.rank, spans, parameters).records(nodes)
     return tuple(found)
 
 
 def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
-    """The nodes of a rank's update, in buckets as they are emitted."""
+    """The nodes of a rank's update, bucketed as they are emitted."""
     own = set(rank.parameters)
     nodes = [node for each in state.update.parameters if each.name in own for node in (*each.finish, *each.update)]
     return bucketed(by_depth(nodes), BUCKET_BYTES)
 
 
-def launch_seconds(moves: Moves, node: Node, op: Collective) -> tuple[float, float]:
-    """Of a node that is a collective: its latency, and the time that its bytes take."""
-    return op.seconds(sum(value.type.bytes for value in node.inputs), moves.mesh.link(op.over))
+def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[float, float]:
+    """Latency and transfer time of a node that is a collective."""
+    return op.seconds(sum(value.type.bytes for value in node.inputs), resharding.mesh.link(op.over))
 
 
 @define(eq=False)
 class _Reader:
-    """Reads the records off nodes in order. `parameters` are values that are parameters, or sums of gradients."""
+    """Reads the records from nodes in order. `parameters` are values that are parameters, or gradient sums."""
 
-    moves: Moves
+    resharding: Resharding
     microbatches: int
     rank: int
     spans: Mapping[str, Span | None]
@@ -182,7 +181,7 @@ class _Reader:
 
     def _of(self, node: Node, op: Collective) -> Iterator[Traffic]:
         times = self.microbatches if node.phase in EACH_MICROBATCH else 1
-        latency, wire = launch_seconds(self.moves, node, op)
+        latency, wire = launch_seconds(self.resharding, node, op)
         whole = op.moved([value.type for value in node.inputs])
         for before, after in zip(node.inputs, node.outputs, strict=True):
             root = self.roots.get(before, before)

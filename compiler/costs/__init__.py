@@ -1,1 +1,1 @@
-"""What operations, collectives and transfers cost: records of devices and links, and times that follow from them."""
+"""The cost model: records of devices and links, and the times of operations, collectives and transfers."""

@@ -1,7 +1,7 @@
-"""Devices: what they compute, hold and move, as a table of records.
+"""Devices: a table of their throughput, memory and bandwidth.
 
-Presets are peaks as makers publish them and the shares of them that others have measured; the source stands beside each
-figure. A profiled device has, beside these, what its operations took (`partita profile`).
+Presets combine published peaks with the shares of them that others have measured, each with its source. A profiled
+device also has measured times of operations (`partita profile`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from math import ceil
 from attrs import evolve, field, frozen
 
 from partita.compiler.costs.record import Timings, recorded
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 from partita.dsl.spec import Mesh
 
 GIB = 2**30
 
 
-# Tiles of the result that cuBLAS makes at a time, with the share of its best that it reaches with them: the smaller,
-# the less often is an operand used once it is there. (Estimates: the guide ranks them, without figures.)
+# Output tile sizes of cuBLAS, each with its share of the best throughput: smaller tiles reuse operands less.
+# (Estimates: the guide ranks them, without numbers.)
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.87), (64, 128, 0.7), (128, 64, 0.7), (64, 64, 0.55))
 
 
@@ -27,11 +27,10 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.87), (64, 128, 0.7), (12
 class Products:
     """The share of peak FLOP/s that a matrix product reaches.
 
-    Without `units`: `best` with large matrices, halved where one of the three sizes is `half`. With `units`, those of
-    the device that each make one tile of the result at a time: `best` where the largest tiles and the waves of them
-    come out even, halved where the depth is `half`; of the tiles, those that are done first (NVIDIA, Matrix
-    Multiplication Background User's Guide, DU-09799-001, §2.3 and §3). Either way a product takes no less time than
-    one that is smaller in any size.
+    Without `units`: `best` for large matrices, halved if one of the three sizes is `half`. With `units`, the device's
+    multiprocessors, each of which computes one output tile at a time: `best` if the largest tiles cover the output in
+    full waves, halved if the depth is `half`; the fastest tile size is chosen (NVIDIA, Matrix Multiplication Background
+    User's Guide, DU-09799-001, §2.3 and §3). Either way a larger product never takes less time.
     """
 
     best: float = 1.0
@@ -46,20 +45,19 @@ class Products:
         return share * count * rows * columns / min(self._area(rows, columns, count, *tile) for tile in TILES)
 
     def _area(self, rows: int, columns: int, count: int, height: int, width: int, share: float) -> float:
-        """What all units could have made, with the largest tiles, in the time that these tiles take."""
+        """The output area that all units would compute with the largest tiles in the time that these tiles take."""
         waves = ceil(count * ceil(rows / height) * ceil(columns / width) / self.units)
         return waves * self.units * height * width / share
 
 
 @frozen
 class Device:
-    """Peak FLOP/s of products by dtype, and of all other arithmetic (`vector`; 0: the same); memory in bytes; bandwidth
-    in bytes/s, of which `streaming` is the share that is reached.
+    """Peak FLOP/s of matrix products by dtype, and of other arithmetic (`vector`; 0: the same); memory in bytes;
+    bandwidth in bytes/s, of which the share `streaming` is reached.
 
-    In seconds, `launch` is what a kernel takes beside its work, `action` what each action of a schedule takes beside
-    its kernels, and `step` what a step takes beside all of these. `node` is how many stand in one machine, joined by
-    a faster link than machines are. Programs are compiled for a `gpu` unless they say otherwise, and it has a memory of
-    its own. `timings` are measured, where the device is profiled.
+    Overheads are in seconds: `launch` for each kernel, `action` for each action of a schedule, `step` for each step.
+    `node` is the number of devices in a machine, which are joined by a faster link than machines are. A `gpu` has its
+    own memory, and programs for it are compiled by default. `timings` are measured, if the device is profiled.
     """
 
     name: str
@@ -80,17 +78,16 @@ class Device:
     __repr__ = shortened
 
 
-# What the shares are of. Bekman's table has the best that any shape reaches: A100 271.2 TFLOP/s with 1024 × 5120 ×
-# 10240, H100 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 with tiles and depth counted in. Over a step of training it
-# is less: the one constant here that is fitted is A100's `best`, to the ten rows of the SC21 table, and those of the
-# others are lowered in the same proportion, 0.75 to 0.91.
+# Sources of the shares. Bekman's table has the best of all shapes: A100 271.2 TFLOP/s with 1024 × 5120 × 10240, H100
+# 794.5, B200 1,745; that is 0.91, 0.84 and 0.83 of peak after correcting for tiles and depth. Over a training step it
+# is less: A100's `best`, the only fitted constant here, is fitted to the ten rows of the SC21 table, and the others are
+# lowered in the same proportion, 0.75 to 0.91.
 _PRODUCTS = "S. Bekman, Machine Learning Engineering, compute/accelerator: Maximum Achievable Matmul FLOPS"
 _FITTED = "best: fitted to Narayanan et al., SC21, arXiv 2104.04473, Table 1 (bench/published)"
 _LOWERED = "best: that table, lowered as A100's"
-# 0.90 of peak for 100 MB, 0.75 for 10 MB.
+# The share is 0.90 for 100 MB, 0.75 for 10 MB.
 _STREAMING = "streaming: Isaev et al., Calculon, SC23, systems/a100_80g.json"
-# Estimates: what a tile takes before and after its products, with one pass through memory, is what so many products of
-# its depth take; and what each kernel takes beside its work.
+# Estimates: the prologue and epilogue of a tile, as a depth that takes as long; and the overhead of each kernel.
 _DEPTH, _LAUNCH = 192.0, 4e-6
 
 
@@ -118,8 +115,7 @@ def _gpu(
     )
 
 
-# FLOP/s of products in f32 (TF32's), bf16 and f64, dense, and of other arithmetic in f32. Eight GPUs stand in a DGX or
-# HGX machine.
+# Dense FLOP/s of products in f32 (as TF32), bf16 and f64, and of other f32 arithmetic; a DGX or HGX machine has 8 GPUs.
 _A100 = (156e12, 312e12, 19.5e12, 19.5e12)
 _H100 = (494.7e12, 989.4e12, 67e12, 67e12)
 _B200 = (1.1e15, 2.25e15, 37e12, 75e12)
@@ -142,7 +138,7 @@ DEVICES = {
 
 
 def device_of(mesh: Mesh | None) -> Device:
-    """The device that a mesh declares; this machine's processor where it declares none."""
+    """The device that a mesh declares; the preset `cpu` if it declares none."""
     if mesh is None or mesh.device is None:
         return DEVICES["cpu"]
     call = mesh.device

@@ -1,8 +1,7 @@
-"""Links between ranks: bandwidth and latency, as tables of records.
+"""Links between ranks: tables of bandwidth and latency.
 
-Presets are what makers publish and the shares of it that NCCL has been measured to reach. A network is reached through
-the ports of a machine: the ranks of one group that stand in one machine use their ports together, groups share what
-there is.
+Presets combine published bandwidths with the shares of them that NCCL has been measured to reach. A machine reaches a
+network through its ports: ranks of one group in one machine use its ports together, and groups share them.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from attrs import evolve, frozen
 
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.record import recorded
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 from partita.dsl.spec import Call, Mesh
 
 
 @frozen
 class Link:
-    """Bandwidth in bytes/s in one direction, as a rank's messages reach it, and latency in seconds of a message; and
-    `post`, seconds for which a rank is busy with posting a message or waiting for it (nothing where a device does that
-    by itself). Collectives may reach less than messages do, and have figures of their own then (0: they have the
-    same). `peak` is the published bandwidth; a machine has `ports` of a network, none of what is inside it. What has
-    one `name` is one wire.
+    """Unidirectional bandwidth in bytes/s, as a rank's messages reach it, and latency of a message in seconds; `post`
+    is the seconds for which a rank is busy posting a message or waiting for it (0 if a device does that itself).
+    Collectives may reach less and then have numbers of their own (0: the same). `peak` is the published bandwidth,
+    `ports` the number of network ports of a machine (0 for links inside it). Links of one `name` are one wire.
     """
 
     name: str
@@ -39,7 +37,7 @@ class Link:
     __repr__ = shortened
 
     def gather(self, parts: int, bytes: float) -> tuple[float, float]:
-        """To gather `bytes` from as many ranks, or to add and scatter them: its latency, and the time that bytes take.
+        """Latency and transfer time of an all-gather of `bytes`, or of a reduce-scatter of as many.
 
         The distance doubles from message to message, and no byte is sent twice (Thakur, Rabenseifner and Gropp 2005;
         NCCL's parallel aggregated trees).
@@ -48,8 +46,8 @@ class Link:
         return (parts - 1).bit_length() * latency, bytes * (parts - 1) / parts / bandwidth
 
     def add(self, parts: int, bytes: float) -> tuple[float, float]:
-        """To sum `bytes` for every rank: twice round a ring or, where that is quicker, up and down a tree: fewer
-        messages after one another, a little more to move (NCCL's double trees).
+        """Latency and transfer time of an all-reduce of `bytes`: around a ring twice or, if faster, up and down a tree,
+        with fewer sequential messages but slightly more traffic (NCCL's double trees).
         """
         latency, bandwidth = self._collective
         ring = 2 * (parts - 1) * latency, 2 * bytes * (parts - 1) / parts / bandwidth
@@ -57,7 +55,7 @@ class Link:
         return min(ring, tree, key=sum)
 
     def exchange(self, parts: int, bytes: float) -> tuple[float, float]:
-        """To send parts of the `bytes` that a rank holds to every other: all messages are under way at once."""
+        """Latency and transfer time of an all-to-all of `bytes` on each rank: all messages are in flight at once."""
         latency, bandwidth = self._collective
         return latency, bytes * (parts - 1) / parts / bandwidth
 
@@ -73,18 +71,18 @@ def _link(name: str, peak: float, reached: float, latency: float, *sources: str,
     return Link(name, peak * reached, latency, peak=peak, ports=ports, sources=sources)
 
 
-# Shares that NCCL reaches, by bus bandwidth of large messages.
+# Shares that NCCL reaches, as bus bandwidth of large messages.
 _NVLINK3 = "an all-reduce of 8 A100: 232.5 of 300 GB/s (github.com/NVIDIA/nccl-tests/issues/175)"
 _NVLINK4 = "370 of 450 GB/s (github.com/NVIDIA/nccl-tests/issues/212)"
 _HDR = "192 of 200 GB/s over 8 ports of a DGX A100 (github.com/NVIDIA/nccl/issues/812)"
 _NDR = "46 to 48 of 50 GB/s a port (github.com/NVIDIA/nccl-tests/issues/290)"
 
-# Latencies: of one message after another, `hwLat` of Ring by LL128 and Simple (NVLink 1.9 and 3.4 µs, network 4 and
-# 14), rounded between.
+# Latencies of sequential messages: between `hwLat` of Ring with LL128 and with Simple (NVLink 1.9 and 3.4 µs, network 4
+# and 14 µs), rounded.
 _NCCL = "latency: github.com/NVIDIA/nccl, src/graph/tuning.cc"
 
-# NVLink: all of a GPU's in one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one of
-# 100 Gb/s for each machine.
+# NVLink: all links of a GPU, one direction. PCIe: x16, one direction. InfiniBand: one port for each GPU. Ethernet: one
+# port of 100 Gb/s for each machine.
 LINKS = {
     link.name: link
     for link in (
@@ -103,8 +101,8 @@ LINKS = {
 
 
 def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
-    """The link along a mesh axis, for groups of ranks or (`pairs`) for messages from one to another; through this
-    machine's memory where none is declared.
+    """The link along a mesh axis, for groups of ranks or (`pairs`) for messages between two ranks; `memory` if none is
+    declared.
     """
     call: Call | None = mesh.links.get(axis) if mesh and axis else None
     if mesh is None or axis is None or call is None:
@@ -122,7 +120,7 @@ def link_of(mesh: Mesh | None, axis: str | None, pairs: bool = False) -> Link:
 
 
 def _together(mesh: Mesh, axis: str, node: int) -> int:
-    """How many ranks of a group along an axis stand in one machine, and have others in other machines."""
+    """The number of ranks of a group along an axis that share a machine, if the group spans machines; else 1."""
     names = [name for name, _ in mesh.axes]
     size, stride = mesh.size(axis), prod(size for _, size in mesh.axes[names.index(axis) + 1 :])
     inside = max(1, node // stride)

@@ -1,8 +1,8 @@
-"""What operations take on a device, in seconds.
+"""Times of operations on a device, in seconds.
 
-On a profiled device, what was measured of operations like it. On others a roofline: the greater of arithmetic over the
-FLOP/s that are reached and of bytes moved over the bandwidth that is reached. Where torch compiles the program, what
-stands between two products is one kernel: only what enters it and what leaves it moves through memory.
+On a profiled device they are interpolated between measurements; on others they follow a roofline: the maximum of
+compute time and memory time, at the throughput and bandwidth that are reached. If torch compiles the program, the
+operations between two matrix products are one kernel, and only its inputs and outputs move through memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from partita.compiler.analysis.liveness import roots
+from partita.compiler.codegen.sums import accumulated
 from partita.compiler.costs.devices import Device
-from partita.compiler.emission.sums import accumulated
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.ops.op import Kernel, Op
 
@@ -20,13 +20,13 @@ FLOATS = ("f32", "bf16", "f64")
 
 
 def takes_no_time(op: Op) -> bool:
-    """Whether no kernel runs for an operation. What sends and what communicates takes time of a link."""
+    """Whether an operation runs no kernel. Sends, receives and collectives take time on a link."""
     return op.is_view or op.literal is not None or op.sends or op.receives
 
 
 def kernel_of(node: Node, added: bool = False) -> tuple[Kernel, str] | None:
-    """What a node is known by to the timings of a device, and its dtype; None for what takes no time. `added`: its
-    result goes straight into an accumulator.
+    """The kernel of a node, as a device's timings name it, and its dtype; None if it takes no time. `added`: it adds
+    its result into an accumulator.
     """
     if takes_no_time(node.op) or node.op.communicates:
         return None
@@ -59,9 +59,7 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
 
 
 def product_flops(graph: Graph) -> float:
-    """FLOPs of the products of a graph, whether matrix products or attention's. Scores that attention's gradient makes
-    again are not counted.
-    """
+    """FLOPs of a graph's matrix products, including attention's, without recomputed scores."""
     return sum(
         node.op.product_flops([value.type for value in node.inputs], [value.type for value in node.outputs])
         for node in graph.nodes
@@ -71,9 +69,9 @@ def product_flops(graph: Graph) -> float:
 def timed(
     nodes: Sequence[Node], device: Device, compiled: bool = False, keep: Collection[Value] = ()
 ) -> Iterator[tuple[Node, float]]:
-    """Nodes that run one after the other, with their times: what is `compiled` into one kernel has it at its first.
-    `keep` outlives them. What is added where it is made takes no time of its own; of collectives that is up to the
-    caller.
+    """Nodes that run in order, with their times; a kernel that is fused (`compiled`) has its time at its first node.
+    `keep` outlives them. An accumulation into which its producer adds directly takes no time of its own; the times of
+    collectives are left to the caller.
     """
     adding = accumulated(nodes, ())
     added = set(adding.values())
@@ -86,7 +84,7 @@ def timed(
 
 
 def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> dict[Node, float]:
-    """The times of kernels, at their first nodes, and nothing at the others that they hold."""
+    """The times of fused kernels at their first nodes, and 0 at their other nodes."""
     behind = roots(nodes)
     uses = Counter(behind.get(value, value) for node in nodes if not node.op.is_view for value in node.inputs)
     uses.update(behind.get(value, value) for value in keep)
@@ -122,7 +120,7 @@ def _kernels(nodes: Sequence[Node], device: Device, keep: Collection[Value]) -> 
 
 
 def _together(run: Sequence[Node], device: Device, behind: Mapping[Value, Value], uses: Counter[Value]) -> float:
-    """One kernel: it reads once what it has not made, and writes what is read elsewhere."""
+    """The time of one fused kernel: it reads each outside tensor once and writes what is read elsewhere."""
     made = {value for node in run for value in node.outputs}
     own: Counter[Value] = Counter()
     read: dict[Value, int] = {}

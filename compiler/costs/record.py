@@ -1,8 +1,8 @@
-"""What `partita profile` writes of a machine and `profile("machine.json")` reads: a device, a link, and timings.
+"""Profiles of machines, as `partita profile` writes and `profile("machine.json")` reads: device, link and timings.
 
 JSON: `{"records": [{"ranks": 2, "device": {…}, "link": {…}, "timings": [[kernel, dtype, [feature, …], work, seconds],
 …]}]}`; keys are the fields of `Record`, `Device` and `Link`, and a timing has the fields of `Timing` in their order.
-Ranks that share a machine share its caches, its memory and its power, so each number of them has a record.
+Ranks on one machine share its caches, memory and power, so each number of ranks has a record.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from attrs import define, field, frozen
 
 from partita.compiler.ops.op import Kernel
-from partita.dsl.brief import shortened
 from partita.dsl.diagnostic import refuse
 from partita.dsl.limits import NAME_CHARACTERS
+from partita.dsl.reprs import shortened
 from partita.dsl.source import Source
 from partita.dsl.spec import Call
 
-# How many of the nearest timings are asked.
+# The number of nearest timings to interpolate between.
 NEAREST = 4
 
 
 @frozen
 class Timing:
-    """What an operation took: seconds of a kernel with these features, which does `work` (FLOPs or bytes)."""
+    """A measurement: seconds of a kernel with these features, which does `work` (FLOPs or bytes)."""
 
     kernel: str
     dtype: str
@@ -39,8 +39,8 @@ class Timing:
 
 @define(eq=False)
 class Timings:
-    """Timings, asked for what lies between them: the time for each unit of work is interpolated between the nearest, in
-    the space of the features' logarithms.
+    """Timings, interpolated: the time for each unit of work is averaged over the nearest, in the log space of
+    features.
     """
 
     all: tuple[Timing, ...] = ()
@@ -49,14 +49,14 @@ class Timings:
     __repr__ = shortened
 
     def seconds(self, kernel: Kernel, dtype: str) -> float | None:
-        """The time of a kernel; None where no timing is like it."""
+        """The time of a kernel; None if no timing has its name, dtype and number of features."""
         key = dtype, kernel
         if key not in self._found:
             self._found[key] = self._interpolated(kernel, dtype)
         return self._found[key]
 
     def _interpolated(self, kernel: Kernel, dtype: str) -> float | None:
-        # Another version may have known a kernel by more features.
+        # Another version may have profiled this kernel with other features.
         alike = kernel.name, dtype, len(kernel.features)
         found = [each for each in self.all if (each.kernel, each.dtype, len(each.features)) == alike]
         if not found:
@@ -77,7 +77,7 @@ def _logarithms(features: tuple[float, ...]) -> tuple[float, ...]:
 
 @frozen(eq=False)
 class Record:
-    """A machine as it was profiled with so many ranks at work on it: what `Device` and `Link` are made of; timings."""
+    """The profile of a machine with `ranks` ranks running on it: arguments of `Device` and `Link`, and timings."""
 
     ranks: int
     device: Mapping[str, Any]
@@ -85,7 +85,7 @@ class Record:
     timings: Timings
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `read` reads."""
+        """The object that `read` parses."""
         return {
             "ranks": self.ranks,
             "device": self.device,
@@ -98,23 +98,23 @@ class Record:
 
 
 def _short(value: float) -> float:
-    """A whole number as it is; of others six digits, which is more than is known."""
+    """Integers unchanged; others to six digits, which exceeds their accuracy."""
     return int(value) if value.is_integer() else float(f"{value:.6g}")
 
 
-# What is measured of a device.
+# The measured fields of a device and a link.
 DEVICE = {"name": str, "gpu": bool, "flops": dict, "memory": int} | dict.fromkeys(
     ("bandwidth", "streaming", "launch", "action", "step"), float
 )
 LINK = dict.fromkeys(("bandwidth", "latency", "post", "collective_bandwidth", "collective_latency"), float)
 _MAY_BE_NOTHING = ("launch", "action", "step", "post", "latency", "collective_latency")
-# Smaller ones are slips, and would make sums of seconds infinite.
+# Smaller numbers are mistakes, and would make sums of seconds infinite.
 _LEAST, _MOST = 1e-15, 1e30
 
 
 @cache
 def read(text: str) -> tuple[Record, ...]:
-    """The records that a text holds, by ascending ranks. ValueError with what is wrong with it."""
+    """The records in a text, by ascending ranks. Raises ValueError if it is invalid."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -149,8 +149,8 @@ def _timing(found: object) -> Timing:
 
 
 def recorded(call: Call, ranks: int) -> Record:
-    """The record that a call of `profile(…)` names, for so many ranks: that of most ranks that are no more, or else the
-    first. Refused: E0413.
+    """The record that a call of `profile(…)` names, for `ranks` ranks: the one with the most ranks up to that number,
+    or else the first. Raises Refused (E0413).
     """
     source: Source = call.arguments["path"]
     try:
@@ -174,7 +174,7 @@ def _checked(found: object, wanted: Mapping[str, type], what: str) -> dict[str, 
 
 
 def _number(value: object, what: str) -> float:
-    """Not so small or large that sums end in nothing or in infinity; what is divided by is above nothing."""
+    """A number in a range in which sums neither vanish nor overflow; divisors must be positive."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
         raise ValueError(f"{what} must be a non-negative number")
     if value < _LEAST and (value or what.strip("`") not in _MAY_BE_NOTHING):

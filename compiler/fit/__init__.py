@@ -1,1 +1,1 @@
-"""What is searched for by what it costs: the order of a schedule, and what is computed again."""
+"""Searches by cost: the order of a schedule, and what is recomputed."""

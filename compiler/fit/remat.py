@@ -1,13 +1,12 @@
-"""What `recompute auto` computes again: as little as lets every rank's memory bound fit its device; nothing where it
-fits by itself.
+"""What `recompute auto` recomputes: no more than makes every rank's memory bound fit its device.
 
-Candidates are calls of blocks (and repeats) that stand in a turn of an outermost repeat, then whole turns. Those of a
-rank are taken in order of what they cost in time for each byte that they save, by the cost model and as the program
-without them holds it; how many, is found by bisection on the bound of the program compiled with them. Ranks do not
-change each other's memory, so that all are bisected at once: a program is compiled a logarithmic number of times.
+Candidates are calls of blocks (and repeats) in an iteration of an outermost repeat, then whole iterations. A rank's
+candidates are taken in order of their cost in time for each byte saved, by the cost model, in the program without
+recomputation. How many are taken is found by bisection on the bound of the program compiled with them. Ranks do not
+change each other's memory, so all are bisected at once, and a logarithmic number of programs is compiled.
 
-Where even all of them are not enough, all are taken. A schedule that is searched for fits by itself, at the cost of its
-bubble; where no order does, the turns are computed again and it is searched for anew.
+If even all of them are not enough, all are taken. A searched schedule fits by itself, at the cost of its bubble; if no
+order does, all iterations are recomputed and the search is repeated.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from partita.compiler.analysis.memory import peak_memory
 from partita.compiler.analysis.traffic import launch_seconds
 from partita.compiler.costs.nodes import seconds
 from partita.compiler.graph import Node, Phase
-from partita.compiler.lowering.placement import turn_of
 from partita.compiler.ops.collective import Collective
+from partita.compiler.passes.place import iteration_of
+from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.schedules.schedule import peak_live
-from partita.compiler.sharding.moves import Moves
 from partita.compiler.state import Differentiated, Scheduled
 from partita.dsl.diagnostic import Refused
 
-# The code of a schedule that finds no order within its memory.
+# The error of a schedule search that finds no order within its memory.
 NO_ORDER = "E0505"
 _BACKWARD = (Phase.BACKWARD, Phase.WEIGHT)
 
 
 @define
 class _Candidate:
-    """A call of a block, or a turn: what it costs to compute it again, and what that saves of each microbatch."""
+    """A call of a block, or a `whole` iteration: the seconds to recompute it, and what it saves per microbatch."""
 
     path: str
     whole: bool
@@ -45,12 +44,12 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Blocks first, then what is cheapest for each byte."""
+        """Blocks first, then by seconds for each byte."""
         return self.whole, self.seconds / (self.bytes * self.live)
 
 
 def fitted(state: Differentiated, run: Callable[[Differentiated], Scheduled]) -> Scheduled:
-    """What `run` makes of a state, with as little computed again as memory asks for.
+    """The result of `run` for a state, with as little recomputed as memory requires.
 
     Raises Refused as `run` does.
     """
@@ -59,7 +58,7 @@ def fitted(state: Differentiated, run: Callable[[Differentiated], Scheduled]) ->
     except Refused as refused:
         if [each.code for each in refused.diagnostics] != [NO_ORDER]:
             raise
-        return run(evolve(state, again=_turns(state)))
+        return run(evolve(state, again=_iterations(state)))
     limit = _limit(first)
     excess = _over(first, limit)
     if not any(excess):
@@ -70,7 +69,7 @@ def fitted(state: Differentiated, run: Callable[[Differentiated], Scheduled]) ->
 
     def taken(counts: Iterable[int]) -> Scheduled:
         paths = {path for own, count in zip(candidates, counts, strict=True) for path in own[:count]}
-        # What stands in a turn that is taken as a whole goes with it.
+        # A whole iteration includes the candidates in it.
         within = {path for path in paths if path.rpartition(".")[0] in paths}
         return run(evolve(state, again=frozenset(paths - within)))
 
@@ -84,9 +83,9 @@ def fitted(state: Differentiated, run: Callable[[Differentiated], Scheduled]) ->
     return taken(most)
 
 
-def _turns(state: Differentiated) -> frozenset[str]:
+def _iterations(state: Differentiated) -> frozenset[str]:
     repeats = [scope for scope in state.joint.scopes if scope.repeat]
-    return frozenset(f"{scope.path}.{turn}" for scope in repeats for turn in range(scope.turns or 0))
+    return frozenset(f"{scope.path}.{iteration}" for scope in repeats for iteration in range(scope.iterations or 0))
 
 
 def _limit(state: Differentiated) -> float:
@@ -95,7 +94,7 @@ def _limit(state: Differentiated) -> float:
 
 
 def _over(state: Scheduled, limit: float) -> list[bool]:
-    """Of each rank of the pipeline, whether it needs more than there is."""
+    """For each rank of the pipeline, whether it exceeds the limit."""
     return [peak_memory(state, rank) > limit for rank in state.plan.ranks]
 
 
@@ -119,17 +118,17 @@ def candidates_of(state: Scheduled) -> list[list[str]]:
 def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str]) -> list[_Candidate]:
     """The candidates among a stage's nodes that save anything, in program order."""
     nodes = tuple(nodes)
-    moves, behind = Moves(state.mesh), roots(nodes)
+    resharding, behind = Resharding(state.mesh), roots(nodes)
     later = {behind.get(value, value) for node in nodes if node.phase in _BACKWARD for value in node.inputs}
     forward = [node for node in nodes if node.phase is Phase.FORWARD]
     found: dict[str, _Candidate] = {}
     for whole in (False, True):
-        home = {value: _instance(node.scope, repeats, whole) for node in forward for value in node.outputs}
+        instance = {value: _instance(node.scope, repeats, whole) for node in forward for value in node.outputs}
         leaving = {
             behind.get(value, value)
             for node in forward
             for value in node.inputs
-            if home.get(value) != _instance(node.scope, repeats, whole)
+            if instance.get(value) != _instance(node.scope, repeats, whole)
         }
         for node in forward:
             path = _instance(node.scope, repeats, whole)
@@ -137,7 +136,7 @@ def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str
                 continue
             own = found.setdefault(path, _Candidate(path, whole))
             if isinstance(node.op, Collective):
-                own.seconds += sum(launch_seconds(moves, node, node.op))
+                own.seconds += sum(launch_seconds(resharding, node, node.op))
             else:
                 own.seconds += seconds(node, state.device)
             own.bytes += sum(v.type.bytes for v in node.outputs if v in later and v not in leaving)
@@ -145,9 +144,9 @@ def _of_stage(state: Scheduled, nodes: Iterable[Node], repeats: Mapping[str, str
 
 
 def _instance(scope: str, repeats: Mapping[str, str], whole: bool) -> str | None:
-    """The turn that a scope stands in, or what stands in that turn and holds the scope."""
-    turn = turn_of(f"{scope}.", repeats)
-    if turn is None or whole:
-        return turn
-    inner = scope[len(turn) + 1 :].split(".")[0]
-    return f"{turn}.{inner}" if inner else None
+    """The iteration that contains a scope, or the call in that iteration that contains it."""
+    iteration = iteration_of(f"{scope}.", repeats)
+    if iteration is None or whole:
+        return iteration
+    inner = scope[len(iteration) + 1 :].split(".")[0]
+    return f"{iteration}.{inner}" if inner else None

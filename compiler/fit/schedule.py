@@ -1,9 +1,9 @@
-"""The schedule of a program: made with its costs and, where it is searched for, within its memory.
+"""Makes the schedule of a program with its costs and, if it is searched for, within its memory.
 
-What a rank has for microbatches in flight is the limit (the device's memory, or the schedule's own argument) less
+The limit of a rank for microbatches in flight is its memory (the device's, or the schedule's own argument) minus
 everything else that it holds, counted on a program of the same stages that runs one microbatch after the other. The
-program with the schedule found is then counted as a whole; where it exceeds the limit after all (by transfers in
-flight, say), the search has so much less.
+program with the schedule found is then counted as a whole; if it still exceeds the limit (because of transfers in
+flight, say), the search is repeated with that much less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import evolve
 
 from partita.compiler.analysis.memory import peak_memory, room
 from partita.compiler.analysis.time import costs_of
-from partita.compiler.emission.plan import plan_step
+from partita.compiler.codegen.plan import plan_step
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement
 from partita.compiler.schedules.forward_only import FORWARD_ONLY
 from partita.compiler.schedules.generator import SCHEDULES, own_arguments
@@ -27,12 +27,12 @@ from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 
-# How often a search may find that more memory is in use than it was told.
+# How often a search is repeated because its program needs more memory than estimated.
 _ATTEMPTS = 4
 
 
 def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
-    """The plan with a schedule. Raises Refused where the schedule breaks a law (E0501 to E0504)."""
+    """The plan with a schedule. Raises Refused if the schedule breaks an invariant (E0501 to E0504)."""
     plan = plan_step(
         state.forward,
         state.partitioned,
@@ -50,7 +50,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
 def scheduled(state: Partitioned) -> Scheduled:
     """A partitioned program with its schedule; for evaluation, the forward-only order of its stages.
 
-    Raises Refused: E0505, E0506 for what the schedule cannot serve, E0501 to E0504 for one that breaks a law.
+    Raises Refused: E0505, E0506 for what the schedule does not support, E0501 to E0504 if it breaks an invariant.
     """
     call = state.schedule_call.call
     span = call.span or state.schedule_call.span
@@ -74,7 +74,7 @@ def _searched(
     limit: float,
     span: Span | None,
 ) -> Scheduled:
-    """The schedule, `made` within the memory of its conditions, with which no rank exceeds a limit."""
+    """The schedule, from `made` within a memory limit, with which no rank exceeds `limit`."""
     beside = cache(lambda placement: _beside(state, placement))
 
     def within(bytes: float) -> Callable[[Placement], Memory]:
@@ -99,8 +99,8 @@ def _searched(
 
 
 def _beside(state: Partitioned, placement: Placement) -> Memory:
-    """What microbatches keep on each stage, and as the limit of each rank what it would have without any memory: less
-    than nothing, by all that it holds beside microbatches in flight.
+    """What microbatches keep on each stage; and, as each rank's limit, the room that a limit of zero leaves: negative,
+    by all that it holds in addition to microbatches in flight.
     """
     schedule = one_by_one(placement, state.microbatches)
     trial = planned_with(state, schedule)

@@ -1,9 +1,9 @@
-"""The primitive operations, one class each: every module of this folder, registered by name in `OPS`.
+"""The primitive operations, one class each: all modules of this folder, registered by name in `OPS`.
 
-An operation of the language takes three files: the rule that gives it a type, in `partita.dsl.rules`; the operation
-here, under the function's name, whose fields are the options that the rule returns; and its kernel in
-`partita.runtime.kernels`, if one expression over torch is not enough. A function that takes several operations has a
-lowering too, in `partita.compiler.lowering.functions`.
+A new operation of the language takes three files: the rule that types it, in `partita.dsl.rules`; the operation here,
+under the function's name, whose fields are the options that the rule returns; and its kernel in
+`partita.runtime.kernels`, unless one torch expression is enough. A function that takes several operations also has a
+lowering, in `partita.compiler.passes.functions`.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ from partita.compiler.ops.op import Op
 
 
 def __getattr__(name: str) -> dict[str, type[Op]]:
-    """`OPS`, with the modules of this folder imported when it is first asked for: a file is checked without them."""
+    """Imports the modules of this folder on first access to `OPS`: checking a file does not need them."""
     if name != "OPS":
         raise AttributeError(name)
     for module in iter_modules(__path__):

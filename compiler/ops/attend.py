@@ -1,4 +1,4 @@
-"""Softmax attention as a whole, with its gradient: scores are never kept."""
+"""Softmax attention as one operation, and its gradient. Scores are never kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Way, accumulation, agree, broadcast, op, permuted, wide_bytes
+from partita.compiler.ops.op import (
+    Argument,
+    Kernel,
+    ShardingRule,
+    accumulation,
+    agree,
+    broadcast,
+    op,
+    permuted,
+    wide_bytes,
+)
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.dsl.types import Type
 
@@ -16,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class _Attention(Positioned):
-    """What attention and its gradient share. Operands: q, k, v, then mask and bias where present.
+    """What attention and its gradient share. Operands: q, k, v, then mask and bias if present.
 
-    In self attention queries may be split along `over` while keys and values are whole: a causal one must know where
-    its queries begin.
+    In self-attention, queries may be sharded along `over` with keys and values replicated; causal attention must then
+    know the position of its first query.
     """
 
     over: str
@@ -31,23 +41,23 @@ class _Attention(Positioned):
     fusible = False
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
-        """Those of all its products."""
+        """Products of other shapes than a single matrix product's."""
         return ()
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Positions, where only earlier keys are seen."""
+        """Positions, if causal."""
         return (self.over,) if self.causal else ()
 
     def _check(self, q: Type, *others: Type) -> None:
-        """Sizes agree, but for queries' own positions."""
+        """Sizes must match, except for the queries' own positions."""
         assert agree(q.without([self.over]), *others), (self, q, others)
 
     def _orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
-        """Axes of q in three groups: batch axes that k or v have too; further ones; and the query position.
+        """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.
 
-        In self attention the position is `over`. Otherwise queries stand along every axis that k and v lack, of
-        which the longest is taken as the position; the rest are batch axes along which k and v repeat.
+        In self-attention the position is `over`. Otherwise every axis that k and v lack holds queries: the longest is
+        taken as the position, and the rest are batch axes along which k and v repeat.
         """
         shared = [n for n in q.names if (k.has(n) or v.has(n)) and n not in (self.over, self.along)]
         own = [n for n in q.names if n not in shared and n not in (self.over, self.along)]
@@ -62,13 +72,12 @@ class _Attention(Positioned):
         return tuple(name for name in q.names if name not in (self.over, self.along))
 
     def _scores(self, types: Sequence[Type]) -> list[str]:
-        """Axes of the scores. In self attention queries and keys share a name, and a mask's or bias's is the keys'."""
+        """Axes of the scores. In self-attention, queries and keys share a name; a mask or bias has it for the keys."""
         shared, own, position = self._orders(*types[:3])
         return [*shared, *own, *("" if name == self.over else name for name in position), self.over]
 
     def _call(self, arguments: Sequence[Argument]) -> str:
-        """Texts of q as [shared, own, position, along], k and v as [shared, over, along], mask and bias as scores,
-        and the numbers of those axes."""
+        """Texts of q, k and v as in `_heads`, of mask and bias with the axes of the scores, and of the options."""
         types = [argument.type for argument in arguments]
         shared, own, position = self._orders(*types[:3])
         texts = [self._heads(arguments)]
@@ -84,7 +93,7 @@ class _Attention(Positioned):
         return text if start == "0" else f"{text}, start={start}"
 
     def _heads(self, arguments: Sequence[Argument]) -> str:
-        """Texts of q as [shared, own, position, along], k and v as [shared, over, along]."""
+        """Texts of q as [shared, own, position, along], and of k and v as [shared, over, along]."""
         q, k, v = arguments[:3]
         shared, own, position = self._orders(q.type, k.type, v.type)
         texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
@@ -97,7 +106,7 @@ class _Attention(Positioned):
         return ", ".join(texts)
 
     def _usual(self, arguments: Sequence[Argument]) -> bool:
-        """Whether q, k and v are [batch, heads, position, along] alike, with queries from the first key on."""
+        """Whether q, k and v are [batch, heads, position, along], with no mask or bias and no query offset."""
         if self.mask or self.bias:
             return False
         q, k, v = (argument.type for argument in arguments)
@@ -107,7 +116,7 @@ class _Attention(Positioned):
         return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By how many queries there are, how many keys each sees, and the axis of the products."""
+        """By the number of queries, the number of keys that each sees, and the size of `along`."""
         q, k = operands[:2]
         along = q.axis(self.along).size
         name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self._scores_bytes(operands))])
@@ -115,14 +124,14 @@ class _Attention(Positioned):
         return Kernel(name, sizes, float(self.flops(operands, results)))
 
     def _scores_bytes(self, operands: Sequence[Type]) -> int:
-        """The size of all scores, where they are made: with a mask or a bias."""
+        """Bytes of all scores, if they are materialized: with a mask or a bias."""
         if not (self.mask or self.bias):
             return 0
         q, k = operands[:2]
         return wide_bytes(q.without([self.along])) * k.axis(self.over).size
 
     def _repeated_bytes(self, operands: Sequence[Type]) -> int:
-        """The size of keys and values repeated along the axes that only queries have."""
+        """Bytes of keys and values repeated along the axes that only queries have."""
         q, k, v = operands[:3]
         _, own, _ = self._orders(q, k, v)
         return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
@@ -134,11 +143,11 @@ class _Attention(Positioned):
 
 @op("attend")
 class Attend(_Attention):
-    """softmax(q·k · scale + bias, masked) · v over axis `over`, products along `along`.
+    """softmax(q·k · scale + bias, masked) · v over axis `over`, with dot products along `along`.
 
-    Operands: q; k and v, which have `over`, `along` and any of q's other axes (those they lack are broadcast:
-    grouped queries); a boolean mask (true: may attend) and a bias, with axes of q and `over`. Results: the
-    attended values (q's axes) and the logarithm of the softmax's denominator, for the gradient.
+    Operands: q; k and v, which have `over`, `along` and any of q's other axes (they are broadcast along those they
+    lack: grouped-query attention); a boolean mask (true: may attend) and a bias, with axes of q and `over`. Results:
+    the attended values (q's axes) and the logarithm of the softmax's denominator, for the gradient.
     """
 
     over: str
@@ -151,28 +160,28 @@ class Attend(_Attention):
     results = ("", "denominator")
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """q's axes; and those without `along`."""
+        """q's type; and its axes without `along`."""
         self._check(*types)
         q = types[0]
         return q, q.without([self.along]).with_dtype(accumulation(q.dtype))
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of q but `along`. If it is `over`, queries are split, and each part reads all keys."""
-        ways = [
-            Way(tuple(name if x.has(name) else None for x in operands), (name, name))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis of q but `along`. Along `over`, queries are sharded and each shard reads all keys."""
+        rules = [
+            ShardingRule(tuple(name if x.has(name) else None for x in operands), (name, name))
             for name in self._split_axes(operands[0])
         ]
         if operands[0].has(self.over):
-            ways.append(Way((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
-        return tuple(ways)
+            rules.append(ShardingRule((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
+        return tuple(rules)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Two products; half of them where causal."""
+        """Two products; half of that if causal."""
         full = 4 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
-        """All."""
+        """All of them."""
         return self.flops(operands, results)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -180,13 +189,13 @@ class Attend(_Attention):
         return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """`attend_gradient`, all at once; the denominator has no cotangent."""
+        """`attend_gradient`, for all operands at once; the denominator has no cotangent."""
         gradient = AttendGradient(self.over, self.along, self.causal, self.scale, self.mask, self.bias)
         results = build.apply_all(gradient, *node.inputs, *node.outputs, d)
         return (*results[:3], *([None] if self.mask else []), *results[3:])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime, and its results in q's order."""
+        """A kernel of the runtime, with results in q's order."""
         names = self._names([argument.type for argument in arguments])
         orders = (results[0].names, results[1].names)
         first = tuple([*names, self.along].index(name) for name in orders[0])
@@ -210,23 +219,23 @@ class AttendGradient(_Attention):
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
-        """q, k, v and the bias if there is one."""
+        """q, k, v, and the bias if there is one."""
         return ("q", "k", "v", "bias") if self.bias else ("q", "k", "v")
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The operands' types."""
+        """The types of the operands."""
         *inputs, o, denominator, d = types
         self._check(*inputs)
         assert agree(types[0], o, denominator, d), types
         bias = (types[3 + self.mask],) if self.bias else ()
         return (*types[:3], *bias)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of q but `along`, where what lacks the axis or is whole gets a partial sum; linear in d."""
-        ways = [Way((*[None] * (len(operands) - 1), SUM), (SUM,) * len(results))]
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis of q but `along`; gradients of operands replicated along it are partial; linear in d."""
+        rules = [ShardingRule((*[None] * (len(operands) - 1), SUM), (SUM,) * len(results))]
         for name in self._split_axes(operands[0]):
-            ways.append(
-                Way(
+            rules.append(
+                ShardingRule(
                     tuple(name if x.has(name) else None for x in operands),
                     tuple(name if x.has(name) else SUM for x in results),
                 )
@@ -234,16 +243,16 @@ class AttendGradient(_Attention):
         if operands[0].has(self.over):
             whole = [None] * (len(operands) - 4)
             sums = [SUM] * (len(results) - 1)
-            ways.append(Way((self.over, *whole, self.over, self.over, self.over), (self.over, *sums)))
-        return tuple(ways)
+            rules.append(ShardingRule((self.over, *whole, self.over, self.over, self.over), (self.over, *sums)))
+        return tuple(rules)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Five products: the scores again, and two for each of the two forward ones."""
+        """Five products: the scores, recomputed, and two for each of the two forward ones."""
         full = 10 * operands[0].elements * operands[1].axis(self.over).size
         return full // 2 if self.causal else full
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
-        """Those of four products of the five: scores are made again."""
+        """Four of the five products: recomputed scores do not count."""
         return self.flops(operands, results) * 4 / 5
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -251,7 +260,7 @@ class AttendGradient(_Attention):
         return 4 * self._scores_bytes(operands) + 2 * self._repeated_bytes(operands)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime, and its results in their operands' orders."""
+        """A kernel of the runtime, with results in their operands' orders."""
         inputs, (o, denominator, d) = arguments[:-3], arguments[-3:]
         types = [argument.type for argument in inputs]
         names = self._names(types)
@@ -267,7 +276,7 @@ class AttendGradient(_Attention):
         shapes = [
             (tuple(type.axis(each).size for each in layout), tuple(map(layout.index, type.names)))
             for layout, type in zip(layouts, results, strict=True)
-        ]  # written as tuples, which Python makes once
+        ]  # emitted as tuples, which Python stores as constants
         if self._usual(inputs):
             orders = tuple(order for _, order in shapes)
             heads = self._heads(inputs)

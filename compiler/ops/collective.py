@@ -1,8 +1,8 @@
-"""Changes of layout along one mesh axis: collectives, and the local steps that need no communication.
+"""Changes of layout along one mesh axis: collectives, and local steps without communication.
 
-Each takes one or more tensors at once (a bucket), and knows for each the states along the mesh axis `over`, of `parts`
-ranks, that it leads from and to. Types are those of one rank. `TRANSITIONS`, at the end, says which operation leads
-from which kind of state to which.
+Each takes one or more tensors (a bucket), and knows the states of each, before and after, along the mesh axis `over` of
+`parts` ranks. Types are local, of one rank. `TRANSITIONS`, at the end, maps kinds of states before and after to
+operations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from partita.compiler.layout import MAX, SUM, State, is_split
-from partita.compiler.ops.op import Argument, Op, Way, op
+from partita.compiler.ops.op import Argument, Op, ShardingRule, op
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 # The states of each tensor along the mesh axis, before and after.
 Ends: TypeAlias = tuple[tuple[State, State], ...]
-# The kind of a state that names an axis. Others are kinds by themselves.
+# The kind of all states that name an axis; other states are their own kinds.
 SPLIT = "split"
-# A local step costs next to nothing, but more than none.
+# A local step costs next to nothing, but not zero: paths prefer fewer steps.
 LOCAL_SECONDS = 1e-9
 
 
 def kind_of(state: State) -> State:
-    """A state, whichever axis is split."""
+    """A state, regardless of which axis is sharded."""
     return SPLIT if is_split(state) else state
 
 
-class Move(Op):
+class Reshard(Op):
     """Base of all changes of layout."""
 
     over: str
     parts: int
     reshards = True
-    # What the name of a value that it makes ends with.
+    # Suffix of its results' names.
     made: ClassVar[str] = "moved"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """The operation for tensors with these ends, which are of one kind."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """The operation for tensors with these ends, which are all of one kind."""
         raise NotImplementedError
 
     @property
@@ -51,7 +51,7 @@ class Move(Op):
 
     @property
     def count(self) -> int:
-        """The number of tensors that travel together."""
+        """The number of tensors in the bucket."""
         return len(self.ends)
 
     @property
@@ -59,8 +59,8 @@ class Move(Op):
         """One for each operand."""
         return ("",) * self.count
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """None: layouts are made of these, not the other way round."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """None: layouts are made of these operations, not the other way round."""
         return ()
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -68,13 +68,11 @@ class Move(Op):
         return 0
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """Of tensors of which a rank holds so many bytes, over the mesh axis's link: the latency, and the time that
-        the bytes take.
-        """
+        """Latency and transfer time over the mesh axis's link, for tensors of which a rank holds `held` bytes."""
         return LOCAL_SECONDS, 0.0
 
 
-class Collective(Move):
+class Collective(Reshard):
     """A change of layout that communicates. Emitted as a start, and a wait before the first use of a result.
 
     `moved` is what each rank sends, in bytes, with ring algorithms (Thakur, Rabenseifner and Gropp 2005).
@@ -85,13 +83,13 @@ class Collective(Move):
 
     @property
     def bucket(self) -> tuple[object, ...]:
-        """Collectives of which this is equal can travel together."""
+        """A key, equal for collectives that can be bucketed."""
         before, after = self.ends[0]
         return self.over, kind_of(before), kind_of(after)
 
     @property
     def combines(self) -> bool:
-        """Whether it makes its results of parts of sums or maxima."""
+        """Whether it reduces partial sums or maxima."""
         return any(before in (SUM, MAX) for before, _ in self.ends)
 
     def moved(self, operands: Sequence[Type]) -> float:
@@ -99,15 +97,15 @@ class Collective(Move):
         raise NotImplementedError
 
     def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """What it sends and what it gets, once more."""
+        """Copies of what it sends and receives."""
         return sum(type.bytes for type in (*operands, *results))
 
     def start(self, arguments: Sequence[Argument]) -> str:
-        """The call of the context that starts it; waiting for it gives a tuple of the results."""
+        """The call on the context that starts it; waiting for it returns a tuple of the results."""
         raise NotImplementedError
 
-    def together(self, others: Sequence[Collective]) -> Move:
-        """All tensors of collectives of this kind (this one among them) in one."""
+    def together(self, others: Sequence[Collective]) -> Reshard:
+        """One bucket of all tensors of these collectives, which are of one kind and include this one."""
         return self.between(self.over, self.parts, tuple(end for other in others for end in other.ends))
 
     def _tensors(self, arguments: Sequence[Argument]) -> str:
@@ -120,7 +118,7 @@ def _positions(arguments: Sequence[Argument], axes: Sequence[str]) -> str:
 
 @op("all_gather")
 class AllGather(Collective):
-    """Every rank gets the whole of `axes[i]` of tensor i, parts in order of the coordinate."""
+    """Every rank gets the full `axes[i]` of tensor i, shards in order of the coordinate."""
 
     over: str
     parts: int
@@ -128,13 +126,13 @@ class AllGather(Collective):
     made = "gathered"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """Of the axes that are split before."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """Gathers the axes that are sharded before."""
         return cls(over, parts, tuple(str(before) for before, _ in ends))
 
     @property
     def ends(self) -> Ends:
-        """From split to whole."""
+        """From sharded to replicated."""
         return tuple((axis, None) for axis in self.axes)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -143,11 +141,11 @@ class AllGather(Collective):
         return tuple(type.resized(axis, type.axis(axis).size * self.parts) for type, axis in pairs)
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """To gather as much from every rank."""
+        """An all-gather of the result."""
         return link.gather(self.parts, held * self.parts)
 
     def moved(self, operands: Sequence[Type]) -> float:
-        """(N−1) parts."""
+        """K(N−1), for shards of K bytes."""
         return sum(type.bytes for type in operands) * (self.parts - 1)
 
     def start(self, arguments: Sequence[Argument]) -> str:
@@ -157,7 +155,7 @@ class AllGather(Collective):
 
 @op("reduce_scatter")
 class ReduceScatter(Collective):
-    """Every rank gets its part along `axes[i]` of the sum of tensor i."""
+    """Every rank gets its shard along `axes[i]` of the sum of tensor i."""
 
     over: str
     parts: int
@@ -165,22 +163,22 @@ class ReduceScatter(Collective):
     made = "reduced"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """Along the axes that are split after."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """Scatters along the axes that are sharded after."""
         return cls(over, parts, tuple(str(after) for _, after in ends))
 
     @property
     def ends(self) -> Ends:
-        """From parts of a sum to split."""
+        """From partial sum to sharded."""
         return tuple((SUM, axis) for axis in self.axes)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The axis is cut into `parts`."""
+        """The axis is divided by `parts`."""
         pairs = zip(types, self.axes, strict=True)
         return tuple(type.resized(axis, type.axis(axis).size // self.parts) for type, axis in pairs)
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """As to gather it."""
+        """As long as an all-gather of the operand."""
         return link.gather(self.parts, held)
 
     def moved(self, operands: Sequence[Type]) -> float:
@@ -188,7 +186,7 @@ class ReduceScatter(Collective):
         return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
     def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Where ranks themselves add, the parts that they add too."""
+        """Also the exchanged parts, if the ranks do the addition (Gloo)."""
         return super().buffer(operands, results) + sum(type.bytes for type in operands)
 
     def start(self, arguments: Sequence[Argument]) -> str:
@@ -207,21 +205,21 @@ class AllReduce(Collective):
     made = "reduced"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """Of so many sums or maxima."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """Of as many sums, or maxima, as there are ends."""
         return cls(over, parts, len(ends), ends[0][0] == MAX)
 
     @property
     def ends(self) -> Ends:
-        """From parts of a sum, or of a maximum, to the whole."""
+        """From partial sum or maximum to replicated."""
         return ((MAX if self.maximum else SUM, None),) * self.tensors
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same."""
+        """The operands' types."""
         return types
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """To sum it for every rank."""
+        """An all-reduce, by ring or tree."""
         return link.add(self.parts, held)
 
     def moved(self, operands: Sequence[Type]) -> float:
@@ -229,7 +227,7 @@ class AllReduce(Collective):
         return 2 * sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
     def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Where ranks themselves add, each of two or more the parts that it adds too."""
+        """Also the rank's part of the result, at most half of it, if the ranks do the addition (Gloo)."""
         return super().buffer(operands, results) + sum(type.bytes for type in results) // 2
 
     def start(self, arguments: Sequence[Argument]) -> str:
@@ -239,7 +237,7 @@ class AllReduce(Collective):
 
 @op("all_to_all")
 class AllToAll(Collective):
-    """From parts along `source[i]` to parts along `axes[i]`."""
+    """From shards along `source[i]` to shards along `axes[i]`."""
 
     over: str
     parts: int
@@ -247,39 +245,39 @@ class AllToAll(Collective):
     axes: tuple[str, ...]
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """From axes to axes."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """From the axes before to the axes after."""
         return cls(over, parts, tuple(str(before) for before, _ in ends), tuple(str(after) for _, after in ends))
 
     @property
     def ends(self) -> Ends:
-        """From split to split otherwise."""
+        """From sharded along one axis to sharded along another."""
         return tuple(zip(self.source, self.axes, strict=True))
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """One axis `parts` times as long, the other cut."""
+        """One axis is `parts` times as long, the other divided by `parts`."""
         return tuple(
             type.resized(old, type.axis(old).size * self.parts).resized(new, type.axis(new).size // self.parts)
             for type, old, new in zip(types, self.source, self.axes, strict=True)
         )
 
     def seconds(self, held: float, link: Link) -> tuple[float, float]:
-        """To exchange its parts with every rank."""
+        """An exchange with every other rank."""
         return link.exchange(self.parts, held)
 
     def moved(self, operands: Sequence[Type]) -> float:
-        """All but its own share of what it holds."""
+        """K(N−1)/N: everything except its own share."""
         return sum(type.bytes for type in operands) * (self.parts - 1) / self.parts
 
     def start(self, arguments: Sequence[Argument]) -> str:
-        """`c.all_to_all(mesh axis, tensors, gathered dimensions, cut dimensions)`."""
+        """`c.all_to_all(mesh axis, tensors, gathered dimensions, split dimensions)`."""
         gathered, cut = _positions(arguments, self.source), _positions(arguments, self.axes)
         return f"c.all_to_all({self.over!r}, {self._tensors(arguments)}, {gathered}, {cut})"
 
 
 @op("part")
-class Part(Move):
-    """This rank's part along an axis: a view, without communication."""
+class Part(Reshard):
+    """This rank's shard along an axis: a view, without communication."""
 
     over: str
     parts: int
@@ -288,23 +286,23 @@ class Part(Move):
     made = "part"
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
-        """Along the axis that is split after."""
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
+        """Along the axis that is sharded after."""
         ((_, after),) = ends
         return cls(over, parts, str(after))
 
     @property
     def ends(self) -> Ends:
-        """From whole to split."""
+        """From replicated to sharded."""
         return ((None, self.axis),)
 
     @property
     def reads_context(self) -> bool:
-        """The rank's place."""
+        """The rank's coordinate."""
         return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The axis is cut into `parts`."""
+        """The axis is divided by `parts`."""
         return (types[0].resized(self.axis, types[0].axis(self.axis).size // self.parts),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -315,40 +313,40 @@ class Part(Move):
 
 
 @op("once")
-class Once(Move):
-    """The first rank's tensor, zeros on the others: a whole value as a partial sum, so that it counts once."""
+class Once(Reshard):
+    """The tensor on the first rank, zeros on the others: turns a replicated value into a partial sum."""
 
     over: str
     parts: int
 
     @classmethod
-    def between(cls, over: str, parts: int, ends: Ends) -> Move:
+    def between(cls, over: str, parts: int, ends: Ends) -> Reshard:
         """Of one tensor."""
         return cls(over, parts)
 
     @property
     def ends(self) -> Ends:
-        """From whole to parts of a sum."""
+        """From replicated to partial sum."""
         return ((None, SUM),)
 
     @property
     def reads_context(self) -> bool:
-        """The rank's place."""
+        """The rank's coordinate."""
         return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same."""
+        """The operand's type."""
         return types
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A choice by the rank's coordinate; not a product, since what is dropped may be infinite."""
+        """Selects by the rank's coordinate; a product with 0 would turn infinities into NaN."""
         (x,) = arguments
         return f"({x.text} if c.coordinates[{self.over!r}] == 0 else torch.zeros_like({x.text}))"
 
 
-# Every change of layout that is one step: the kind of state before and after, and the operation that leads from the one
-# to the other. From or to anything else it takes several.
-TRANSITIONS: Mapping[tuple[State, State], type[Move]] = {
+# The operation for each change of layout that takes one step, by the kinds of the states before and after. Others take
+# several steps.
+TRANSITIONS: Mapping[tuple[State, State], type[Reshard]] = {
     (SPLIT, None): AllGather,
     (SPLIT, SPLIT): AllToAll,
     (SUM, None): AllReduce,
@@ -359,7 +357,7 @@ TRANSITIONS: Mapping[tuple[State, State], type[Move]] = {
 }
 
 
-def transition(over: str, parts: int, before: State, after: State) -> Move | None:
-    """The operation that leads from one state to another along a mesh axis; None where no single one does."""
+def transition(over: str, parts: int, before: State, after: State) -> Reshard | None:
+    """The operation from one state to another along a mesh axis; None if no single one does it."""
     found = TRANSITIONS.get((kind_of(before), kind_of(after)))
     return None if found is None or before == after else found.between(over, parts, ((before, after),))

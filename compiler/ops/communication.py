@@ -1,39 +1,40 @@
-"""Values that cross between stages: a send on the one side, a receive on the other, joined by the value's name."""
+"""Values that cross between stages: a send on one side, a receive on the other, matched by the value's name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.compiler.ops.op import Argument, Op, Way, op
+from partita.compiler.instructions import Direction
+from partita.compiler.ops.op import Argument, Op, ShardingRule, op
 from partita.dsl.types import Type
 
 
 class Transfer(Op):
-    """Base of both ends of a message: of `value`, in a direction of the pipeline."""
+    """Base of both ends of a message that carries `value` in a direction of the pipeline."""
 
     value: str
-    direction: str
+    direction: Direction
 
     def stages(self, own: int) -> tuple[int, int]:
-        """The stage that sends and the one that receives, if this end is on stage `own`."""
+        """The sending and the receiving stage, if this end is on stage `own`."""
         raise NotImplementedError
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """Not an expression: the runtime takes what is sent from the frame, and puts what arrives there."""
+        """Not an expression: the runtime sends from frame slots and receives into them."""
         raise AssertionError("messages are the runtime's")
 
 
 @op("send")
 class Send(Transfer):
-    """Send the operand, called `value`, to stage `destination`, in a direction of the pipeline."""
+    """Send the operand, named `value`, to stage `destination`."""
 
     value: str
     destination: int
-    direction: str
+    direction: Direction
     results = ()
     sends = True
 
@@ -41,34 +42,34 @@ class Send(Transfer):
         """No result."""
         return ()
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
-        return tuple(Way((name,), ()) for name in operands[0].names)
+        return tuple(ShardingRule((name,), ()) for name in operands[0].names)
 
     def stages(self, own: int) -> tuple[int, int]:
-        """From here."""
+        """From this stage."""
         return own, self.destination
 
 
 @op("receive")
 class Receive(Transfer):
-    """Receive `value`, of a known type, from stage `source`."""
+    """Receive `value`, of type `type`, from stage `source`."""
 
     value: str
     source: int
-    direction: str
+    direction: Direction
     type: Type
     receives = True
     allocates = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """As it was sent."""
+        """The type that was sent."""
         return (self.type,)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
-        return tuple(Way((), (name,)) for name in self.type.names)
+        return tuple(ShardingRule((), (name,)) for name in self.type.names)
 
     def stages(self, own: int) -> tuple[int, int]:
-        """To here."""
+        """To this stage."""
         return self.source, own

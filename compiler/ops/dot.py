@@ -1,4 +1,4 @@
-"""Sums of products over named axes: every matrix product of the graph."""
+"""Sums of products over named axes: all matrix products of the graph."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Op, Way, agree, op, permuted, shape_text
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
-# From so many FLOPs on a product goes through `kernels.matmul`, which chooses a library: for less, oneDNN's 12 µs a
-# call outweigh its speed; where the left matrix lies transposed in memory, which oneDNN copies, for twice as many.
+# FLOPs from which a product goes through `kernels.matmul`, which chooses a library: below, oneDNN's 12 µs a call
+# outweigh its speed. Doubled if the left matrix is transposed in memory, since oneDNN copies it.
 LARGE = 1 << 22
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Dot(Op):
     fusible = False
 
     def fans(self, type: Type) -> tuple[int, int] | None:
-        """What is summed, and the rest."""
+        """The summed elements, and the rest."""
         summed = prod(type.axis(name).size for name in self.over)
         return summed, max(1, type.elements // summed)
 
@@ -45,51 +45,52 @@ class Dot(Op):
         rest = tuple(axis for axis in b.axes if not a.has(axis.name))
         return (Type(a.dtype, a.without(self.over).axes + rest),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of the result; a summed axis, which makes the result partial; either operand partial."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis of the result; a summed axis, which makes the result partial; linear in either operand."""
         a, b = operands
         kept = tuple(
-            Way((name if a.has(name) else None, name if b.has(name) else None), (name,)) for name in results[0].names
+            ShardingRule((name if a.has(name) else None, name if b.has(name) else None), (name,))
+            for name in results[0].names
         )
-        summed = tuple(Way((name, name), (SUM,)) for name in self.over)
-        return (*kept, *summed, Way((SUM, None), (SUM,)), Way((None, SUM), (SUM,)))
+        summed = tuple(ShardingRule((name, name), (SUM,)) for name in self.over)
+        return (*kept, *summed, ShardingRule((SUM, None), (SUM,)), ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A multiplication and an addition for each product."""
         return 2 * prod(operands[0].axis(name).size for name in self.over) * results[0].elements
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
-        """All."""
+        """All of them."""
         return self.flops(operands, results)
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
-        """None of two vectors: their product is a reduction."""
+        """None for a product of two vectors, which is a reduction."""
         return _Plan(self, operands).sizes if results[0].axes else None
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By how many matrices there are, if several, and their rows, depth and columns."""
+        """By the number of matrices, if batched, and their rows, depth and columns."""
         plan = _Plan(self, operands)
         name = "dot.batched" if plan.batch else "dot.turned" if plan.left_is_turned else "dot"
         sizes = (*plan.sizes[3:], *plan.sizes[:3])
         return Kernel(name, tuple(map(float, sizes)), float(self.flops(operands, results)))
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """oneDNN copies a left matrix that lies transposed in memory."""
+        """oneDNN copies a left matrix that is transposed in memory."""
         plan = _Plan(self, operands)
         return operands[0].bytes if plan.left_is_turned and self._large(plan, results) else 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """Two products; each in the order of operands that gives the axes in their own order, if there is one."""
+        """Two products, each with its operands in the order that yields the right order of axes, if one does."""
         a, b = node.inputs
         return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
 
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
-        """Matrices."""
+        """Operands viewed as matrices."""
         plan = _Plan(self, operands)
         return () if plan.batch or not plan.result_axes else plan.views()
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`torch.mm` of matrix views, `torch.bmm` with batch axes."""
+        """`torch.mm` on matrix views; `torch.bmm` with batch axes."""
         plan = _Plan(self, [each.type for each in arguments])
         if not plan.result_axes and not plan.batch:
             order = arguments[0].type.names
@@ -102,13 +103,13 @@ class Dot(Op):
         return permuted(text, plan.product_axes, results[0].names)
 
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
-        """Where dtypes and orders agree."""
+        """If dtype and order of axes match."""
         plan = _Plan(self, operands)
         alike = target.dtype == result.dtype and plan.product_axes == target.names
         return alike and not plan.batch and bool(plan.result_axes)
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
-        """Straight into the accumulator."""
+        """`addmm_` into the accumulator."""
         plan = _Plan(self, [each.type for each in arguments])
         left, right = plan.matrices(arguments)
         rows, columns = plan.matrix_shape
@@ -118,7 +119,7 @@ class Dot(Op):
         return f"{total}.addmm_({left}, {right})"
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """In place: on CPUs that is quicker than `torch.addmm`, which begins with a copy, and rounds as `+` does."""
+        """In place: on CPUs faster than `torch.addmm`, which begins with a copy, and it rounds as `+` does."""
         return f"{self.emit(arguments, results)}.add_({other.text})"
 
     def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
@@ -148,7 +149,7 @@ class _Plan:
         shared = {axis.name for axis in self.batch} | summed
         self.rows = tuple(axis for axis in a.axes if axis.name not in shared)
         self.columns = tuple(axis for axis in b.axes if axis.name not in shared)
-        # The summed axes in the order of the operand that is larger: the other one bears a copy, if there is one.
+        # The summed axes in the larger operand's order: if one must be copied, it is the smaller one.
         larger = a if a.elements >= b.elements else b
         self.depth = tuple(axis for axis in larger.axes if axis.name in summed)
         self.result_axes = self.batch + self.rows + self.columns
@@ -161,26 +162,26 @@ class _Plan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows, depth and columns of the matrices; and how many there are, with batch axes."""
+        """Rows, depth and columns of the matrices; with batch axes, also their number."""
         rows, columns = self.matrix_shape
         return rows, _size(self.depth), columns, *((_size(self.batch),) if self.batch else ())
 
     @property
     def flat(self) -> bool:
-        """Whether the product of the matrices is the result as it is."""
+        """Whether the matrix product is the result without reshaping."""
         return not self.batch and len(self.rows) == len(self.columns) == 1
 
     @property
     def left_is_turned(self) -> bool:
-        """Whether the left operand is a matrix that lies transposed in memory."""
+        """Whether the left operand is a matrix that is transposed in memory."""
         return not self.batch and self._turned(self.a, self.rows, self.depth)
 
     def views(self) -> tuple[str, str]:
-        """What makes the view of each operand that is its matrix, "" where none does; without batch axes."""
+        """For each operand, what views it as its matrix, "" if it must be copied; without batch axes."""
         return self._view(self.a, self.rows, self.depth), self._view(self.b, self.depth, self.columns)
 
     def matrices(self, arguments: Sequence[Argument]) -> tuple[str, str]:
-        """Texts of both operands as matrices (stacks of them with batch axes)."""
+        """Texts of both operands as matrices (stacks of matrices with batch axes)."""
         a, b = arguments
         return self._matrix(a, self.rows, self.depth), self._matrix(b, self.depth, self.columns)
 
@@ -204,14 +205,14 @@ class _Plan:
         return text if len(first) == len(second) == 1 else text + _reshape(first, second)
 
     def _turned(self, type: Type, first: tuple, second: tuple) -> bool:  # type: ignore[type-arg]
-        """Whether a matrix of two groups of axes lies transposed in memory."""
+        """Whether the matrix of two groups of axes is transposed in memory."""
         names = type.names
         straight, turned = ([axis.name for axis in axes] for axes in (first + second, second + first))
         return list(names) == turned and turned != straight
 
 
 def _reshape(*groups: tuple) -> str:  # type: ignore[type-arg]
-    """`.reshape(2, 3)`, to an axis for each group."""
+    """`.reshape(2, 3)`: one axis for each group."""
     return f".reshape{shape_text([_size(axes) for axes in groups])}"
 
 

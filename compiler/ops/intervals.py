@@ -1,4 +1,4 @@
-"""Intervals of integers: where the elements of a tensor lie, by those of the tensors that it is made from."""
+"""Intervals of integers: bounds of a tensor's elements, given those of the tensors that it is computed from."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeAlias
 
-# The least and the greatest number that an integer may be.
+# Lower and upper bound, both inclusive.
 Interval: TypeAlias = tuple[float, float]
 Rule: TypeAlias = Callable[[Sequence[Interval]], Interval]
 ANY: Interval = (-inf, inf)
 
 
 def union(operands: Sequence[Interval]) -> Interval:
-    """All that lies in one of them."""
+    """Covers all of the intervals."""
     return min(low for low, _ in operands), max(high for _, high in operands)
 
 
 def chosen(operands: Sequence[Interval]) -> Interval:
-    """One of all but the first, which is the condition."""
+    """An element of any operand but the first, which is the condition."""
     return union(operands[1:])
 
 
@@ -40,19 +40,19 @@ def total(operands: Sequence[Interval]) -> Interval:
 
 
 def negative(operands: Sequence[Interval]) -> Interval:
-    """Elements negated."""
+    """Negated elements."""
     (a,) = operands
     return -a[1], -a[0]
 
 
 def difference(operands: Sequence[Interval]) -> Interval:
-    """An element of the first less one of the second."""
+    """An element of the first minus one of the second."""
     a, b = operands
     return total((a, negative((b,))))
 
 
 def absolute(operands: Sequence[Interval]) -> Interval:
-    """Elements without their signs."""
+    """Absolute values."""
     (a,) = operands
     low, high = sorted((abs(a[0]), abs(a[1])))
     return (0.0 if a[0] <= 0 <= a[1] else low), high

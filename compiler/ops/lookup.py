@@ -1,4 +1,4 @@
-"""Rows of a table by index, and the reverse: sums of rows into a table."""
+"""Table rows by index, and the reverse: sums of rows into a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, Kernel, Way, agree, op, permuted
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _split(ids: Type, table: Type, over: str) -> tuple[list[str], list[str], list[str]]:
-    """Names of the axes of both, of the ids alone, and of the table alone (`over` aside)."""
+    """Names of the shared axes, those of the ids alone, and those of the table alone except `over`."""
     shared = [name for name in ids.names if table.has(name)]
     own = [name for name in ids.names if not table.has(name)]
     rest = [name for name in table.names if name not in shared and name != over]
@@ -26,8 +26,8 @@ def _split(ids: Type, table: Type, over: str) -> tuple[list[str], list[str], lis
 class Gather(Positioned):
     """`embedding`: for each index in `ids`, the row of `table` along `over`. Axes of both are batch axes.
 
-    Of a table split along `over` each rank looks up what lies in its part, and has zeros for the rest. With `guarded`
-    there are zeros for what lies in none; otherwise there is no such id.
+    If the table is sharded along `over`, each rank looks up the ids of its shard and returns zeros for the others. With
+    `guarded`, ids may be out of range and yield zeros.
     """
 
     over: str
@@ -37,7 +37,7 @@ class Gather(Positioned):
     fusible = False
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
-        """The first operand, along `over`."""
+        """The first operand; it indexes `over`."""
         return 0, operands[1].axis(self.over)
 
     @property
@@ -53,33 +53,32 @@ class Gather(Positioned):
         rest = tuple(a for a in table.axes if a.name != self.over and not ids.has(a.name))
         return (Type(table.dtype, ids.axes + rest),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis of the result; parts of the table, which make the result partial; linear in the table."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis of the result; shards of the table, which make the result partial; linear in the table."""
         ids, table = operands
         kept = tuple(
-            Way((name if ids.has(name) else None, name if table.has(name) else None), (name,))
+            ShardingRule((name if ids.has(name) else None, name if table.has(name) else None), (name,))
             for name in results[0].names
         )
-        return (*kept, Way((None, self.over), (SUM,)), Way((None, SUM), (SUM,)))
+        return (*kept, ShardingRule((None, self.over), (SUM,)), ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None: it copies."""
+        """No arithmetic."""
         return 0
 
-    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """The rows that are read and written, not the table."""
-        moved = float(operands[0].bytes + 2 * results[0].bytes)
-        return Kernel(self.label, (moved,), moved)
+    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Rows read and written, not the whole table."""
+        return operands[0].bytes + 2 * results[0].bytes
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """Rows summed into the table."""
+        """Adds the rows into the table."""
         ids, table = node.inputs
         if not table.type.is_float:
             return None, None
         return None, build.apply(ScatterAdd(self.over, table.type.axes, self.guarded), ids, d)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`embedding` where there are no batch axes, else advanced indexing."""
+        """`embedding` if there are no batch axes, else advanced indexing."""
         ids, table = arguments
         shared, own, rest = _split(ids.type, table.type, self.over)
         rows = permuted(table.text, table.type.names, [*shared, self.over, *rest])
@@ -95,10 +94,10 @@ class Gather(Positioned):
 
 @op("scatter_add")
 class ScatterAdd(Positioned):
-    """The gradient of `gather`: a table of zeros with each row of `d` added where its index says.
+    """The gradient of `gather`: a table of zeros with each row of `d` added at its index.
 
-    Into a part of the table along `over` each rank adds the rows that belong there. With `guarded` some may belong
-    nowhere.
+    If the table is sharded along `over`, each rank adds the rows of its shard. With `guarded`, ids may be out of range
+    and their rows are dropped.
     """
 
     over: str
@@ -109,7 +108,7 @@ class ScatterAdd(Positioned):
 
     @property
     def reads_context(self) -> bool:
-        """The device, of zeros."""
+        """For the device of the zeros."""
         return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -118,34 +117,36 @@ class ScatterAdd(Positioned):
         assert agree(*types, result), (self, types)
         return (result,)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Batch axes and the table's own; an axis that is summed, which makes the result partial; linear in d.
 
-        Parts of the table need all ids and rows.
+        Sharding the table along `over` needs all ids and rows.
         """
         ids = operands[0]
         table = results[0]
-        kept = tuple(Way((name if ids.has(name) else None, name), (name,)) for name in table.names if name != self.over)
-        parts = Way((None, None), (self.over,))
-        summed = tuple(Way((name, name), (SUM,)) for name in ids.names if not table.has(name))
-        return (*kept, *summed, parts, Way((None, SUM), (SUM,)))
+        kept = tuple(
+            ShardingRule((name if ids.has(name) else None, name), (name,)) for name in table.names if name != self.over
+        )
+        parts = ShardingRule((None, None), (self.over,))
+        summed = tuple(ShardingRule((name, name), (SUM,)) for name in ids.names if not table.has(name))
+        return (*kept, *summed, parts, ShardingRule((None, SUM), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """An addition for each element of the rows."""
+        """One addition for each element of the rows."""
         return operands[1].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """Sums into zeros."""
+        """Adds into zeros."""
         (table,) = results
         zeros = f"torch.zeros({table.shape}, dtype={TORCH_DTYPES[table.dtype]}, device=c.device)"
         return self._added(zeros, table, arguments)
 
     def adds_to(self, target: Type, operands: Sequence[Type], result: Type) -> bool:
-        """Whatever its dtype and the order of its axes."""
+        """Any dtype and order of axes."""
         return True
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
-        """Sums into the accumulator."""
+        """Adds into the accumulator."""
         return self._added(target.text, target.type, arguments)
 
     def _added(self, target: str, table: Type, arguments: Sequence[Argument]) -> str:

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of the right class, the heart of cross-entropy, and its parts over split classes."""
+"""Negative log-likelihood of the target class, the core of cross-entropy, and its primitives for sharded classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Op, Way, accumulation, agree, as_tensor, op, permuted, wide_bytes
+from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, as_tensor, op, permuted, wide_bytes
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @op("nll")
 class NegativeLogLikelihood(Op):
-    """log(sum(exp(logits))) less the target's logit, over the classes `over`; and that logarithm, for the gradient.
+    """log(sum(exp(logits))) − the target's logit, over the classes `over`; and that logarithm, for the gradient.
 
-    Operands: logits and integer targets with the logits' other axes. Results in f32 at least. With `guarded` a target
-    may be no class: then its logit counts as zero.
+    Operands: logits, and integer targets with the logits' other axes. Results in f32 at least. With `guarded`, targets
+    may be out of range; their logit counts as zero.
     """
 
     over: str
@@ -30,7 +30,7 @@ class NegativeLogLikelihood(Op):
     results = ("", "denominator")
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
-        """The targets, along the classes."""
+        """The targets, which index the classes."""
         return 1, operands[0].axis(self.over)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -40,14 +40,14 @@ class NegativeLogLikelihood(Op):
         result = targets.with_dtype(accumulation(logits.dtype))
         return result, result
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but the classes."""
-        return tuple(Way((name, name), (name, name)) for name in operands[1].names)
+        return tuple(ShardingRule((name, name), (name, name)) for name in operands[1].names)
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """Over split classes: their maximum, then two sums, which stand side by side so that they can travel together.
+        """Over sharded classes: their maximum, then two sums, next to each other so that they can be bucketed.
 
-        All are of the results' size: logits stay where they are (Megatron-LM, arXiv 1909.08053 §3).
+        All have the size of the results; logits are not communicated (Megatron-LM, arXiv 1909.08053 §3).
         """
         if axis != self.over:
             return None
@@ -64,7 +64,7 @@ class NegativeLogLikelihood(Op):
         return 10 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The logarithms of all likelihoods, and wide logits."""
+        """Log-probabilities, and logits in the accumulation dtype if that is another."""
         return wide_bytes(operands[0]) * (1 if operands[0].dtype == accumulation(operands[0].dtype) else 2)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
@@ -74,7 +74,7 @@ class NegativeLogLikelihood(Op):
         return build.apply(gradient, d, logits, targets, node.outputs[1]), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime; classes last."""
+        """A kernel of the runtime, with classes last."""
         logits, targets = arguments
         text = permuted(logits.text, logits.type.names, [*targets.type.names, self.over])
         return f"kernels.nll({text}, {targets.text}{', guarded=True' if self.guarded else ''})"
@@ -84,7 +84,7 @@ class NegativeLogLikelihood(Op):
 class NegativeLogLikelihoodGradient(Positioned):
     """`d * (softmax(logits) - one_hot(targets))`. Operands: d, logits, targets, denominator.
 
-    With `guarded` some targets may be no class.
+    With `guarded`, targets may be out of range.
     """
 
     over: str
@@ -97,29 +97,33 @@ class NegativeLogLikelihoodGradient(Positioned):
         return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The logits'."""
+        """The logits' type."""
         assert agree(*types), (self, types)
         return (types[1],)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear in d."""
-        kept = tuple(Way((name, name, name, name), (name,)) for name in operands[2].names)
-        return (*kept, Way((None, self.over, None, None), (self.over,)), Way((SUM, None, None, None), (SUM,)))
+        kept = tuple(ShardingRule((name, name, name, name), (name,)) for name in operands[2].names)
+        return (
+            *kept,
+            ShardingRule((None, self.over, None, None), (self.over,)),
+            ShardingRule((SUM, None, None, None), (SUM,)),
+        )
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Exponentials of all logits."""
         return 11 * operands[1].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Logits less the denominator."""
+        """Logits minus the denominator."""
         return wide_bytes(operands[1])
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
-        """d may be a number."""
+        """d may be a scalar."""
         return [arguments[0], *map(as_tensor, arguments[1:])]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime, to which d may be a number; classes last."""
+        """A kernel of the runtime, with classes last; d may be a scalar."""
         d, logits, targets, denominator = arguments
         order = [*targets.type.names, self.over]
         views = [
@@ -139,32 +143,32 @@ class ExpSum(Op):
     over: str
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The peak's."""
+        """The peak's type."""
         x, peak = types
         assert peak.dtype == accumulation(x.dtype), types
         assert agree(x, peak), (self, types)
         return (peak,)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any remaining axis; parts of `over`, which make the result partial."""
-        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
-        return (*kept, Way((self.over, None), (SUM,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any remaining axis; shards of `over`, which make the result partial."""
+        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*kept, ShardingRule((self.over, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An exponential and a sum for each element."""
         return 10 * operands[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime; `over` last."""
+        """A kernel of the runtime, with `over` last."""
         x, peak = arguments
         return f"kernels.exp_sum({permuted(x.text, x.type.names, [*peak.type.names, self.over])}, {peak.text})"
 
 
 @op("pick")
 class Pick(Positioned):
-    """The element of x at an index along `over`, in f32 at least; zero where the index is not in this part of x.
+    """The element of x at an index along `over`, in f32 at least; zero if the index is not in this shard of x.
 
-    Operands: x, and integer indices with x's other axes. With `guarded` an index may be in no part.
+    Operands: x, and integer indices with x's other axes. With `guarded`, indices may be out of range.
     """
 
     over: str
@@ -173,7 +177,7 @@ class Pick(Positioned):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """What an index counts."""
+        """The axis that is indexed."""
         return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -182,17 +186,21 @@ class Pick(Positioned):
         assert agree(x, index), (self, types)
         return (index.with_dtype(accumulation(x.dtype)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any remaining axis; parts of `over`, which make the result partial; linear in x."""
-        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
-        return (*kept, Way((self.over, None), (SUM,)), Way((SUM, None), (SUM,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any remaining axis; shards of `over`, which make the result partial; linear in x."""
+        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*kept, ShardingRule((self.over, None), (SUM,)), ShardingRule((SUM, None), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None: it copies."""
+        """No arithmetic."""
         return 0
 
+    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Elements read and written, not all of x."""
+        return operands[1].bytes + 2 * results[0].bytes
+
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime; `over` last."""
+        """A kernel of the runtime, with `over` last."""
         x, index = arguments
         view = permuted(x.text, x.type.names, [*index.type.names, self.over])
         start = start_argument(x.type.axis(self.over), self.shards, self.guarded)

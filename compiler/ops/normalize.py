@@ -1,6 +1,6 @@
-"""Layer normalisation and root-mean-square normalisation, without scale and shift: those are pointwise.
+"""Layer norm and RMS norm without scale and shift, which are pointwise.
 
-For a layer norm with both there is one operation that makes all three gradients.
+The three gradients of a layer norm that has both come from one operation.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
     Argument,
     Op,
-    Way,
+    ShardingRule,
     accumulation,
     agree,
-    aligned_ways,
+    aligned_rules,
     broadcast,
     op,
     permuted,
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 
 def _positions(type: Type, over: Sequence[str]) -> tuple[int, ...]:
-    """Of these axes, from the last, which is -1; ascending."""
+    """Their dimensions, counted from the last (−1), in ascending order."""
     return tuple(sorted(type.position(name) - len(type.axes) for name in over))
 
 
 def _means(build: Builder, over: Sequence[str], *values: Value) -> list[Value]:
-    """Means of values of equal axes, whose sums stand side by side, so that they can be reduced together."""
+    """Means of values with the same axes; their sums are adjacent, so that they can be bucketed."""
     sums = [total(build, value, over, value.type.dtype) for value in values]
     count = values[0].type.elements // sums[0].type.elements
     return [scaled(build, value, 1 / count) for value in sums]
 
 
 def _split_gradient(build: Builder, over: Sequence[str], center: bool, d: Value, y: Value, rate: Value) -> Value:
-    """The gradient of a normalized tensor `y` by primitives that can be split along the axes `over`."""
+    """The gradient of a normalized tensor `y` from primitives that can be sharded along the axes `over`."""
     wide_d = arranged(build, cast(build, d, rate.type.dtype), y.type.names)
     wide_y = cast(build, y, rate.type.dtype)
     product = pointwise(build, "multiply", wide_d, wide_y)
@@ -56,13 +56,13 @@ def _split_gradient(build: Builder, over: Sequence[str], center: bool, d: Value,
 
 
 def _means_and_rates(rate: Type) -> tuple[Hashable, int]:
-    """What torch's gradient of a layer norm is given for means and rates."""
+    """Constant means and rates, as arguments of torch's layer norm gradient."""
     return (rate.dtype, *rate.shape, 1), 2 * rate.bytes
 
 
 @op("normalize")
 class Normalize(Op):
-    """`x * rate`, with rate = 1/sqrt(mean(x²) + eps) over the axes `over`; with `center`, x less its mean first.
+    """`x * rate`, with rate = 1/sqrt(mean(x²) + eps) over the axes `over`; with `center`, x minus its mean.
 
     Results: the normalized tensor and the rate, which the gradient needs. Computes in f32 at least.
     """
@@ -79,26 +79,26 @@ class Normalize(Op):
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """For the means."""
+        """`over`."""
         return self.over
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """What torch's layer norm is given for scale and shift."""
+        """Constant scale and shift, as arguments of torch's layer norm."""
         (x,) = operands
         shape = tuple(x.axis(name).size for name in self.over)
         return ((x.dtype, *shape), 2 * prod(shape) * x.bytes // x.elements) if self.center else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """x, and its axes without `over`."""
+        """x, and x without the axes `over`."""
         (x,) = types
         return x, x.without(self.over).with_dtype(accumulation(x.dtype))
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis but those normalized over."""
-        return aligned_ways(operands, results)
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis not normalized over."""
+        return aligned_rules(operands, results)
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """Along an axis normalized over: means by partial sums."""
+        """Along an axis normalized over: means from partial sums."""
         if axis not in self.over:
             return None
         (x,) = node.inputs
@@ -115,11 +115,11 @@ class Normalize(Op):
         return 7 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The centred tensor and its squares."""
+        """The centered tensor and its squares."""
         return 2 * wide_bytes(operands[0])
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """From the results alone: x itself need not be kept."""
+        """From the results alone; x need not be kept."""
         return (build.apply(NormalizeGradient(self.over, self.center), d, *node.outputs),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -130,7 +130,7 @@ class Normalize(Op):
 
 @op("normalize_gradient")
 class NormalizeGradient(Op):
-    """`rate * (d - mean(d·y)·y)`, with `center` less mean(d) too; y is the normalized tensor."""
+    """`rate * (d - mean(d·y)·y)`, with `center` also minus mean(d); y is the normalized tensor."""
 
     over: tuple[str, ...]
     center: bool
@@ -138,24 +138,24 @@ class NormalizeGradient(Op):
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """For the means."""
+        """`over`."""
         return self.over
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """With `center` that of torch's gradient."""
+        """With `center`, for torch's layer norm gradient."""
         return _means_and_rates(operands[2]) if self.center else None
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The normalized tensor's."""
+        """The type of the normalized tensor."""
         assert agree(*types), (self, types)
         return (types[1],)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis but those normalized over; linear in d."""
-        return (*aligned_ways(operands, results, whole=self.over), Way((SUM, None, None), (SUM,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis not normalized over; linear in d."""
+        return (*aligned_rules(operands, results, whole=self.over), ShardingRule((SUM, None, None), (SUM,)))
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """Along an axis normalized over: means by partial sums."""
+        """Along an axis normalized over: means from partial sums."""
         return (_split_gradient(build, self.over, self.center, *node.inputs),) if axis in self.over else None
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -163,7 +163,7 @@ class NormalizeGradient(Op):
         return 8 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The product and what is subtracted."""
+        """The product and what is subtracted from d."""
         return 2 * wide_bytes(operands[0])
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -171,7 +171,7 @@ class NormalizeGradient(Op):
         return f"kernels.normalize_gradient({self._call(arguments)})"
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """In the kernel's last pass."""
+        """Adds in the kernel's last pass."""
         return f"kernels.normalize_gradient({self._call(arguments)}, plus={other.text})"
 
     def _call(self, arguments: Sequence[Argument]) -> str:
@@ -182,9 +182,9 @@ class NormalizeGradient(Op):
 
 @op("layer_norm_gradient")
 class LayerNormGradient(Op):
-    """Gradients of a layer norm's input, scale and shift at once, of the scaled and shifted result's cotangent.
+    """Gradients of a layer norm's input, scale and shift at once, from the cotangent of the scaled and shifted result.
 
-    Operands: d, the normalized tensor, its rate, the scale. Of these `lowering.fuse` makes it.
+    Operands: d, the normalized tensor, its rate, the scale. Made by `passes.fuse`.
     """
 
     over: tuple[str, ...]
@@ -193,27 +193,27 @@ class LayerNormGradient(Op):
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """For the means."""
+        """`over`."""
         return self.over
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """That of torch's gradient."""
+        """For torch's layer norm gradient."""
         return _means_and_rates(operands[2])
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The normalized tensor's, and twice its axes `over`."""
+        """The type of the normalized tensor, and twice its axes `over`."""
         assert agree(*types), (self, types)
         y = types[1]
         scale = Type(y.dtype, tuple(axis for axis in y.axes if axis.name in self.over))
         return y, scale, scale
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis but those normalized over, which makes the sums over it partial; linear in d."""
-        kept = tuple(Way((name, name, name, None), (name, SUM, SUM)) for name in operands[2].names)
-        return (*kept, Way((SUM, None, None, None), (SUM, SUM, SUM)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis not normalized over, which makes the scale's and shift's gradients partial; linear in d."""
+        kept = tuple(ShardingRule((name, name, name, None), (name, SUM, SUM)) for name in operands[2].names)
+        return (*kept, ShardingRule((SUM, None, None, None), (SUM, SUM, SUM)))
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """Along an axis normalized over: the gradient of the input by its own replacement, and two sums."""
+        """Along an axis normalized over: the input's gradient as in `NormalizeGradient.split`, and two sums."""
         if axis not in self.over:
             return None
         d, y, rate, scale = node.inputs
@@ -223,7 +223,7 @@ class LayerNormGradient(Op):
         return gradient, *(total(build, value, rate.type.names, y.type.dtype) for value in (product, d))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Those of the parts."""
+        """Those of the operations that it replaces."""
         return 12 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
@@ -235,7 +235,7 @@ class LayerNormGradient(Op):
         return f"kernels.layer_norm_gradient({self._call(arguments)})"
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """In the kernel's last pass."""
+        """Adds in the kernel's last pass."""
         return f"kernels.layer_norm_gradient({self._call(arguments)}, plus={other.text})"
 
     def _call(self, arguments: Sequence[Argument]) -> str:

@@ -1,13 +1,13 @@
-"""What is true of an operation, in one class each: types, ways of splitting, cost, gradient, traits, emitted source.
+"""The base class of operations: types, sharding rules, costs, gradient, traits and emitted source.
 
-`Way`s are the whole of what the layout algebra knows about an operation: each says, for one mesh axis (microbatches
-in time are one), how the operands may lie and how the results then lie. A state is an axis name (split along it),
-`SUM` or `MAX` (each rank holds a part of the sum or of the maximum), or None (whole on every rank). The way in which
-everything is whole always exists and is not listed.
+The layout algebra knows an operation only by its `ShardingRule`s. Each gives, for one mesh axis (microbatches are a
+mesh axis `time`), a valid state of each operand and the states of the results that follow. A state is the name of a
+tensor axis (sharded along it), `SUM` or `MAX` (partial: the ranks' tensors add up to the value, or their maximum is the
+value), or None (replicated). The rule in which everything is replicated always holds and is not listed. An operation is
+*linear* in operands that may be partial sums if its results then are.
 
-*Traits* say what a pass wants to know of any operation: whether it is a view, is drawn at random, reduces, moves data
-between ranks. They have defaults here, and an operation with another answer states it in its own class; so a pass
-need not know which operations there are, and a new one is in no list.
+*Traits* tell passes what they ask of any operation: whether it is a view, is random, reduces, communicates. They have
+defaults here, which an operation overrides in its own class, so no pass lists operations.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Way:
-    """How operands may lie along one mesh axis, and how the results then lie."""
+class ShardingRule:
+    """The states of the operands along one mesh axis, and those of the results that follow."""
 
     operands: tuple[State, ...]
     results: tuple[State, ...]
@@ -36,10 +36,10 @@ class Way:
 
 @frozen
 class Argument:
-    """An operand in emitted source: its text (a name or a literal) and type. A literal that has axes is the same number
-    everywhere.
+    """An operand in emitted source: its text (a name or a literal) and type. A literal is broadcast over the type's
+    axes.
 
-    `views` has the names of views of it that are made once for all that take them, by what makes them.
+    `views` maps the source that makes a view (`.t()`) to the name of that view, if it is made once for all its readers.
     """
 
     text: str
@@ -48,14 +48,14 @@ class Argument:
     views: Mapping[str, str] = field(factory=dict, eq=False)
 
     def viewed(self, how: str) -> str:
-        """The text of a view of it; `how` is what makes it, `.t()`, and copies nothing."""
+        """The text of the view that `how` (such as `.t()`) makes, without a copy."""
         return self.views.get(how) or self.text + how
 
 
 class Op:
-    """Base of all operations. Subclasses are frozen attrs classes; their fields are their attributes.
+    """Base of all operations. Subclasses are frozen attrs classes whose fields are their attributes.
 
-    `results` names the results; a node's value takes the name of the first from what it is bound to.
+    `results` names the results; the first is named after what the node is bound to.
     """
 
     name: ClassVar[str]
@@ -63,111 +63,111 @@ class Op:
 
     # ------------------------------------------------------------ traits
 
-    # Costs next to nothing and depends on no activation: copied to each stage that uses it rather than sent.
+    # Costs next to nothing and depends on no activation: duplicated on each stage that uses it, not sent.
     free: ClassVar[bool] = False
-    # Its result shows its operand's memory.
+    # Its result aliases its operand's memory.
     is_view: ClassVar[bool] = False
-    # Its result is its operand in another form: who reads the one reads the other.
+    # Its result is its operand in another form: a reader of the result counts as a reader of the operand.
     transparent: ClassVar[bool] = False
-    # It makes nothing but elements of its operands, in other places.
+    # Its result has only elements of its operands, rearranged.
     rearranges: ClassVar[bool] = False
     # Gradients flow through it.
     differentiable: ClassVar[bool] = True
-    # Draws random numbers, or applies what was drawn.
+    # Draws random numbers, or applies a random mask.
     random: ClassVar[bool] = False
-    # A parameter that it reads is a matrix of weights: weight decay applies.
+    # A parameter that it reads is a weight matrix: weight decay applies.
     reads_weights: ClassVar[bool] = False
-    # Torch can compile it into one kernel with what stands around it.
+    # torch.compile can fuse it with its neighbors.
     fusible: ClassVar[bool] = True
-    # The one or the other end of a message between stages.
+    # One end of a message between stages.
     sends: ClassVar[bool] = False
     receives: ClassVar[bool] = False
-    # Changes the layout of tensors, which stay what they are; and does so by communication between ranks.
+    # Changes the layout of tensors but not their values; and does so by communication between ranks.
     reshards: ClassVar[bool] = False
     communicates: ClassVar[bool] = False
-    # Its result is its operand over again: of a number the same number.
+    # Its result repeats its operand: a literal stays the same literal.
     repeats: ClassVar[bool] = False
-    # Can add a tensor of its first result's type to that (`emit_sum`), to the same bits and better than by `+`.
+    # Can add a tensor of its first result's type to it (`emit_sum`): bitwise equal to `+`, and faster.
     sums: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
-        """The stem of names for results that the user has not named."""
+        """The stem of the names of results that the user has not named."""
         return self.name
 
     @property
     def literal(self) -> float | None:
-        """The number that it is, if it is known at compile time and written as such."""
+        """The number that it is, if it is known at compile time and emitted as a literal."""
         return None
 
     @property
     def allocates(self) -> bool:
-        """Whether its results are memory of their own."""
+        """Whether its results own their memory."""
         return not self.is_view
 
     @property
     def cheap(self) -> bool:
-        """Whether to make its result again costs one pass over memory, and is better than to keep it."""
+        """Whether its result is better recomputed, in one pass over memory, than kept."""
         return False
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """The axes over which it reduces by a kernel of one pass."""
+        """The axes over which its single-pass kernel reduces."""
         return ()
 
     @property
     def accumulator(self) -> str | None:
-        """The accumulator to which it adds its operand."""
+        """The name of the accumulator to which it adds its operand."""
         return None
 
     @property
     def of_microbatch(self) -> bool:
-        """Whether it asks which microbatch is under way."""
+        """Whether it depends on the index of the microbatch."""
         return False
 
     @property
     def reads_context(self) -> bool:
-        """Whether its source reads the context `c`: the device, the rank's place, the microbatch, the step."""
+        """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
-        """The operand that holds indices, by number, and the axis that they index. An operation that has one has a
-        field `guarded` too, with which there may be indices of nothing.
+        """The position of the operand that holds indices, and the axis that they index. An operation with such an
+        operand also has a field `guarded`: whether indices may be out of range.
         """
         return None
 
     def fans(self, type: Type) -> tuple[int, int] | None:
-        """Fan-in and fan-out of a parameter of this type as its operand, if it tells."""
+        """Fan-in and fan-out of a parameter of this type as its operand; None if it defines none."""
         return None
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """Where the integers of its result lie, if those of its operands lie in these intervals."""
+        """Bounds of the integers in its result, given those of its operands."""
         return union(operands) if self.rearranges else ANY
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """What its kernel makes once and keeps: a key, by which others share it, and its bytes."""
+        """What its kernel computes once and caches: a key, equal for kernels that share it, and its size in bytes."""
         return None
 
     # ------------------------------------------------------------ types and layouts
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """Types of the results. Operands were checked with the spec; what does not fit is an internal error."""
+        """The types of the results. Operands were checked with the spec, so a mismatch is an internal error."""
         raise NotImplementedError
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """All ways of splitting along one mesh axis, other than everything whole."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """All sharding rules for one mesh axis, other than everything replicated."""
         raise NotImplementedError
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """The node's results by primitives that can be split along `axis`, where no way of the operation does.
+        """The node's results from primitives that can be sharded along `axis`, where no rule of the operation can; None
+        if there are none.
 
-        None where there are none. What they share with the node are its operands; what they add along the split axis
-        is small.
+        The primitives read the node's operands as they are sharded; what they reduce over the shards is small.
         """
         return None
 
     def resized(self, axis: str, size: int) -> Op:
-        """The same operation after `axis` has been cut to parts of `size`: axes among the fields change."""
+        """The same operation after `axis` has been cut to `size`: resizes it in the fields that have it."""
         changes = {
             each.name: new
             for each in attributes(type(self))
@@ -176,26 +176,26 @@ class Op:
         return evolve(self, **changes) if changes else self  # type: ignore[misc]
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
-        """The same operation on a shard of `axis`, the innermost cut so far, which leaves parts of `size`."""
+        """The same operation on a shard, of `size`, of `axis`; this cut is the innermost so far."""
         return self.resized(axis, size)
 
     def unsharded(self, keep: str) -> Op:
-        """The operation without what it was told of its place on the mesh, but for that along mesh axis `keep`."""
+        """The operation without its position on the mesh, except along mesh axis `keep`."""
         return self
 
     # ------------------------------------------------------------ costs
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Floating-point operations; one for each element of the results unless an op says otherwise."""
+        """Floating-point operations; by default one for each element of the results."""
         return sum(type.elements for type in results)
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
-        """Of its FLOPs those of matrix products, once each: what is made again is not counted."""
+        """Its FLOPs in matrix products, without recomputation."""
         return 0.0
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
-        """The rows, depth and columns of the matrix product that it is, and how many such products if several; nothing
-        of these if it makes products of other shapes; None where no matrix unit does its work.
+        """Rows, depth and columns of its matrix product, and the number of products if it is batched; empty if its
+        products have other shapes; None if it does not use matrix units.
         """
         return None
 
@@ -204,16 +204,16 @@ class Op:
         return sum(type.bytes for type in (*operands, *results))
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """What takes the time; the bytes that are read and written unless an op says otherwise."""
-        moved = float(sum(type.bytes for type in (*operands, *results)))
+        """What determines its time; by default the bytes that it reads and writes."""
+        moved = float(self.accessed(operands, results))
         return Kernel(self.label, (moved,), moved)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Bytes of temporary tensors while it runs, beside operands and results."""
+        """Bytes of temporary tensors while it runs, in addition to operands and results."""
         return 0
 
     def buffer(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Bytes that are held while it communicates."""
+        """Bytes of buffers that it holds while it communicates."""
         return 0
 
     # ------------------------------------------------------------ gradient and source
@@ -221,17 +221,17 @@ class Op:
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
 
-        `d` is the cotangent of the first result: what else an operation returns is for its own gradient alone.
+        `d` is the cotangent of the first result. Further results serve only the operation's own gradient.
         """
         return (None,) * len(node.inputs)
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
-        """The operands as its source takes them: literals as tensors of their dtype, where they cannot be numbers."""
+        """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""
         return [as_tensor(argument) for argument in arguments]
 
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
-        """What makes the view that its source takes of each operand, `.t()`, where that is all that it takes of it and
-        nothing is copied; "" for other operands. Nothing where it takes no views.
+        """For each operand of which its source reads only a view, the source that makes this view without a copy
+        (`.t()`); "" for other operands. Empty if there are no views.
         """
         return ()
 
@@ -244,16 +244,16 @@ class Op:
         return False
 
     def emit_added(self, target: Argument, arguments: Sequence[Argument], result: Type) -> str:
-        """A statement that adds the result to `target`, where that can be."""
+        """A statement that adds the result to `target`, where `adds_to` holds."""
         raise NotImplementedError
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """An expression for the results, with `other` added to the first, whose type it has; of what `sums`."""
+        """An expression for the results, where `sums` holds, with `other` (of the first's type) added to the first."""
         raise NotImplementedError
 
 
 def _resized(value: object, axis: str, size: int) -> object:
-    """A field of an operation after `axis` has been cut; itself where it does not speak of that."""
+    """A field of an operation after `axis` has been cut; unchanged if it does not mention the axis."""
     if isinstance(value, Axis) and value.name == axis:
         return Axis(axis, size)
     if isinstance(value, Type) and value.has(axis):
@@ -264,7 +264,7 @@ def _resized(value: object, axis: str, size: int) -> object:
 
 
 class Kernel(NamedTuple):
-    """What the cost model knows an operation by: like kernels are compared by their features, and take time in
+    """An operation as the cost model sees it: kernels of one name are compared by their features, and take time in
     proportion to their work, FLOPs or bytes.
     """
 
@@ -284,7 +284,7 @@ _Class = TypeVar("_Class", bound=type[Op])
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def op(name: str) -> Callable[[_Class], _Class]:
-    """Register an operation under the name it has in the textual form. ValueError where another one has that."""
+    """Register an operation under its name in the textual form. Raises ValueError if the name is taken."""
 
     def register(cls: _Class) -> _Class:
         cls = frozen(cls)
@@ -298,40 +298,42 @@ def op(name: str) -> Callable[[_Class], _Class]:
 
 
 def make(name: str, *arguments: Any, **named: Any) -> Op:
-    """An operation by its name: for functions of the language, and for operations that are each other's gradients."""
+    """An operation by name: for functions of the language, and to avoid import cycles between operations."""
     found: type[Op] = sys.modules[__package__].OPS[name]
     return found(*arguments, **named)
 
 
 def agree(*types: Type) -> bool:
-    """Whether axes of one name have one size: kernels do not check it, and torch repeats an axis of 1."""
+    """Whether axes of one name have one size. Kernels do not check it, and torch broadcasts axes of size 1."""
     sizes: dict[str, int] = {}
     return all(sizes.setdefault(axis.name, axis.size) == axis.size for type in types for axis in type.axes)
 
 
-# ---------------------------------------------------------------- ways that many operations share
+# ---------------------------------------------------------------- sharding rules that many operations share
 
 
-def aligned_ways(operands: Sequence[Type], results: Sequence[Type], *, whole: Sequence[str] = ()) -> tuple[Way, ...]:
-    """Split any axis that all results have, and that is not in `whole`, in every operand that has it."""
-    ways = []
+def aligned_rules(
+    operands: Sequence[Type], results: Sequence[Type], *, whole: Sequence[str] = ()
+) -> tuple[ShardingRule, ...]:
+    """Shard any axis that all results have and that is not in `whole`, in every operand that has it."""
+    rules = []
     for name in results[0].names:
         if name in whole or not all(result.has(name) for result in results):
             continue
-        ways.append(
-            Way(
+        rules.append(
+            ShardingRule(
                 tuple(name if operand.has(name) else None for operand in operands),
                 tuple(name for _ in results),
             )
         )
-    return tuple(ways)
+    return tuple(rules)
 
 
 # ---------------------------------------------------------------- source text that many operations share
 
 
 def permuted(text: str, axes: Sequence[str], order: Sequence[str]) -> str:
-    """Text of a tensor with `axes` viewed with its axes in `order`."""
+    """The text of a tensor with `axes`, permuted to `order`."""
     if tuple(axes) == tuple(order):
         return text
     positions = [list(axes).index(name) for name in order]
@@ -341,7 +343,7 @@ def permuted(text: str, axes: Sequence[str], order: Sequence[str]) -> str:
 
 
 def broadcast(argument: Argument, names: Sequence[str]) -> str:
-    """Text of an operand, viewed so that torch broadcasts it against a tensor whose axes are `names`."""
+    """The text of an operand, viewed so that torch broadcasts it against a tensor whose axes are `names`."""
     axes = argument.type.names
     if not axes or argument.literal:
         return argument.text
@@ -371,7 +373,7 @@ TORCH_DTYPES = {
 
 
 def as_tensor(argument: Argument) -> Argument:
-    """A literal as a tensor of its type; anything else as it is."""
+    """A literal as a tensor of its type; anything else unchanged."""
     if not argument.literal:
         return argument
     text = f"torch.tensor({argument.text}, dtype={TORCH_DTYPES[argument.type.dtype]}, device=c.device)"
@@ -381,7 +383,7 @@ def as_tensor(argument: Argument) -> Argument:
 
 
 def wide_bytes(type: Type) -> int:
-    """The size of a tensor in the dtype of accumulation."""
+    """Bytes of a tensor in its accumulation dtype."""
     return type.with_dtype(accumulation(type.dtype)).bytes
 
 

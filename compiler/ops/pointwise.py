@@ -1,7 +1,7 @@
 """Pointwise operations: one class over a table of scalar functions. Operands broadcast by axis names.
 
-Every operand's axes are among those of the widest one, whose order the result has. A `constant` is a scalar that is
-known at compile time and stands in emitted source as a literal.
+The widest operand has the axes of all operands; the result has its axes, in its order. A `constant` is a scalar known
+at compile time, emitted as a literal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from attrs import frozen
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops import intervals
 from partita.compiler.ops.intervals import ANY, Interval
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, aligned_ways, as_tensor, broadcast, make, op
+from partita.compiler.ops.op import (
+    TORCH_DTYPES,
+    Argument,
+    Op,
+    ShardingRule,
+    agree,
+    aligned_rules,
+    as_tensor,
+    broadcast,
+    make,
+    op,
+)
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
 if TYPE_CHECKING:
@@ -26,9 +37,9 @@ Derivative = Callable[["Builder", "Node", "Value"], "tuple[Value | None, ...]"]
 
 @frozen
 class Function:
-    """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in
-    which it is linear (those operands may be partial sums together while all others are whole). `temporaries` counts
-    the tensors like its result that it needs for itself. `interval` tells where integers lie that it makes.
+    """A scalar function. `text` is its torch expression over {0}, {1}, …; `linear` lists the sets of operands in which
+    it is linear: they may be partial sums jointly if all others are replicated. `temporaries` counts temporary tensors
+    of the result's size. `interval` bounds integer results.
     """
 
     text: str
@@ -41,7 +52,7 @@ class Function:
 
     @property
     def called_with(self) -> tuple[int, ...]:
-        """The operands that are arguments of a call. For others a literal may stand as a number."""
+        """The operands that are arguments of a call; the others may be emitted as scalar literals."""
         return tuple(int(i) for i in _ARGUMENT.findall(self.text) if _inside(self.text, f"{{{i}}}"))
 
 
@@ -49,7 +60,7 @@ _ARGUMENT = re.compile(r"\{(\d)\}")
 
 
 def _inside(text: str, part: str) -> bool:
-    """Whether a part of a text stands in parentheses."""
+    """Whether a part of a text is in parentheses."""
     before = text[: text.index(part)]
     return before.count("(") > before.count(")")
 
@@ -68,19 +79,19 @@ class Constant(Op):
 
     @property
     def literal(self) -> float | None:
-        """What it is."""
+        """Its value."""
         return self.value
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """A scalar of `dtype`."""
         return (Type(self.dtype),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Only whole."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Replicated only."""
         return ()
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The number alone."""
+        """Its value alone."""
         return float(self.value), float(self.value)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -92,29 +103,29 @@ class Constant(Op):
 
 @op("cast")
 class Cast(Op):
-    """Change of dtype. To integers it truncates towards zero; to bool it tells what is not zero."""
+    """Change of dtype. To integers it truncates toward zero; to bool, true is what is not zero."""
 
     dtype: str
     transparent = True
     cheap = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same axes."""
+        """The operand's axes."""
         return (types[0].with_dtype(self.dtype),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis; sums where numbers stay what they are, to rounding: not from floats to integers, nor with bool."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis; partial sums if values are preserved up to rounding: not floats to integers, nor bool."""
         source = operands[0]
         keeps = self.dtype in FLOATS or (self.dtype in INTEGERS and not source.is_float)
-        linear = (Way((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
-        return (*aligned_ways(operands, results), *linear)
+        linear = (ShardingRule((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
+        return (*aligned_rules(operands, results), *linear)
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The operand's, if that is of integers."""
+        """The operand's, if that is an integer."""
         return ANY if types[0].is_float else operands[0]
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """Cast back between floats; nothing flows through integers."""
+        """Casts back between floats; none flows through integers."""
         source = node.inputs[0].type
         if not source.is_float or self.dtype not in FLOATS:
             return (None,)
@@ -127,22 +138,22 @@ class Cast(Op):
 
 @op("detach")
 class Detach(Op):
-    """The value, through which no gradient flows."""
+    """The operand, without a gradient."""
 
     rearranges = True
     is_view = True
     differentiable = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same."""
+        """The operand's type."""
         return types
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
-        return (*aligned_ways(operands, results), Way((SUM,), (SUM,)))
+        return (*aligned_rules(operands, results), ShardingRule((SUM,), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -152,7 +163,7 @@ class Detach(Op):
 
 @op("pointwise")
 class Pointwise(Op):
-    """A function of the table applied element by element."""
+    """A function of the table, applied elementwise."""
 
     function: str
 
@@ -163,12 +174,12 @@ class Pointwise(Op):
 
     @property
     def cheap(self) -> bool:
-        """With a FLOP or two for each element."""
+        """At most two FLOPs for each element."""
         return FUNCTIONS[self.function].flops <= 2
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The widest operand's axes."""
-        # Of operands with the same axes the first gives the order; `where` has its condition first.
+        """The axes of the widest operand."""
+        # Of equally wide operands, the first determines the order; `where` has its condition first.
         widest = max(types, key=lambda type: len(type.axes))
         names = set(widest.names)
         assert all(set(type.names) <= names for type in types), (self.function, types)
@@ -176,29 +187,29 @@ class Pointwise(Op):
         dtype = "bool" if FUNCTIONS[self.function].boolean else types[-1].dtype
         return (Type(dtype, widest.axes),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; partial sums in operands in which the function is linear."""
         linear = []
         for positions in FUNCTIONS[self.function].linear:
             states: list[State] = [SUM if i in positions else None for i in range(len(operands))]
-            linear.append(Way(tuple(states), (SUM,)))
-        return (*aligned_ways(operands, results), *linear)
+            linear.append(ShardingRule(tuple(states), (SUM,)))
+        return (*aligned_rules(operands, results), *linear)
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """By the table."""
+        """From the table."""
         rule = FUNCTIONS[self.function].interval
         return rule(operands) if rule else ANY
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The function's own count for each element."""
+        """The function's FLOPs for each element."""
         return FUNCTIONS[self.function].flops * results[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The function's own count."""
+        """The function's temporaries."""
         return FUNCTIONS[self.function].temporaries * results[0].bytes
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """By the table, summed over the axes along which an operand was broadcast."""
+        """From the table, summed over the axes along which an operand was broadcast."""
         derivative = FUNCTIONS[self.function].derivative
         if derivative is None:
             return (None,) * len(node.inputs)
@@ -209,8 +220,8 @@ class Pointwise(Op):
         )
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
-        """Numbers where one can be. Functions of torch take none, but that bounds are `clamp`'s, and `where` would give
-        them torch's default dtype; and somebody must have the axes.
+        """Scalars where possible: infix operators take them, and `clamp` takes bounds, but torch functions do not, and
+        `where` would give them torch's default dtype. Some operand must be a tensor with all axes.
         """
         if not any(not each.literal and len(each.type.axes) == len(results[0].axes) for each in arguments):
             return [as_tensor(each) for each in arguments]
@@ -218,7 +229,7 @@ class Pointwise(Op):
         return [as_tensor(each) if i in called else each for i, each in enumerate(arguments)]
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """The table's text over broadcast views."""
+        """The table's expression over broadcast views."""
         names = results[0].names
         if self.function in ("maximum", "minimum") and any(each.literal for each in arguments):
             tensor, number = sorted(arguments, key=lambda each: each.literal)
@@ -231,7 +242,7 @@ class Pointwise(Op):
 
 
 def summed_to(build: Builder, value: Value, type: Type) -> Value:
-    """Sum `value` over the axes that `type` lacks; the cotangent of a broadcast. Casts where dtypes differ."""
+    """Sum `value` over the axes that `type` lacks, and cast it: the cotangent of a broadcast operand."""
     extra = tuple(name for name in value.type.names if not type.has(name))
     if extra:
         value = build.apply(make("reduce", "sum", extra, type.dtype), value)
@@ -241,14 +252,14 @@ def summed_to(build: Builder, value: Value, type: Type) -> Value:
 
 
 def cast(build: Builder, value: Value, dtype: str, name: str | None = None) -> Value:
-    """The value as `dtype`: itself where it is so already."""
+    """The value as `dtype`; the value itself if it has that dtype."""
     if value.type.dtype == dtype:
         return value
     return build.apply(Cast(dtype), value, name=name)
 
 
 def constant(build: Builder, value: float, like: Value | Type) -> Value:
-    """A literal of another value's dtype."""
+    """A literal of the same dtype as `like`."""
     dtype = like.dtype if isinstance(like, Type) else like.type.dtype
     return build.apply(Constant(value, dtype))
 
@@ -261,7 +272,7 @@ FOLDED: dict[str, Callable[[float, float], float]] = {
 
 
 def pointwise(build: Builder, function: str, *inputs: Value, name: str | None = None) -> Value:
-    """Apply a function of the table. Arithmetic on literals is done here and now."""
+    """Apply a function of the table. Arithmetic on float literals is folded."""
     if function in FOLDED:
         numbers = [number for value in inputs if isinstance(number := build.literals.get(value), float)]
         if len(numbers) == 2:
@@ -303,7 +314,7 @@ def _divide(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
 
 
 def _of_result(name: str) -> Derivative:
-    """The derivative is a function of the table, of the cotangent and the result."""
+    """The derivative is the table's function `name` of the cotangent and the result."""
 
     def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         return (pointwise(build, name, d, node.output),)
@@ -312,7 +323,7 @@ def _of_result(name: str) -> Derivative:
 
 
 def _of_input(name: str) -> Derivative:
-    """The derivative is a function of the table, of the cotangent and the input."""
+    """The derivative is the table's function `name` of the cotangent and the input."""
 
     def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         return (pointwise(build, name, d, node.inputs[0]),)
@@ -321,7 +332,7 @@ def _of_input(name: str) -> Derivative:
 
 
 def _extreme(comparison: str) -> Derivative:
-    """Half of the cotangent for each where the two are equal, as torch does."""
+    """Where the operands are equal, each gets half of the cotangent, as in torch."""
 
     def derivative(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         a, b = node.inputs
@@ -354,7 +365,7 @@ FUNCTIONS |= {
     "subtract": Function("{0} - {1}", _subtract, linear=((0, 1),), interval=intervals.difference),
     "multiply": Function("{0} * {1}", _multiply, linear=((0,), (1,)), interval=intervals.product),
     "divide": Function("{0} / {1}", _divide, linear=((0,),)),
-    # One pass for a product and a sum. Not of the language.
+    # A product and a sum in one pass. Not part of the language.
     "multiply_add": Function("torch.addcmul({2}, {0}, {1})", _multiply_add, linear=((0, 2), (1, 2)), flops=2),
     "negate": Function("-{0}", _scaled(-1.0), linear=((0,),), interval=intervals.negative),
     "maximum": Function("torch.maximum({0}, {1})", _extreme("greater"), interval=intervals.maximum),
@@ -376,7 +387,7 @@ FUNCTIONS |= {
     "abs": Function("torch.abs({0})", _of_input("abs_gradient"), interval=intervals.absolute),
     "gelu": Function("kernels.gelu({0})", _of_input("gelu_gradient"), flops=15),
     "silu": Function("torch.nn.functional.silu({0})", _of_input("silu_gradient"), flops=12),
-    # Derivatives of the above, times the cotangent {0}; linear in it.
+    # Derivatives of the above, times the cotangent {0}, in which they are linear.
     "sqrt_gradient": Function("{0} * 0.5 / {1}", linear=((0,),), flops=4, temporaries=1),
     "rsqrt_gradient": Function("{0} * -0.5 * {1} ** 3", linear=((0,),), flops=4, temporaries=2),
     "tanh_gradient": Function("kernels.tanh_gradient({0}, {1})", linear=((0,),), flops=3),

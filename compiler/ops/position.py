@@ -1,9 +1,9 @@
-"""Operations that know where in the whole tensor their shard lies: positions, rotary embedding, random numbers.
+"""Operations that know the position of their shard in the global tensor: indices, rotary embedding, random numbers.
 
-Those that look up or count along an axis (`gather`, `pick`, `first_index`, …) are such, too, where their subject is.
+Operations that look up or count along an axis (`gather`, `pick`, `first_index`, …) are `Positioned` too.
 
-`shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first: so a rank's shard begins at
-the size of the part times the number that its coordinates spell. Microbatches are the mesh axis `time`.
+`shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
+size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from attrs import evolve
 
 from partita.compiler.layout import SUM
 from partita.compiler.ops.intervals import Interval
-from partita.compiler.ops.op import Argument, Op, Way, agree, aligned_ways, broadcast, op, permuted, wide_bytes
+from partita.compiler.ops.op import (
+    Argument,
+    Op,
+    ShardingRule,
+    agree,
+    aligned_rules,
+    broadcast,
+    op,
+    permuted,
+    wide_bytes,
+)
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
@@ -40,40 +50,40 @@ def offset_text(axis: Axis, shards: Shards) -> str:
 
 
 def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
-    """Source text of a kernel's last argument, where this shard begins; nothing where `axis` is whole, unless there may
-    be indices outside of it.
+    """Source text of a kernel's last argument, the index at which this shard begins. Empty if `axis` is not sharded,
+    unless indices may be out of range.
     """
     start = offset_text(axis, shards)
     return "" if start == "0" and not guarded else f", {start}"
 
 
 class Positioned(Op):
-    """An operation whose axes may be cut once it is told where its shard lies."""
+    """Base of operations whose shards depend on their position in the global tensor."""
 
     shards: Shards
 
     @property
     def of_microbatch(self) -> bool:
-        """Where it lies in a part that is cut in time."""
+        """Whether an axis is cut into microbatches."""
         return any(mesh_axis == TIME for _, mesh_axis, _ in self.shards)
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The axes of which its source says where the shard begins."""
+        """The axes whose shard offsets its source contains."""
         return ()
 
     @property
     def reads_context(self) -> bool:
-        """Where such an axis is cut."""
+        """Whether such an axis is sharded."""
         return any(axis in self.begins for axis, _, _ in self.shards)
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
-        """With this cut."""
+        """With this cut appended."""
         shards = (*self.shards, (axis, mesh_axis, parts))
         return evolve(self.resized(axis, size), shards=shards)  # type: ignore[misc]
 
     def unsharded(self, keep: str) -> Op:
-        """With the cuts along that mesh axis."""
+        """Only the cuts along that mesh axis."""
         return evolve(self, shards=tuple(shard for shard in self.shards if shard[1] == keep))  # type: ignore[misc]
 
 
@@ -86,21 +96,21 @@ class Iota(Positioned):
     free = True
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The axis."""
+        """Indices of the axis."""
         return 0, self.axis.size - 1
 
     @property
     def reads_context(self) -> bool:
-        """The device."""
+        """For the device."""
         return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """i64 with that axis."""
+        """i64 with the axis."""
         return (Type("i64", (self.axis,)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Its axis."""
-        return (Way((), (self.axis.name,)),)
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """The axis."""
+        return (ShardingRule((), (self.axis.name,)),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`arange`."""
@@ -112,7 +122,7 @@ class Iota(Positioned):
 
 @op("rope")
 class Rope(Positioned):
-    """Rotary positions: the two halves of `pairs` rotated by position(over) / base^(i / half).
+    """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half).
 
     With `inverse` by the negative angle, which is the gradient. Su et al., arXiv 2104.09864.
     """
@@ -124,7 +134,7 @@ class Rope(Positioned):
     shards: Shards = ()
 
     def kernel_table(self, operands: Sequence[Type]) -> tuple[Hashable, int] | None:
-        """The angles of all positions of the whole axis."""
+        """Sines and cosines for all positions of the global axis."""
         (x,) = operands
         pairs = x.axis(self.pairs).size
         parts = prod(parts for name, _, parts in self.shards if name == self.over)
@@ -137,19 +147,19 @@ class Rope(Positioned):
         return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The same."""
+        """The operand's type."""
         return types
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any axis but the pairs; linear."""
-        return (*aligned_ways(operands, results, whole=[self.pairs]), Way((SUM,), (SUM,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis but `pairs`; linear."""
+        return (*aligned_rules(operands, results, whole=[self.pairs]), ShardingRule((SUM,), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A complex product for each pair."""
         return 3 * operands[0].elements
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Products of halves, and the halves that are put together."""
+        """Products of the halves, and the halves that are concatenated."""
         return 2 * wide_bytes(operands[0])
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
@@ -172,11 +182,10 @@ class Rope(Positioned):
 
 @op("random")
 class Random(Positioned):
-    """Random numbers, a function of (seed, step, `key`, coordinates in the whole tensor).
+    """Random numbers, a function of (seed, step, `key`, coordinates in the global tensor).
 
-    `distribution` is `normal` (times `scale`), `uniform` (in ±`scale`) or `keep` (bool, true with probability
-    1 − `scale`). `whole` are the axes in the order in which coordinates count; parts of them keep their whole sizes
-    there.
+    `distribution` is `normal` (times `scale`), `uniform` (in ±`scale`) or `keep` (bool, true with probability 1 −
+    `scale`). `whole` lists the axes with their global sizes, in the order in which coordinates are counted.
     """
 
     distribution: str
@@ -197,16 +206,16 @@ class Random(Positioned):
 
     @property
     def reads_context(self) -> bool:
-        """The seed and the step."""
+        """For the seed and the step."""
         return True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """As declared."""
+        """`dtype` and `axes`."""
         return (Type(self.dtype, self.axes),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
-        return tuple(Way((), (axis.name,)) for axis in self.axes)
+        return tuple(ShardingRule((), (axis.name,)) for axis in self.axes)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """An integer hash for each element."""
@@ -224,7 +233,7 @@ class Random(Positioned):
 
 @op("microbatch")
 class Microbatch(Positioned):
-    """This microbatch's part of an axis of what is there for the whole batch: a view."""
+    """This microbatch's slice, along an axis, of a value of the whole batch: a view."""
 
     axis: str
     size: int
@@ -233,19 +242,19 @@ class Microbatch(Positioned):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The batch."""
+        """The batch axis."""
         return (self.axis,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The axis is cut to `size`."""
         return (types[0].resized(self.axis, self.size),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any other axis: ranks split each microbatch, not the whole batch. Linear."""
-        return (*aligned_ways(operands, results, whole=[self.axis]), Way((SUM,), (SUM,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis (ranks shard each microbatch, not the whole batch); linear."""
+        return (*aligned_rules(operands, results, whole=[self.axis]), ShardingRule((SUM,), (SUM,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -263,16 +272,16 @@ class Dropout(Op):
     random = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """x's."""
+        """The type of x."""
         assert agree(*types), (self, types)
         return (types[0],)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear in x."""
-        return (*aligned_ways(operands, results), Way((SUM, None), (SUM,)))
+        return (*aligned_rules(operands, results), ShardingRule((SUM, None), (SUM,)))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The same mask on the cotangent."""
+        """The same mask, applied to the cotangent."""
         return build.apply(Dropout(self.rate), d, node.inputs[1]), None
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import MAX, SUM
 from partita.compiler.ops.intervals import Interval, product
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, Way, agree, op, permuted
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, Op, ShardingRule, agree, op, permuted
 from partita.compiler.ops.pointwise import Cast, constant, pointwise
 from partita.compiler.ops.position import Positioned, Shards, offset_text
 from partita.compiler.ops.shape import Expand, arranged
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @op("reduce")
 class Reduce(Op):
-    """Sum or maximum over the axes `over`, as `dtype`."""
+    """Sum or maximum over the axes `over`, computed in `dtype`."""
 
     function: str
     over: tuple[str, ...]
@@ -32,11 +32,11 @@ class Reduce(Op):
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """As said."""
+        """`over`."""
         return self.over
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """A maximum's is the operand's; a sum's as many times that as elements are added."""
+        """The operand's for a maximum; for a sum, multiplied by the number of elements added."""
         if self.function == "max":
             return operands[0]
         count = types[0].elements // max(1, result.elements)
@@ -48,19 +48,19 @@ class Reduce(Op):
         assert all(x.has(name) for name in self.over), (self.over, x)
         return (x.without(self.over).with_dtype(self.dtype),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any remaining axis; a reduced one, which makes the result partial; and its own kind of partial value."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any remaining axis; a reduced one, which makes the result partial; partial values of its own kind."""
         partial = SUM if self.function == "sum" else MAX
-        kept = tuple(Way((name,), (name,)) for name in results[0].names)
-        reduced = tuple(Way((name,), (partial,)) for name in self.over)
-        return (*kept, *reduced, Way((partial,), (partial,)))
+        kept = tuple(ShardingRule((name,), (name,)) for name in results[0].names)
+        reduced = tuple(ShardingRule((name,), (partial,)) for name in self.over)
+        return (*kept, *reduced, ShardingRule((partial,), (partial,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """A sum's is spread; a maximum's is shared equally among the elements that attain it."""
+        """A sum's is broadcast; a maximum's is shared equally among the elements that attain it."""
         (x,) = node.inputs
         if d.type.dtype != x.type.dtype:
             d = build.apply(Cast(x.type.dtype), d)
@@ -88,29 +88,29 @@ class Reduce(Op):
 
 @op("argmax")
 class ArgMax(Op):
-    """The index along `over` of the greatest element (the first, if several)."""
+    """The index along `over` of the greatest element (the first, if there are several)."""
 
     over: str
 
     @property
     def reduces(self) -> tuple[str, ...]:
-        """That one."""
+        """`over`."""
         return (self.over,)
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
-        """The axis."""
+        """Indices of the axis."""
         return 0, types[0].axis(self.over).size - 1
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The remaining axes, i64."""
         return (types[0].without([self.over]).with_dtype("i64"),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any remaining axis."""
-        return tuple(Way((name,), (name,)) for name in results[0].names)
+        return tuple(ShardingRule((name,), (name,)) for name in results[0].names)
 
     def split(self, build: Builder, node: Node, axis: str) -> tuple[Value, ...] | None:
-        """Along `over`: the maximum, then the first of the parts that have it."""
+        """Along `over`: the maximum, then the first index at which any shard attains it."""
         if axis != self.over:
             return None
         (x,) = node.inputs
@@ -129,9 +129,9 @@ class ArgMax(Op):
 
 @op("first_index")
 class FirstIndex(Positioned):
-    """Minus the first index along `over` at which x equals `peak`, its maximum; in a part without it, less than any.
+    """Minus the first index along `over` at which x equals `peak`, its maximum; in a shard without it, less than any.
 
-    Negated, so that the first of several parts is the maximum of them. Operands: x, and peak with x's other axes.
+    It is negated so that a maximum over shards yields the first index. Operands: x, and peak with x's other axes.
     """
 
     over: str
@@ -139,7 +139,7 @@ class FirstIndex(Positioned):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """What an index counts."""
+        """The axis that is indexed."""
         return (self.over,)
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
@@ -149,17 +149,17 @@ class FirstIndex(Positioned):
         assert agree(x, peak), (self, types)
         return (peak.with_dtype("i64"),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any remaining axis; parts of `over`, of whose results the greatest counts."""
-        kept = tuple(Way((name, name), (name,)) for name in results[0].names)
-        return (*kept, Way((self.over, None), (MAX,)))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any remaining axis; shards of `over`, which make the result a partial maximum."""
+        kept = tuple(ShardingRule((name, name), (name,)) for name in results[0].names)
+        return (*kept, ShardingRule((self.over, None), (MAX,)))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""
         return operands[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A kernel of the runtime; `over` last."""
+        """A kernel of the runtime, with `over` last."""
         x, peak = arguments
         view = permuted(x.text, x.type.names, [*peak.type.names, self.over])
         return f"kernels.first_index({view}, {peak.text}, {offset_text(x.type.axis(self.over), self.shards)})"

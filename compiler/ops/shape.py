@@ -1,4 +1,4 @@
-"""Operations that change axes and move no numbers but by copying: rename, split, merge, expand, slice, pad, concat."""
+"""Operations that change axes and at most copy elements: rename, split, merge, expand, slice, pad, concat."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Op, Way, agree, make, op, permuted, shape_text
+from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
 
-LINEAR = Way((SUM,), (SUM,))
+LINEAR = ShardingRule((SUM,), (SUM,))
 
 
-def _others(operand: Type, *changed: str) -> tuple[Way, ...]:
-    """Split any axis that the operation leaves as it is."""
-    return tuple(Way((name,), (name,)) for name in operand.names if name not in changed)
+def _others(operand: Type, *changed: str) -> tuple[ShardingRule, ...]:
+    """Shard any axis that the operation leaves unchanged."""
+    return tuple(ShardingRule((name,), (name,)) for name in operand.names if name not in changed)
 
 
 def arranged(build: Builder, value: Value, names: Sequence[str]) -> Value:
-    """The value with its axes in the given order (the value itself if they are)."""
+    """The value with its axes in the given order; the value itself if they are in that order."""
     if value.type.names == tuple(names):
         return value
     return build.apply(Arrange(tuple(names)), value)
@@ -29,7 +29,7 @@ def arranged(build: Builder, value: Value, names: Sequence[str]) -> Value:
 
 @op("arrange")
 class Arrange(Op):
-    """Another order of the axes: a view."""
+    """Reorder the axes: a view."""
 
     order: tuple[str, ...]
     rearranges = True
@@ -40,26 +40,26 @@ class Arrange(Op):
         assert sorted(self.order) == sorted(types[0].names), (self.order, types[0])
         return (Type(types[0].dtype, tuple(types[0].axis(name) for name in self.order)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
         return (*_others(operands[0]), LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The order of before."""
+        """The original order."""
         return (arranged(build, d, node.inputs[0].type.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A permutation."""
+        """`permute`."""
         return permuted(arguments[0].text, arguments[0].type.names, self.order)
 
 
 @op("rename")
 class Rename(Op):
-    """Other names for axes: nothing moves."""
+    """Rename axes, without moving data."""
 
     pairs: tuple[tuple[str, str], ...]
     rearranges = True
@@ -71,17 +71,17 @@ class Rename(Op):
         names = dict(self.pairs)
         return (Type(types[0].dtype, tuple(Axis(names.get(a.name, a.name), a.size) for a in types[0].axes)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
         names = dict(self.pairs)
-        return (*(Way((name,), (names.get(name, name),)) for name in operands[0].names), LINEAR)
+        return (*(ShardingRule((name,), (names.get(name, name),)) for name in operands[0].names), LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The names of before."""
+        """The original names."""
         return (build.apply(Rename(tuple((new, old) for old, new in self.pairs)), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -91,7 +91,7 @@ class Rename(Op):
 
 @op("split")
 class Split(Op):
-    """One axis seen as several, the first slowest."""
+    """View one axis as several, the first varying slowest."""
 
     axis: str
     into: tuple[Axis, ...]
@@ -107,17 +107,17 @@ class Split(Op):
         assert result.elements == x.elements, (self, x)
         return (result,)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Parts of the old axis are parts of the slowest new one; any other axis; linear."""
-        first = Way((self.axis,), (self.into[0].name,))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Shards of the old axis are shards of the slowest new one; any other axis; linear."""
+        first = ShardingRule((self.axis,), (self.into[0].name,))
         return (*_others(operands[0], self.axis), first, LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The axes merged again."""
+        """Merges the axes again."""
         old = node.inputs[0].type.axis(self.axis)
         return (build.apply(Merge(tuple(a.name for a in self.into), old), d),)
 
@@ -128,7 +128,7 @@ class Split(Op):
 
 @op("merge")
 class Merge(Op):
-    """Several axes seen as one, the first slowest; the new axis stands where the first of them stood."""
+    """View several axes as one, the first varying slowest; the new axis takes the place of the first."""
 
     axes: tuple[str, ...]
     into: Axis
@@ -151,30 +151,30 @@ class Merge(Op):
         assert result.elements == x.elements, (self, x)
         return (result,)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Parts of the slowest old axis are parts of the new one; any other axis; linear."""
-        first = Way((self.axes[0],), (self.into.name,))
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Shards of the slowest old axis are shards of the new one; any other axis; linear."""
+        first = ShardingRule((self.axes[0],), (self.into.name,))
         return (*_others(operands[0], *self.axes), first, LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The axis split again."""
+        """Splits the axis again."""
         x = node.inputs[0].type
         axes = tuple(x.axis(name) for name in self.axes)
         return (arranged(build, build.apply(Split(self.into.name, axes), d), x.names),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """A permutation that brings the axes together, and `reshape`."""
+        """A permutation that makes the axes adjacent, then `reshape`."""
         (x,) = arguments
         return f"{permuted(x.text, x.type.names, self._order(x.type))}.reshape{shape_text(results[0].shape)}"
 
 
 @op("expand")
 class Expand(Op):
-    """New axes along which the tensor repeats; a view."""
+    """Repeat the tensor along new axes: a view."""
 
     axes: tuple[Axis, ...]
     rearranges = True
@@ -182,16 +182,16 @@ class Expand(Op):
     repeats = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The new axes behind the old ones."""
+        """The old axes, then the new ones."""
         return (Type(types[0].dtype, types[0].axes + self.axes),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any old axis; any new one, which needs nothing of the operand; linear."""
-        new = tuple(Way((None,), (axis.name,)) for axis in self.axes)
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any old axis; any new one, with the operand replicated; linear."""
+        new = tuple(ShardingRule((None,), (axis.name,)) for axis in self.axes)
         return (*_others(operands[0]), *new, LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
@@ -211,7 +211,7 @@ class Expand(Op):
 
 @op("slice")
 class Slice(Op):
-    """The part of an axis from `start`, under a new name."""
+    """A range of an axis from `start`, under a new name: a view."""
 
     axis: str
     into: Axis
@@ -226,28 +226,28 @@ class Slice(Op):
         assert self.start + self.into.size <= x.axis(self.axis).size, (self, x)
         return (Type(x.dtype, tuple(self.into if a.name == self.axis else a for a in x.axes)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any other axis; linear."""
         return (*_others(operands[0], self.axis), LINEAR)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """None."""
+        """No arithmetic."""
         return 0
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """Zeros around it."""
+        """Pads with zeros."""
         old = node.inputs[0].type.axis(self.axis)
         return (build.apply(Pad(self.into.name, old, self.start), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`narrow`: a view."""
+        """`narrow`."""
         (x,) = arguments
         return f"{x.text}.narrow({x.type.position(self.axis)}, {self.start}, {self.into.size})"
 
 
 @op("pad")
 class Pad(Op):
-    """Zeros around an axis: the operand begins at `start` of the new one."""
+    """Pad an axis with zeros: the operand begins at `start` of the new axis."""
 
     axis: str
     into: Axis
@@ -259,17 +259,17 @@ class Pad(Op):
         assert self.start + x.axis(self.axis).size <= self.into.size, (self, x)
         return (Type(x.dtype, tuple(self.into if a.name == self.axis else a for a in x.axes)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any other axis; linear."""
         return (*_others(operands[0], self.axis), LINEAR)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """The part that was not padded."""
+        """Slices off the padding."""
         old = node.inputs[0].type.axis(self.axis)
         return (build.apply(Slice(self.into.name, old, self.start), d),)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """`torch.nn.functional.pad`, which counts from the last axis."""
+        """`torch.nn.functional.pad`, which counts axes from the last."""
         (x,) = arguments
         position = x.type.position(self.axis)
         after = self.into.size - self.start - x.type.axes[position].size
@@ -279,28 +279,28 @@ class Pad(Op):
 
 @op("concat")
 class Concat(Op):
-    """Tensors one behind the other along one axis each; the new axis stands where the first one's stood."""
+    """Concatenate tensors along one axis of each; the new axis takes the place of the first operand's."""
 
     axes: tuple[str, ...]
     into: Axis
     rearranges = True
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The first operand's axes with the new one for its own."""
+        """The first operand's axes with the new axis in place of its own."""
         first = types[0]
         assert agree(*(x.without([name]) for x, name in zip(types, self.axes, strict=True))), (self, types)
         sizes = sum(x.axis(name).size for x, name in zip(types, self.axes, strict=True))
         assert sizes == self.into.size, (self, types)
         return (Type(first.dtype, tuple(self.into if a.name == self.axes[0] else a for a in first.axes)),)
 
-    def ways(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Way, ...]:
-        """Any other axis, in all; linear in all together."""
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis, in all operands; linear in all of them jointly."""
         names = [name for name in results[0].names if name != self.into.name]
         count = len(operands)
-        return (*(Way((name,) * count, (name,)) for name in names), Way((SUM,) * count, (SUM,)))
+        return (*(ShardingRule((name,) * count, (name,)) for name in names), ShardingRule((SUM,) * count, (SUM,)))
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """Each operand's part."""
+        """Each operand's slice."""
         parts, start = [], 0
         for value, name in zip(node.inputs, self.axes, strict=True):
             axis = value.type.axis(name)

@@ -1,1 +1,1 @@
-"""Optimizers: `registry`, what one says of itself, and one file each: how files call it, and its update's operation."""
+"""Optimizers: the `registry`, and a module for each with its signature and its update operation."""

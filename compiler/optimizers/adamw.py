@@ -8,13 +8,13 @@ from typing import Any
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import Optimizer, register
-from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Setting, Several
+from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
 
 @op("adamw")
 class AdamW(Update):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), as torch.optim.AdamW."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), like torch.optim.AdamW."""
 
     beta1: float
     beta2: float
@@ -24,7 +24,7 @@ class AdamW(Update):
     results = ("", "mean", "square")
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """A dozen operations for each element."""
+        """About 12 operations for each element."""
         return 12 * operands[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
@@ -43,7 +43,7 @@ register(
         "adamw",
         (
             LR,
-            Setting("betas", Several(BETA, 2), (0.9, 0.999)),
+            Setting("betas", ListOf(BETA, 2), (0.9, 0.999)),
             Setting("eps", POSITIVE, 1e-8),
             WEIGHT_DECAY,
             DECAY,

@@ -1,4 +1,4 @@
-"""SGD: stochastic gradient descent, with momentum or without."""
+"""SGD: stochastic gradient descent, with or without momentum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partita.dsl.types import Type
 
 @op("sgd")
 class Sgd(Update):
-    """Stochastic gradient descent with momentum, as torch.optim.SGD (the first step's buffer is the gradient).
+    """Stochastic gradient descent with momentum, like torch.optim.SGD (the buffer begins as the first gradient).
 
     Weight decay is added to the gradient.
     """
@@ -29,11 +29,11 @@ class Sgd(Update):
 
     @property
     def results(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The new parameter and buffer."""
+        """The updated parameter and buffer."""
         return ("", *self.states)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Half a dozen operations for each element."""
+        """About 6 operations for each element."""
         return 6 * operands[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:

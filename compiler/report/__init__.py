@@ -1,1 +1,1 @@
-"""What a compiled program is, for people: numbers, traffic, memory, predictions, reasons."""
+"""Reports on a compiled program: summary, communication, claims, explanations of layouts."""

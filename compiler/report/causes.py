@@ -1,8 +1,8 @@
-"""What causes a program's communication: its collectives by source line, and those of one turn of each repeat.
+"""Attributes a program's communication: collectives by source line, and by iteration of each repeat.
 
-Comes in: the records of `partita.compiler.analysis.traffic`. Goes out: for each line what is moved because of it, turns
-of repeats that do the same joined; and for each outermost repeat what a turn of it moves for each microbatch and once a
-step: the figures in which papers compare layouts ("two all-gathers and two reduce-scatters forward").
+From the records of `partita.compiler.analysis.traffic` it derives, for each line, the collectives that it causes
+(joined over iterations that do the same); and for each outermost repeat, what an iteration communicates per microbatch
+and per step: the numbers in which papers compare layouts ("two all-gathers and two reduce-scatters forward").
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from attrs import asdict, frozen
 
 from partita.compiler.analysis.traffic import EACH_MICROBATCH, Cost, Traffic, cost, grouped, traffic
-from partita.compiler.graph import Phase, without_turns
+from partita.compiler.graph import Phase, without_iterations
 from partita.compiler.layout import Layout
-from partita.compiler.lowering.placement import turn_of
 from partita.compiler.mesh import Mesh
+from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.summary import tied_transfers, transfers
 from partita.compiler.state import Compilation
 from partita.dsl.source import Span
@@ -27,9 +27,10 @@ ORDER = {phase: i for i, phase in enumerate(Phase)}
 
 
 @frozen(eq=False)
-class Moved:
-    """A tensor that a collective moves, in as many `places` (turns, stages) as do the same. `each` is what one rank
-    sends of it at a time, in bytes, `cost` what all of that is in a step."""
+class TensorTraffic:
+    """A tensor in a collective, which occurs alike in `places` iterations and stages. One rank sends `each` bytes of it
+    at a time; `cost` is that of all in a step.
+    """
 
     kind: str
     axis: str
@@ -60,16 +61,17 @@ class Moved:
 
 @frozen(eq=False)
 class Cause:
-    """A source line and the collectives that are there because of it (None: because of no line)."""
+    """A source line and the collectives that it causes (None: no line does)."""
 
     span: Span | None
-    moved: tuple[Moved, ...]
+    moved: tuple[TensorTraffic, ...]
 
 
 @frozen
 class Share:
-    """Collectives of one kind in a turn: `count` tensors for each microbatch (or once a step, at its ends), of which
-    one rank sends `bytes` together. `of` says whether they are activations, or parameters and their gradients."""
+    """Collectives of one kind in an iteration: `count` tensors, of which one rank sends `bytes` in total. `of` is
+    "activations" or "parameters" (including their gradients).
+    """
 
     phase: str
     kind: str
@@ -84,8 +86,8 @@ class Share:
 
 
 @frozen(eq=False)
-class Turn:
-    """A turn of a repeat, as all `numbers` of its turns are: what it moves for each microbatch, and once a step."""
+class Iteration:
+    """What an iteration of a repeat communicates per microbatch and per step; the same for all iteration `numbers`."""
 
     repeat: str
     numbers: tuple[int, ...]
@@ -95,20 +97,21 @@ class Turn:
 
 @frozen(eq=False)
 class Communication:
-    """All communication of a step. `statistics` is the number of figures that are added over all ranks at its end:
-    loss, metrics, squares of gradients."""
+    """All communication of a step. `statistics` is the number of scalars all-reduced at its end: loss, metrics, squared
+    gradient norms.
+    """
 
     name: str
     mesh: Mesh
     microbatches: int
     causes: tuple[Cause, ...]
     axes: tuple[tuple[str, Cost], ...]
-    turns: tuple[Turn, ...]
+    iterations: tuple[Iteration, ...]
     transfers: tuple[dict[str, Any], ...]
     statistics: int
 
     def as_json(self) -> dict[str, Any]:
-        """The stable object of `explain --json`."""
+        """The object of `explain --json`, a stable format."""
         return {
             "name": self.name,
             "ranks": self.mesh.ranks,
@@ -126,12 +129,12 @@ class Communication:
             "axes": {axis: sums.as_json() for axis, sums in self.axes},
             "turns": [
                 {
-                    "repeat": turn.repeat,
-                    "turns": list(turn.numbers),
-                    "microbatch": [share.as_json() for share in turn.microbatch],
-                    "step": [share.as_json() for share in turn.step],
+                    "repeat": iteration.repeat,
+                    "turns": list(iteration.numbers),
+                    "microbatch": [share.as_json() for share in iteration.microbatch],
+                    "step": [share.as_json() for share in iteration.step],
                 }
-                for turn in self.turns
+                for iteration in self.iterations
             ],
             "transfers": list(self.transfers),
             "statistics": self.statistics,
@@ -149,24 +152,24 @@ def communication(state: Compilation) -> Communication:
         state.microbatches,
         causes(records),
         tuple((axis, cost(by_axis[axis])) for axis in state.mesh.sharding if axis in by_axis),
-        turns(records, repeats),
+        iterations(records, repeats),
         (*transfers(state), *tied_transfers(state)),
         len(state.update.statistics),
     )
 
 
 def causes(records: Iterable[Traffic]) -> tuple[Cause, ...]:
-    """The records by line, in source order; those that no line causes come last."""
+    """The records by line, in source order; those without a line come last."""
 
     def line(each: Traffic) -> tuple[bool, str, int]:
         return (False, each.span.source.name, each.span.line) if each.span else (True, "", 0)
 
     by_line = grouped(records, line)
-    return tuple(Cause(by_line[key][0].span, moved_of(by_line[key])) for key in sorted(by_line))
+    return tuple(Cause(by_line[key][0].span, traffic_of(by_line[key])) for key in sorted(by_line))
 
 
-def moved_of(records: Iterable[Traffic]) -> tuple[Moved, ...]:
-    """Records joined where all but the turn is the same, in the order of a step."""
+def traffic_of(records: Iterable[Traffic]) -> tuple[TensorTraffic, ...]:
+    """Records in the order of a step, joined where they differ only in their iteration."""
 
     def alike(each: Traffic) -> tuple[int, str, str, str, Type, Layout, Layout]:
         phase, tensor = ORDER[each.phase], tensor_text(each.tensor)
@@ -179,37 +182,38 @@ def moved_of(records: Iterable[Traffic]) -> tuple[Moved, ...]:
         first = rows[key][0]
         each = first.bytes / first.count
         found.append(
-            Moved(kind, axis, first.phase, tensor, type, source, target, len(rows[key]), each, cost(rows[key]))
+            TensorTraffic(kind, axis, first.phase, tensor, type, source, target, len(rows[key]), each, cost(rows[key]))
         )
     return tuple(found)
 
 
 def tensor_text(name: str) -> str:
-    """A tensor's name for people: without turns, or the stage that sums a gradient; an update's, its parameter's."""
+    """A tensor's name for display: without iterations and stages, and of a gradient total or an update the parameter's
+    name.
+    """
     found = re.fullmatch(r"(?:total|new)\((.*)\)(?:@\d+)?(?:~\d+)?", name)
-    return without_turns(found[1] if found else name)
+    return without_iterations(found[1] if found else name)
 
 
-# ---------------------------------------------------------------- turns
+# ---------------------------------------------------------------- iterations
 
 
-def turns(records: Iterable[Traffic], repeats: dict[str, str]) -> tuple[Turn, ...]:
-    """What a turn of each outermost repeat moves; turns that move the same stand together."""
-    by_turn = grouped(records, lambda each: turn_of(each.parameter or each.scope, repeats))
+def iterations(records: Iterable[Traffic], repeats: dict[str, str]) -> tuple[Iteration, ...]:
+    """What each iteration of the outermost repeats communicates, grouping iterations that do the same."""
+    by_iteration = grouped(records, lambda each: iteration_of(each.parameter or each.scope, repeats))
     profiles: dict[tuple[str, tuple[Share, ...], tuple[Share, ...]], list[int]] = {}
-    for turn, found in by_turn.items():
-        if turn is None:
+    for iteration, found in by_iteration.items():
+        if iteration is None:
             continue
-        repeat, _, number = turn.rpartition(".")
+        repeat, _, number = iteration.rpartition(".")
         within = [each for each in found if each.phase in EACH_MICROBATCH]
         outside = [each for each in found if each.phase not in EACH_MICROBATCH]
         profiles.setdefault((repeat, _shares(within), _shares(outside)), []).append(int(number))
-    return tuple(Turn(repeat, tuple(sorted(numbers)), *shares) for (repeat, *shares), numbers in profiles.items())
+    return tuple(Iteration(repeat, tuple(sorted(numbers)), *shares) for (repeat, *shares), numbers in profiles.items())
 
 
 def _shares(records: Iterable[Traffic]) -> tuple[Share, ...]:
-    """Counts by phase (B and W are the backward pass), kind and mesh axis; activations by their size, and what belongs
-    to parameters together."""
+    """Counts by phase (B and W as one), mesh axis and kind; activations also by size, which parameters are not."""
 
     def key(each: Traffic) -> tuple[int, bool, str, str, float]:
         phase = Phase.BACKWARD if each.phase is Phase.WEIGHT else each.phase

@@ -1,9 +1,8 @@
-"""The claims of a file's `expect` blocks, held against its compiled program.
+"""Evaluates the claims of a file's `expect` blocks on its compiled program.
 
-A claim is about a measure: a figure of the program's summary. `MEASURES` says of each how it is had, what contributes
-most to it where a claim fails, and what may be done about it. Collectives are counted as tensors, as everywhere: one
-that travels with others in a bucket counts as one. Where layers differ, the one with most counts, so that a claim of
-at most so many holds for every layer.
+A claim compares a measure, a number from the program's summary, to a limit. `MEASURES` says how each is computed, what
+contributes most to it when a claim fails, and what may help. Each tensor in a bucket counts as one collective. If
+layers differ, the one with the most collectives counts, so an upper bound holds for every layer.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from attrs import frozen
 
 from partita.compiler.analysis.memory import PARTS, largest
 from partita.compiler.analysis.traffic import EACH_MICROBATCH, Traffic, grouped
-from partita.compiler.lowering.placement import turn_of
+from partita.compiler.passes.place import iteration_of
 from partita.compiler.report.causes import tensor_text
 from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.schedules.schedule import Action
@@ -35,14 +34,14 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-# How many of what contributes most are named.
+# The number of largest contributions that are named.
 MOST = 3
 
 
 @frozen(eq=False)
 class Outcome:
-    """A claim and its measure's value in a program. Of one that fails `notes` say what contributes most to the value,
-    and `help` what changes it.
+    """A claim and its measure's value in a program. If it fails, `notes` name the largest contributions; `help` says
+    what changes the value.
     """
 
     claim: Claim
@@ -53,12 +52,12 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The claim as the file has it."""
+        """The claim as written in the file."""
         return self.claim.span.text
 
     @property
     def shown(self) -> str:
-        """The value as the language writes it, in as many digits as tell it from the limit."""
+        """The value as the language writes it, with enough digits to differ from the limit."""
         dimension = builtins.MEASURES[self.claim.measure].limit.dimension
         texts = (
             (written(self.value, dimension, digits), written(self.claim.limit, dimension, digits))
@@ -67,12 +66,12 @@ class Outcome:
         return next((value for value, limit in texts if value != limit), written(self.value, dimension))
 
     def diagnostic(self, code: str) -> Diagnostic:
-        """What is said of a claim that fails."""
+        """The diagnostic of a failed claim."""
         message = f"`{self.text}` does not hold: it is {self.shown}"
         return Diagnostic(code, message, self.claim.span, self.notes, self.help)
 
     def as_json(self) -> dict[str, Any]:
-        """The stable object of `compile --json`."""
+        """An object of `compile --json`, a stable format."""
         return {
             "measure": self.claim.measure,
             "argument": list(self.claim.argument),
@@ -84,7 +83,7 @@ class Outcome:
 
 
 def outcomes(state: Compilation, summary: Summary) -> tuple[Outcome, ...]:
-    """What becomes of each claim of a file, in order."""
+    """The outcome of each claim of a file, in order."""
     found = []
     for claim in state.spec.expect:
         measure = MEASURES[claim.measure]
@@ -96,12 +95,12 @@ def outcomes(state: Compilation, summary: Summary) -> tuple[Outcome, ...]:
 
 
 def failures(found: Iterable[Outcome], code: str = "E0705") -> tuple[Diagnostic, ...]:
-    """A diagnostic for each claim that does not hold."""
+    """A diagnostic for each claim that fails."""
     return tuple(each.diagnostic(code) for each in found if not each.holds)
 
 
 def doubts(state: Compilation) -> tuple[Diagnostic, ...]:
-    """Warnings of claims that do not hold of a program that is run all the same."""
+    """Warnings (W0701) for failed claims of a program that is run regardless."""
     return failures(outcomes(state, summarize(state)), "W0701") if state.spec.expect else ()
 
 
@@ -109,20 +108,20 @@ def doubts(state: Compilation) -> tuple[Diagnostic, ...]:
 
 
 def layers(state: Compilation, records: Iterable[Traffic]) -> dict[str, list[Traffic]]:
-    """The collectives of each layer's forward and backward pass, for one microbatch. A layer is a turn of an outermost
-    repeat; a model without any is one layer.
+    """The collectives of each layer's forward and backward pass, per microbatch. Layers are the iterations of outermost
+    repeats; a model without repeats is one layer.
     """
     graph = state.partitioned.graph
     repeats = {scope.path: scope.name for scope in graph.scopes if scope.repeat}
     within = [each for each in records if each.phase in EACH_MICROBATCH]
     if not repeats:
         return {graph.name: within}
-    turns = grouped(within, lambda each: turn_of(each.parameter or each.scope, repeats))
-    return {turn: found for turn, found in turns.items() if turn is not None}
+    iterations = grouped(within, lambda each: iteration_of(each.parameter or each.scope, repeats))
+    return {iteration: found for iteration, found in iterations.items() if iteration is not None}
 
 
 def _busiest_layer(state: Compilation, summary: Summary, *argument: str) -> tuple[str, list[Traffic]]:
-    """The layer with most collectives along an axis, perhaps of one kind; the first of several."""
+    """The first layer with the most collectives along a mesh axis, optionally of one kind only."""
     *kind, axis = argument
     along = [each for each in summary.collectives if each.axis == axis and (not kind or each.kind == kind[0])]
     found = layers(state, along)
@@ -135,7 +134,7 @@ def _collectives(state: Compilation, summary: Summary, *argument: str) -> float:
 
 @frozen
 class _Sent:
-    """What a rank of the pipeline sends in a step: a value, or because of a line of the file."""
+    """What a pipeline rank sends in a step. `what` names the value, or the source line that causes it."""
 
     rank: int
     bytes: float
@@ -143,7 +142,7 @@ class _Sent:
 
 
 def _sent(state: Compilation, summary: Summary, axis: str) -> list[_Sent]:
-    """All that the rank that sends the most along a mesh axis sends: collectives; or messages, along the pipeline."""
+    """What the rank that sends most along a mesh axis sends: collectives or, along the pipeline axis, messages."""
     if axis == state.mesh.pipe:
         ranks = {stage.index: stage.rank for stage in summary.stages}
         found = [
@@ -160,7 +159,7 @@ def _bytes(state: Compilation, summary: Summary, axis: str) -> float:
     return sum(each.bytes for each in _sent(state, summary, axis))
 
 
-# ---------------------------------------------------------------- what contributes most
+# ---------------------------------------------------------------- largest contributions
 
 
 def _memory_notes(state: Compilation, summary: Summary) -> Iterator[str]:
@@ -227,13 +226,13 @@ def _bytes_notes(state: Compilation, summary: Summary, axis: str) -> Iterator[st
 
 
 def _lines(weighed: Iterable[tuple[str, float]], dimension: str = PLAIN) -> Iterator[str]:
-    """Those that weigh most, one a line."""
+    """The largest contributions, one per line."""
     for what, weight in _heaviest(weighed):
         yield f"{written(weight, dimension)} by {what}"
 
 
 def _most(weighed: Iterable[tuple[str, float]], dimension: str) -> str:
-    """`gpt.wte 73.7MiB, gpt.wpe 3MiB`."""
+    """The largest contributions in one line: `gpt.wte 73.7MiB, gpt.wpe 3MiB`."""
     return ", ".join(f"{what} {written(weight, dimension)}" for what, weight in _heaviest(weighed))
 
 
@@ -260,7 +259,7 @@ def _rank(summary: Summary, rank: int) -> str:
 
 @frozen(eq=False)
 class Measure:
-    """How a measure's value is had (plain units), what contributes most to it, and what helps."""
+    """How a measure's value is computed (in plain units), what contributes most to it, and what helps."""
 
     value: Callable[..., float]
     notes: Callable[..., Iterable[str]]

@@ -1,9 +1,8 @@
-"""How a tensor lies on the mesh, and why: what `partita explain FILE NAME` says.
+"""Explains a tensor's layout: `partita explain FILE NAME`.
 
-Comes in: a compilation that has passed all passes, and a name. Goes out: for each tensor of that name its home by mesh
-axis with the rule that gave it, the rules that would have split it and came too late; how a parameter, its gradient and
-its optimizer state are stored; the copies that are made of a value and the lines that want them; and which ways there
-were of making it.
+For each tensor of a given name in a finished compilation: its default layout by mesh axis with the rule that set it,
+and the rules shadowed by earlier ones; how a parameter, its gradient and its optimizer state are stored; the copies of
+a value in other layouts and the lines that read them; and the sharding rules that its operation could have used.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 from attrs import evolve, fields, frozen, has
 
 from partita.compiler.analysis.traffic import traffic
-from partita.compiler.graph import Input, Node, Parameter, Value, without_turns
-from partita.compiler.layout import Layout, State, local_type, state_text, whole_type
+from partita.compiler.graph import Input, Node, Parameter, Value, without_iterations
+from partita.compiler.layout import Layout, State, global_type, local_type, state_text
 from partita.compiler.naming import end_of, instead_of, means
-from partita.compiler.ops.collective import Move
-from partita.compiler.report.causes import Moved, moved_of
-from partita.compiler.sharding.choice import Option
-from partita.compiler.sharding.homes import homes_of
-from partita.compiler.sharding.reasons import Late, Split, late, splits, storing, undivided
-from partita.compiler.sharding.shard import ParameterLayouts
+from partita.compiler.ops.collective import Reshard
+from partita.compiler.passes.shard.choice import Option
+from partita.compiler.passes.shard.defaults import default_layouts
+from partita.compiler.passes.shard.reasons import Late, Split, late, splits, storing, undivided
+from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.compiler.report.causes import TensorTraffic, traffic_of
 from partita.compiler.state import Compilation
 from partita.dsl.source import Span
 from partita.dsl.types import Type
@@ -30,9 +29,10 @@ from partita.dsl.types import Type
 
 @frozen(eq=False)
 class Stored:
-    """How the parameter, gradient or optimizer state is kept between uses, by the rules for its class, if any. The
-    gradient is that of the microbatches so far: partial where it is summed at the end of the step. `whole` are the
-    mesh axes of rules by which none of its axes divides."""
+    """How the parameter, gradient or optimizer state is stored between uses, by the rules for its class, if any. The
+    gradient is that accumulated over microbatches: partial where it is reduced at the end of the step. `whole` are the
+    mesh axes of such rules along which it is replicated, since none of its axes divides.
+    """
 
     what: str
     layout: Layout
@@ -43,7 +43,7 @@ class Stored:
 
 @frozen(eq=False)
 class Copy:
-    """The value in another layout: the steps that lead there, in which phase, and the lines that read it."""
+    """The value in another layout: the resharding steps, their phase, and the lines that read it."""
 
     layout: Layout
     type: Type
@@ -54,23 +54,24 @@ class Copy:
 
 @frozen(eq=False)
 class Alternative:
-    """One way of splitting the operation that makes the value, along one mesh axis: what it would have moved. One that
-    moves weights (or what an operation was replaced for) counts a thousandfold, and is a last resort."""
+    """A sharding rule of the operation that computes the value, along one mesh axis, with the resharding it would need
+    in seconds. Resharding weights (or what a decomposition was made for) counts a thousandfold, as a last resort.
+    """
 
     mesh_axis: str
     states: str
     seconds: float
     taken: bool
-    moves_weights: bool
+    reshards_weights: bool
 
 
 @frozen(eq=False)
 class Explanation:
-    """A tensor: all that its layout follows from. `names` are those of its turns, the first of which is described.
+    """Everything that determines a tensor's layout. `names` has one per iteration; the first is described.
 
-    `type` is the whole tensor's (of one microbatch), `local` what a rank computes with at home. `made` is the layout
-    in which `operation` makes it; `instead` are the operations in the place of one that cannot be split. `moved` is
-    what is sent of it, or of a parameter's gradient and updates, in all its turns.
+    `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
+    in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `moved` is
+    the communication of it, or of a parameter's gradient and updates, in all iterations.
     """
 
     names: tuple[str, ...]
@@ -78,7 +79,7 @@ class Explanation:
     type: Type
     local: Type
     span: Span | None
-    home: Layout
+    default: Layout
     splits: tuple[Split, ...]
     late: tuple[Late, ...]
     stages: tuple[int, ...]
@@ -88,12 +89,12 @@ class Explanation:
     instead: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     copies: tuple[Copy, ...] = ()
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[TensorTraffic, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name without turn numbers."""
-        return without_turns(self.names[0])
+        """The name without iteration numbers."""
+        return without_iterations(self.names[0])
 
     def as_json(self) -> dict[str, Any]:
         """As an object of `explain --json`."""
@@ -102,28 +103,28 @@ class Explanation:
 
 
 def explain(state: Compilation, name: str) -> tuple[Explanation, ...]:
-    """The tensors of a name, one of each that differ in more than their turns. ValueError where there is none."""
+    """The tensors of a name, joined where they differ only in their iteration. Raises ValueError if there are none."""
     found = _Tensors(state)
     wanted = found.results.get(name, name)
-    # A value of the program and one that stands in the place of another may have one name, in different turns.
+    # A value of the program and one of a decomposition may have the same name, in different iterations.
     groups: dict[tuple[str, bool], list[str]] = {}
     for each in found.names():
         if means(wanted, each):
-            groups.setdefault((without_turns(each), each in found.whole), []).append(each)
+            groups.setdefault((without_iterations(each), each in found.whole), []).append(each)
     if not groups:
         raise ValueError(f"`{name}` is not a tensor of this program{instead_of(name, list(found.names()))}")
     return tuple(found.explained(tuple(names)) for names in groups.values())
 
 
 class _Tensors:
-    """What is known of the tensors of a compilation, by name."""
+    """The tensors of a compilation, by name."""
 
     def __init__(self, state: Compilation) -> None:
         self.state = state
         self.mesh = state.mesh
         self.records = traffic(state)
-        self.homes = homes_of(state.spec.layout, state.mesh)
-        # The loss and metrics have names in the file that are not those of their values.
+        self.defaults = default_layouts(state.spec.layout, state.mesh)
+        # The file's names of the loss and the metrics are not those of their values.
         self.results = {name: value.name for name, value in (("loss", state.placed.loss), *state.placed.metrics)}
         self.parameters: dict[str, Parameter] = {each.name: each for each in state.step.parameters}
         self.inputs = {each.value.name: each for each in state.step.inputs}
@@ -136,13 +137,13 @@ class _Tensors:
         }
 
     def names(self) -> Iterator[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         yield from dict.fromkeys((*self.parameters, *self.inputs, *self.whole, *self.local))
 
     def explained(self, names: tuple[str, ...]) -> Explanation:
-        """The first of some tensors that differ in their turns alone, with what is sent of all."""
+        """The first of the tensors, which differ only in their iteration, with the communication of all."""
         own = set(names)
-        moved = moved_of(each for each in self.records if (each.parameter or each.tensor) in own)
+        moved = traffic_of(each for each in self.records if (each.parameter or each.tensor) in own)
         return evolve(self._first(names), moved=moved)
 
     def _first(self, names: tuple[str, ...]) -> Explanation:
@@ -153,11 +154,11 @@ class _Tensors:
             return self._input(names, self.inputs[name])
         known = self.whole if name in self.whole else self.local
         value, node = known[name]
-        type = whole_type(value.type, value.layout, self.mesh.sizes)
-        stages = tuple(sorted({known[each][1].home for each in names}))
+        type = global_type(value.type, value.layout, self.mesh.sizes)
+        stages = tuple(sorted({known[each][1].placed_on for each in names}))
         return self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
 
-    # ------------------------------------------------------------ home
+    # ------------------------------------------------------------ default layout
 
     def _of(
         self,
@@ -168,15 +169,15 @@ class _Tensors:
         stages: tuple[int, ...],
         tensor: str | None = None,
     ) -> Explanation:
-        """`tensor` is what the file calls the first of them, where that is another name."""
+        """`tensor` is the file's name of the first, if it differs."""
         tensor = tensor or names[0]
-        home = self.homes.home(tensor, type, span)
-        local = local_type(type, home, self.mesh.sizes)
-        reasons = splits(self.homes, tensor, type), late(self.homes, tensor, type)
-        return Explanation(names, role, type, local, span, home, *reasons, stages)
+        default = self.defaults.default(tensor, type, span)
+        local = local_type(type, default, self.mesh.sizes)
+        reasons = splits(self.defaults, tensor, type), late(self.defaults, tensor, type)
+        return Explanation(names, role, type, local, span, default, *reasons, stages)
 
     def _input(self, names: tuple[str, ...], given: Input) -> Explanation:
-        """An input can be had in any layout: the data is a function of seed and step."""
+        """An input is read directly in any layout, since data is a function of seed and step."""
         stages = [s.index for s in self.state.partitioned.stages if any(each.name == given.name for each in s.inputs)]
         parts = [each.value for each in self.graph.inputs if each.name == given.name]
         copies = []
@@ -203,8 +204,8 @@ class _Tensors:
 
     def _stored(self, parameter: Parameter, layouts: ParameterLayouts, kind: str) -> Stored:
         layout: Layout = getattr(layouts, kind)
-        rules = storing(self.homes, kind, parameter.name, layouts.compute, layout)
-        whole = undivided(self.homes, kind, parameter.name, layout)
+        rules = storing(self.defaults, kind, parameter.name, layouts.compute, layout)
+        whole = undivided(self.defaults, kind, parameter.name, layout)
         if kind == "grad":
             layout = next(each.value.layout for each in self.graph.accumulators if each.parameter == parameter.name)
         return Stored(kind, layout, local_type(parameter.master, layout, self.mesh.sizes), rules, whole)
@@ -225,13 +226,13 @@ class _Tensors:
             found,
             made=value.layout,
             alternatives=tuple(
-                Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken, each.moves_weights)
+                Alternative(each.mesh_axis, _states(whole, each), each.seconds, each.taken, each.reshards_weights)
                 for each in options
             ),
         )
 
     def _instead(self, replaced: Node) -> tuple[str, ...]:
-        """The operations that stand in the place of one that cannot be split as its operands are."""
+        """The operations that replace one that cannot be sharded as its operands are."""
         return tuple(
             dict.fromkeys(
                 node.op.label
@@ -241,7 +242,7 @@ class _Tensors:
         )
 
     def _copies(self, name: str) -> tuple[Copy, ...]:
-        """The value's copies in other layouts, in the order in which they are made."""
+        """The value's copies in other layouts, in program order."""
         steps: dict[Value, tuple[str, ...]] = {}
         made: list[tuple[Value, Node]] = []
         readers: dict[Value, dict[Span, None]] = {}
@@ -249,7 +250,7 @@ class _Tensors:
             for i, value in enumerate(node.inputs):
                 if value.name != name and value not in steps:
                     continue
-                if isinstance(node.op, Move):
+                if isinstance(node.op, Reshard):
                     moved = node.outputs[i]
                     steps[moved] = (*steps.get(value, ()), f"{node.op.name} over {node.op.over}")
                     made.append((moved, node))
@@ -263,24 +264,24 @@ class _Tensors:
 
 
 def _states(node: Node, option: Option) -> str:
-    """`h: whole, wq: heads → q: heads`."""
-    if not any((*option.way.operands, *option.way.results)):
+    """A sharding rule: `h: replicated, wq: heads → q: heads`."""
+    if not any((*option.rule.operands, *option.rule.results)):
         return "all replicated"
 
     def words(values: Sequence[Value], states: Sequence[State]) -> str:
         pairs = zip(values, states, strict=True)
         return ", ".join(f"{end_of(value.name)}: {state_text(state)}" for value, state in pairs)
 
-    return f"{words(node.inputs, option.way.operands)} → {words(node.outputs, option.way.results)}"
+    return f"{words(node.inputs, option.rule.operands)} → {words(node.outputs, option.rule.results)}"
 
 
 def _plain(value: Any) -> Any:
-    """Records as JSON: types and layouts as they print, places as file, line and text."""
+    """Records as JSON: types and layouts as printed, spans as file, line and text."""
     if isinstance(value, Span):
         return {"file": value.source.name, "line": value.line, "text": value.text}
     if isinstance(value, (Layout, Type)):
         return str(value)
-    if isinstance(value, Moved):
+    if isinstance(value, TensorTraffic):
         return value.as_json()
     if isinstance(value, tuple):
         return [_plain(each) for each in value]

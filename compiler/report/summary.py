@@ -1,4 +1,4 @@
-"""What a compiled program is, in numbers: for `partita compile`, in the terminal and as JSON."""
+"""The summary of a compiled program: what `partita compile` prints, in the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.analysis.memory import PARTS, Footprint, footprint
+from partita.compiler.analysis.memory import PARTS, MemoryReport, memory_report
 from partita.compiler.analysis.time import Prediction, predict
 from partita.compiler.analysis.traffic import Traffic, cost, grouped, traffic
-from partita.compiler.graph import Phase, without_turns
-from partita.compiler.instructions import BACK, ONWARD, Message
+from partita.compiler.graph import Phase, without_iterations
+from partita.compiler.instructions import Message
 from partita.compiler.mesh import Mesh
-from partita.compiler.sharding.homes import homes_of
-from partita.compiler.sharding.reasons import undivided
+from partita.compiler.passes.shard.defaults import default_layouts
+from partita.compiler.passes.shard.reasons import undivided
+from partita.compiler.schedules.timeline import Timeline
 from partita.compiler.state import Compilation
-from partita.compiler.timeline import Timeline
-from partita.dsl.brief import count, outline, shortened
+from partita.dsl.reprs import count, outline, shortened
 
 
 @frozen(eq=False)
 class StageSummary:
-    """One stage: where it runs, the turns it holds, its parameters, and predicted seconds of F, B and W."""
+    """One stage: where it runs, its iterations, its parameters, and the predicted seconds of F, B and W."""
 
     index: int
     rank: int
     chunk: int
-    turns: tuple[str, ...]
+    iterations: tuple[str, ...]
     parameters: int
     tied: tuple[str, ...]
     seconds: dict[str, float]
@@ -38,16 +38,16 @@ class StageSummary:
 
 @frozen(eq=False)
 class Summary:
-    """The whole program. `memory` is what the program's tensors need, one per rank of the pipeline; `undivided` the
-    parameters, by mesh axis, that a rule says are stored split and none of whose axes divides; `recomputed` the calls
-    and turns that `recompute auto` has chosen.
+    """The program in numbers. `memory` has one report per pipeline rank. `undivided` are the parameters, by mesh axis,
+    that a rule would store sharded, but none of whose axes divides. `recomputed` are the calls and iterations that
+    `recompute auto` has chosen.
     """
 
     name: str
     mesh: Mesh
     stages: tuple[StageSummary, ...]
     parameters: int
-    memory: tuple[Footprint, ...]
+    memory: tuple[MemoryReport, ...]
     collectives: tuple[Traffic, ...]
     transfers: tuple[dict[str, Any], ...]
     tied: tuple[dict[str, Any], ...]
@@ -62,12 +62,12 @@ class Summary:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of the whole mesh."""
+        """The number of ranks of the mesh."""
         return self.mesh.ranks
 
     @property
     def peak_memory(self) -> tuple[int, ...]:
-        """The bound in bytes, one per rank of the pipeline."""
+        """The memory bound in bytes, one per pipeline rank."""
         return tuple(each.total for each in self.memory)
 
     @property
@@ -76,7 +76,7 @@ class Summary:
         return self.prediction.timeline
 
     def as_json(self) -> dict[str, Any]:
-        """The stable object of `compile --json`."""
+        """The object of `compile --json`, a stable format."""
         found = self.prediction
         columns = [self.memory[self.mesh.pipe_rank(rank)] for rank in range(self.ranks)]
         return {
@@ -87,7 +87,7 @@ class Summary:
                     "stage": s.index,
                     "rank": s.rank,
                     "chunk": s.chunk,
-                    "turns": list(s.turns),
+                    "turns": list(s.iterations),
                     "parameters": s.parameters,
                     "tied": list(s.tied),
                     "seconds": s.seconds,
@@ -135,7 +135,7 @@ def collectives_json(records: Iterable[Traffic]) -> list[dict[str, Any]]:
 
 
 def summarize(state: Compilation) -> Summary:
-    """The summary of a compilation that has passed all passes."""
+    """The summary of a finished compilation."""
     program = state.program
     prediction = predict(state)
     sizes = {p.name: p.type.elements for p in program.parameters}
@@ -148,7 +148,7 @@ def summarize(state: Compilation) -> Summary:
                 stage.index,
                 stage.rank,
                 stage.chunk,
-                _turns([node.scope for node in nodes if node.phase is Phase.FORWARD]),
+                _iterations([node.scope for node in nodes if node.phase is Phase.FORWARD]),
                 sum(sizes[name] for name in stage.parameters),
                 tuple(name for name in stage.parameters if name in tied),
                 {kind: prediction.costs.action(stage.index, kind) for kind in ("F", "B", "W")},
@@ -160,7 +160,7 @@ def summarize(state: Compilation) -> Summary:
         state.mesh,
         tuple(stages),
         sum(sizes.values()),
-        tuple(footprint(state, rank) for rank in program.ranks),
+        tuple(memory_report(state, rank) for rank in program.ranks),
         traffic(state),
         transfers(state),
         tied_transfers(state),
@@ -172,18 +172,18 @@ def summarize(state: Compilation) -> Summary:
 
 
 def transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
-    """What crosses between ranks of a pipeline for each microbatch."""
+    """The messages between pipeline ranks, sent for each microbatch."""
     program = state.program
     return tuple(
         _transfer(message, program.microbatches)
         for message in state.partitioned.messages
-        if message.direction in (ONWARD, BACK)
+        if message.direction in ("forward", "backward")
         and program.stages[message.source].rank != program.stages[message.destination].rank
     )
 
 
 def tied_transfers(state: Compilation) -> tuple[dict[str, Any], ...]:
-    """Sums of gradients of tied parameters, once a step to each other rank of a pipeline that holds one."""
+    """Gradient totals of tied parameters, sent once a step to each other pipeline rank that has the parameter."""
     return tuple(_transfer(each.transfer.message, 1) for rank in state.program.ranks for each in rank.sends)
 
 
@@ -199,16 +199,16 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
 
 
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    homes = homes_of(state.spec.layout, state.mesh)
+    defaults = default_layouts(state.spec.layout, state.mesh)
     found: dict[str, dict[str, None]] = {}
     for name, layouts in state.sharded.parameters.items():
-        for mesh_axis in undivided(homes, "state", name, layouts.state):
-            found.setdefault(mesh_axis, {})[without_turns(name)] = None
+        for mesh_axis in undivided(defaults, "state", name, layouts.state):
+            found.setdefault(mesh_axis, {})[without_iterations(name)] = None
     return tuple((mesh_axis, tuple(names)) for mesh_axis, names in found.items())
 
 
-def _turns(scopes: list[str]) -> tuple[str, ...]:
-    """Outermost turns that a stage holds: `layer.3`."""
+def _iterations(scopes: list[str]) -> tuple[str, ...]:
+    """The outermost iterations of a stage: `layer.3`."""
     found: dict[str, None] = {}
     for scope in scopes:
         parts = scope.split(".")

@@ -1,1 +1,1 @@
-"""Schedules: the records, one file for each kind, and `registry`, which makes them by name."""
+"""Pipeline schedules: the records, one module per schedule, and `registry`, which builds them by name."""

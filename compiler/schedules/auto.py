@@ -1,15 +1,17 @@
-"""`auto`: the order that costs least, by search under a memory limit with the costs of the program.
+"""`auto`: searches for the order of least cost under a memory limit, with the costs of the program.
 
-Three kinds of orders take part, as far as memory holds them. The classical schedules. Static orders of two integers a
-rank, a warm-up of forwards and a lag of W behind B (`partita.compiler.schedules.descent`), over the forwards and
-backwards of 1F1B, interleaved 1F1B and ZB-V: with one chunk they reach the published optima, which list scheduling does
-not. And those of list scheduling and of greedy construction (`partita.compiler.schedules.listing`) within several
-bounds of memory: with several chunks, or with little memory, they are often better, and static orders are also looked
-for from where they begin. Orders are compared by an estimate, and the best by the simulator; where one meets the lower
-bound (`partita.compiler.schedules.least`), the search ends.
+Three kinds of orders compete, as far as they fit in memory:
 
-All of this is deterministic: otherwise the search ends after so many looks at actions, not after a time; more where
-orders are longer.
+- the classical schedules;
+- static orders with two integers per rank, a warm-up of forwards and a lag of W behind B
+  (`partita.compiler.schedules.descent`), over the forwards and backwards of 1F1B, interleaved 1F1B and ZB-V. With one
+  chunk they reach the published optima, which list scheduling does not;
+- list scheduling and greedy construction (`partita.compiler.schedules.listing`) within several memory bounds. With
+  several chunks or little memory they are often better; their warm-ups also serve as starting points of static orders.
+
+Orders are compared by estimate, and the best ones by simulation. The search ends when one meets the lower bound
+(`partita.compiler.schedules.lower_bound`), or after a budget of visited actions, larger for longer orders. The budget
+is not a time, so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -20,41 +22,40 @@ from math import inf
 
 from attrs import evolve, frozen
 
-from partita.compiler.communication import communicate
+from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.descent import NEAR, Descent
 from partita.compiler.schedules.estimate import Estimate, Value, codes
 from partita.compiler.schedules.generator import SCHEDULES, Generator, Sizes, register
-from partita.compiler.schedules.least import fillings, least_cost
-from partita.compiler.schedules.listing import TURNS, list_orders
+from partita.compiler.schedules.listing import ALTERNATING, list_orders
+from partita.compiler.schedules.lower_bound import fillings, lower_bound
 from partita.compiler.schedules.registry import make
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live
-from partita.compiler.simulator import simulate
+from partita.compiler.schedules.simulator import simulate
 from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER
 from partita.dsl.spec import Call
 
-# Actions that a search of static orders looks at in all, some seconds; of long orders, so many orders.
+# The budget for static orders: a number of visited actions (some seconds), or of orders if these are long.
 STEPS, ORDERS = 6_000_000, 600
-# The memory that list scheduling is given: multiples of P microbatches, and how many fewer each rank has than the one
-# before. Later ranks have less to wait for.
+# Memory bounds for list scheduling, as (a, b): a·P − b·r microbatches on rank r. Later ranks wait less.
 SHARES = ((1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (2.0, 0.5), (2.0, 1.0))
-# Of how many other orders the warm-ups are starting points.
+# The number of other orders whose warm-ups are starting points.
 OTHERS = 6
-# The memory that the small copy's schedule is searched within.
+# The memory limit of a proxy's schedule.
 _PLENTY = float(1 << 60)
 
 
 def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> Schedule:
-    """The schedule that costs least of those searched, with what the search found out about it (`Schedule.search`).
-    Where stages can be placed in a loop or in a V, that whose cheapest schedule is done first.
+    """The cheapest schedule found, with a report of the search (`Schedule.search`). If several placements are possible
+    (loop, V), the one whose cheapest schedule has the smallest makespan.
 
-    Raises ValueError where no order keeps within the memory.
+    Raises ValueError if no order fits in memory.
     """
     families, others = (
         [
             make(each, ranks, chunks, microbatches)
             for each in SCHEDULES.values()
-            # With one chunk, what can have any number is the same as what has one.
+            # With one chunk, schedules for any number of chunks duplicate those for one.
             if each.role == role and chunks == (each.chunks or max(2, chunks))
         ]
         for role in ("varied", "compared")
@@ -76,7 +77,7 @@ def auto(ranks: int, chunks: int, microbatches: int, conditions: Conditions) -> 
 
 
 def _too_little(placement: Placement, memory: Memory) -> str:
-    """Why no order keeps within the memory, in words."""
+    """Explains why no order fits in memory."""
     rank = max(range(len(placement)), key=lambda each: memory.one(placement[each]) - memory.limit[each])
     limit, one = memory.text(max(0.0, memory.limit[rank])), memory.text(memory.one(placement[rank]))
     return f"rank {rank} has room for {limit} of activations, but one microbatch needs {one}"
@@ -84,7 +85,7 @@ def _too_little(placement: Placement, memory: Memory) -> str:
 
 @frozen(eq=False)
 class _Search:
-    """The search with stages placed in one way, that of `family`."""
+    """The search over one placement of stages, that of `family`."""
 
     family: Schedule
     conditions: Conditions
@@ -92,9 +93,9 @@ class _Search:
     estimate: Estimate
 
     def best(self, budget: int, classical: Iterable[Schedule]) -> Iterator[tuple[tuple[float, float], Schedule]]:
-        """The cheapest schedule by the simulator, with its makespan and cost, if memory holds any."""
+        """The cheapest schedule by simulation, with its makespan and cost; nothing if none fits in memory."""
         placement, microbatches = self.family.placement, self.family.microbatches
-        least = least_cost(placement, microbatches, self.estimate.prices, self.memory)
+        least = lower_bound(placement, microbatches, self.estimate.prices, self.memory)
         found: list[tuple[Value, Schedule]] = []
         listed: list[tuple[Value, Schedule]] = []
         for each in chain(self._estimated(classical), self._estimated(self._listed())):
@@ -106,7 +107,7 @@ class _Search:
         found += listed
         judged: list[tuple[float, float, Schedule]] = []
         for (estimated, *_), schedule in sorted(found, key=lambda pair: pair[0]):
-            # An estimate is never more than what the simulator says.
+            # An estimate never exceeds the simulated cost.
             if not judged or estimated * (1 + NEAR) < min(cost for cost, _, _ in judged):
                 timeline = simulate(communicate(schedule, self.conditions.messages), self.conditions.costs)
                 judged.append((timeline.cost, timeline.makespan, schedule))
@@ -120,8 +121,8 @@ class _Search:
                 yield self.estimate([codes(line) for line in schedule.actions]), schedule
 
     def _static(self, budget: int, least: float, others: Iterable[Schedule]) -> Iterator[tuple[Value, Schedule]]:
-        """The best order of two integers a rank, if memory holds any. It is also looked for from where the best of some
-        `others` begin.
+        """The best order with two integers per rank, if any fits in memory; the warm-ups of the first of `others` are
+        starting points too.
         """
         family, prices = self.family, self.estimate.prices
         warm_ups = [_warm_ups(each) for each in (family, *islice(others, OTHERS))]
@@ -133,7 +134,7 @@ class _Search:
             yield found
 
     def _listed(self) -> Iterator[Schedule]:
-        """What list scheduling makes of a part of the memory, and of all."""
+        """The results of list scheduling, within parts of the memory and all of it."""
         placement, microbatches, prices = self.family.placement, self.family.microbatches, self.estimate.prices
         each = (1.0,) * len(prices.forward)
         memory = self.memory or Memory((float(microbatches * len(each)),) * len(placement), each, each)
@@ -146,24 +147,26 @@ class _Search:
         for limit in limits:
             within = evolve(memory, limit=limit)
             if all(within.holds(rank, within.one(stages)) for rank, stages in enumerate(placement)):
-                for split, prefer in product((True, False) if prices.joint else (True,), (BACKWARD, FORWARD, TURNS)):
+                for split, prefer in product(
+                    (True, False) if prices.joint else (True,), (BACKWARD, FORWARD, ALTERNATING)
+                ):
                     for patient in (False, True) if split else (False,):
                         orders = list_orders(placement, microbatches, prices, within, prefer, split, patient)
-                        name = "greedy construction" if patient or prefer == TURNS else "list scheduling"
+                        name = "greedy construction" if patient or prefer == ALTERNATING else "list scheduling"
                         yield Schedule(name, microbatches, placement, orders, tuple(map(peak_live, orders)))
 
 
 def _warm_ups(schedule: Schedule) -> list[int]:
-    """How many forwards each rank begins with."""
+    """The number of forwards before each rank's first backward."""
     return [next(i for i, action in enumerate(line) if action.kind != FORWARD) for line in schedule.actions]
 
 
 def _proxy(call: Call, sizes: Sizes) -> Call:
-    """Within any memory: that of the small copy's device says other things."""
+    """Without a memory limit: that of the proxy's device is unrelated."""
     return evolve(call, arguments={**call.arguments, "memory": _PLENTY})
 
 
-# `plan` leaves it out: it searches for too long to be one of many.
+# `plan` omits it: the search takes too long to be run for every candidate.
 register(
     Generator(
         "auto",

@@ -1,10 +1,10 @@
-"""The search over warm-ups and lags (`partita.compiler.schedules.lagged`).
+"""Local search over warm-ups and lags (`partita.compiler.schedules.lagged`).
 
-A rank may also run whole backwards, which is written as a lag of −1: where they take less time than B and W apart.
+A lag of −1 means that a rank runs full backwards, which is tried where they take less time than B and W separately.
 
-It starts from the warm-ups that the lower bound is made of and from multiples of the classical ones, with lags along
-lines, and goes downhill from the best of these in steps of one rank, or of all ranks to one side. In the end, lags are
-made as short as they can be at the same cost: what does not cost time is given back.
+The search starts from the warm-ups behind the lower bound and from multiples of the classical ones, with lags
+proportional to the distance from the first stage. It descends from the best of these by changing one rank, or all ranks
+on one side of a cut. Finally, lags are shortened as far as the cost stays the same, which saves memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from partita.compiler.schedules.lagged import Each, lagged
 from partita.compiler.schedules.schedule import (
     BACKWARD,
     FORWARD,
+    FULL_BACKWARD,
     KINDS,
     WEIGHT,
-    WHOLE_BACKWARD,
     Action,
     Schedule,
     peak_live,
@@ -31,18 +31,18 @@ from partita.compiler.schedules.schedule import (
 
 Numbers = tuple[tuple[int, int], ...]  # warm-up and lag of each rank
 
-# Times that differ by less than this share are equal.
+# Times within this relative difference are equal.
 NEAR = 1e-9
-# Lags of starting points, as shares of the time by which a rank begins later and may end earlier than rank 0.
+# Lags of starting points, as multiples of the time by which a rank starts later and may end earlier than rank 0.
 SHARES = (0.0, 0.5, 1.0, 1.5)
-# Warm-ups of starting points, as multiples of those of 1F1B or its like.
+# Warm-ups of starting points, as multiples of those of 1F1B or a similar schedule.
 FACTORS = (1.0, 2.0, 1.5, 1.25, 1.75, 2.25, 2.5, 3.0)
-# From how many starting points a search goes downhill: from the best, and from others with other warm-ups.
+# The number of starting points to descend from: the BEST ones, then others with different warm-ups, up to STARTS.
 BEST, STARTS = 3, 6
 
 
 def better(one: Value, other: Value) -> bool:
-    """Whether an order costs less, or as much and is done sooner."""
+    """Whether an order costs less, or costs the same and finishes sooner."""
     for a, b in zip(one, other, strict=True):
         if a != b and abs(a - b) > NEAR * max(a, b):
             return a < b
@@ -51,15 +51,13 @@ def better(one: Value, other: Value) -> bool:
 
 @define(eq=False)
 class Descent:
-    """The orders over the forwards and backwards of one schedule, and the best of them. `budget` says how many actions
-    may be looked at.
-    """
+    """Searches orders of the forwards and backwards of the schedule `like`; visits at most about `budget` actions."""
 
     like: Schedule
     estimate: Estimate
     memory: Memory | None
     budget: int
-    parts: list[tuple[Codes, ...]] = field(init=False)  # forwards, B, W and whole backwards of each rank
+    parts: list[tuple[Codes, ...]] = field(init=False)  # forwards, B, W and full backwards of each rank
     _orders: dict[tuple[int, int, int], Codes] = field(factory=dict)
     _longest: dict[tuple[int, int], int] = field(factory=dict)
     _values: dict[Numbers, Value] = field(factory=dict)
@@ -69,8 +67,8 @@ class Descent:
         self.parts = [tuple(map(codes, _parts(actions))) for actions in self.like.actions]
 
     def run(self, warm_ups: Iterable[Sequence[int]], least: float) -> tuple[Value, Schedule] | None:
-        """The best order found from starting points with these warm-ups; None where memory holds none. No order that
-        costs no more than `least` can be better.
+        """The best order found from starting points with these warm-ups; None if none fits in memory. The search stops
+        at a cost of `least`, a lower bound.
         """
         most = [self._most(rank) for rank in range(self.like.ranks)]
         if min(most) < 1:
@@ -92,14 +90,14 @@ class Descent:
         return value, self.schedule(self._given_back(value, numbers))
 
     def value(self, numbers: Numbers) -> Value:
-        """What an order is estimated to cost."""
+        """The estimated cost of an order."""
         if numbers not in self._values:
             orders = [self._order(rank, *own) for rank, own in enumerate(numbers)]
             self._values[numbers] = self.estimate(orders)
         return self._values[numbers]
 
     def schedule(self, numbers: Numbers) -> Schedule:
-        """The order itself."""
+        """The schedule with these warm-ups and lags."""
         lines = []
         for actions, own in zip(self.like.actions, numbers, strict=True):
             lines.append(_in_order(_parts(actions), *own))
@@ -125,11 +123,11 @@ class Descent:
         return self.memory.holds(rank, max(held))
 
     def _most(self, rank: int) -> int:
-        """The longest warm-up that memory holds; 0 where it holds none."""
+        """The longest warm-up that fits in memory, or 0."""
         return _last(lambda k: self._fits(rank, k, 0), 1, len(self.parts[rank][0]))
 
     def longest(self, rank: int, warm_up: int) -> int:
-        """The longest lag that memory holds beside a warm-up that it holds."""
+        """The longest lag that fits in memory, given a warm-up that does."""
         key = rank, warm_up
         if key not in self._longest:
             self._longest[key] = _last(lambda lag: self._fits(rank, warm_up, lag), 1, len(self.parts[rank][0]))
@@ -138,8 +136,8 @@ class Descent:
     # ---------------------------------------------------------------- steps
 
     def _starts(self, own: Iterable[Sequence[int]], most: Sequence[int]) -> Iterator[Numbers]:
-        """Starting points: the family's own warm-ups, and multiples of the first of them, among these the greatest that
-        memory holds on all ranks.
+        """Starting points: the given warm-ups and multiples of the first of them, including the largest that fits in
+        memory on all ranks, at most 1.
         """
         given = list(own)
         fitting = min(1.0, *(top / k for k, top in zip(given[0], most, strict=True)))
@@ -150,23 +148,23 @@ class Descent:
             yield from dict.fromkeys(self._with_lags(warm_ups))
 
     def _with_lags(self, warm_ups: Sequence[int]) -> Iterator[Numbers]:
-        """Starting points with these warm-ups: lags as long as they can be, and along a line."""
+        """Starting points with these warm-ups: the longest lags, and lags proportional to the distance from stage 0."""
         longest = [self.longest(rank, k) for rank, k in enumerate(warm_ups)]
         yield tuple(zip(warm_ups, longest, strict=True))
         prices = self.estimate.prices
         if prices.joint:
             yield tuple((warm_up, -1) for warm_up in warm_ups)
-        onto, home = prices.onto(), prices.home()
+        from_first, to_first = prices.from_first(), prices.to_first()
         for share in SHARES:
             lags = []
             for stages, most in zip(self.like.placement, longest, strict=True):
-                way = onto[min(stages)] + home[min(stages)]
+                trip = from_first[min(stages)] + to_first[min(stages)]
                 weight = sum(prices.weight[stage] for stage in stages) / len(stages)
-                lags.append(min(most, round(share * way / weight) if weight else 0))
+                lags.append(min(most, round(share * trip / weight) if weight else 0))
             yield tuple(zip(warm_ups, lags, strict=True))
 
     def _down(self, value: Value, numbers: Numbers, most: Sequence[int], least: float) -> tuple[Value, Numbers]:
-        """Take every step that is better, until none is."""
+        """Takes every step that improves the value, until none does."""
         improved = True
         while improved:
             improved = False
@@ -190,7 +188,7 @@ class Descent:
                 yield self._step(range(rank, len(ranks)), 0, change, most)
 
     def _step(self, ranks: range, warm_up: int, lag: int | None, most: Sequence[int]) -> Callable[[Numbers], Numbers]:
-        """Change warm-up and lag of some ranks by so much; a lag by None: to what memory holds."""
+        """A step that changes warm-up and lag of some ranks by these amounts; None sets the longest lag that fits."""
 
         least = -1 if self.estimate.prices.joint else 0
 
@@ -205,7 +203,7 @@ class Descent:
         return take
 
     def _given_back(self, value: Value, numbers: Numbers) -> Numbers:
-        """With lags as short as they can be for the same value, from the last rank on."""
+        """With the shortest lags that keep the value, from the last rank to the first."""
         for rank in reversed(range(self.like.ranks)):
             if self.estimate.steps < self.budget:
                 numbers = self._with_shortest(rank, value, numbers)
@@ -225,25 +223,25 @@ def _warm_ups(numbers: Numbers) -> tuple[int, ...]:
 
 
 def _parts(actions: Iterable[Action]) -> tuple[list[Action], ...]:
-    """The forwards of an order, and its backwards as B, as W, and whole."""
+    """The forwards of an order, and its backwards as B, as W, and as BW."""
     forwards, backwards = [], []
     for action in actions:
         if action.kind == FORWARD:
             forwards.append(action)
         elif action.kind != WEIGHT:
             backwards.append(action)
-    kinds = (BACKWARD, WEIGHT, WHOLE_BACKWARD)
+    kinds = (BACKWARD, WEIGHT, FULL_BACKWARD)
     return forwards, *([Action(kind, each.chunk, each.microbatch) for each in backwards] for kind in kinds)
 
 
 def _in_order(parts: Sequence[Sequence[Each]], warm_up: int, lag: int) -> tuple[Each, ...]:
-    """The order of a rank's parts."""
+    """A rank's parts in the order that a warm-up and a lag give."""
     forwards, backwards, weights, wholes = parts
     return lagged(forwards, backwards, weights, warm_up, lag) if lag >= 0 else lagged(forwards, wholes, (), warm_up, 0)
 
 
 def _last(holds: Callable[[int], bool], first: int, last: int) -> int:
-    """The last number for which something holds that holds up to some number; `first - 1` where it never does."""
+    """The last number that satisfies a predicate that holds up to some point (bisection), or `first - 1`."""
     low, high = first - 1, last
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""DualPipeV: pairs of a forward and a backward of different microbatches that overlap, on two chunks a rank in a V.
+"""DualPipeV: overlapped pairs of a forward and a backward of different microbatches, with two chunks per rank in a V.
 
-DualPipeV is DualPipe (DeepSeek-V3, arXiv 2412.19437 §3.2.1) cut in half, so that no parameter is stored twice: Qi et
-al., Sea AI Lab, "DualPipe could be better without the Dual"; the order is that of `dualpipev.py` in
-github.com/deepseek-ai/DualPipe, which torch's DualPipeV has too.
+DualPipe (DeepSeek-V3, arXiv 2412.19437 §3.2.1) cut in half, so that no parameter is stored twice: Qi et al., Sea AI
+Lab, "DualPipe could be better without the Dual". The order is that of `dualpipev.py` in
+github.com/deepseek-ai/DualPipe, as is that of torch's DualPipeV.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
-    """Whole backwards beside forwards of other microbatches while there are any; B and W apart while the pipeline fills
-    and drains.
+    """Full backwards overlap with forwards of other microbatches while there are any; B and W are split while the
+    pipeline fills and drains.
 
-    Live activations: 2P+1 on every rank, and fewer with fewer microbatches: min(2M, M+r+1); of stages half as large. At
-    equal costs (F, B and W take one unit each), with free transfers and M ≥ 2P, the pipeline idles for (P−1)(F&B + BW −
-    3W), where F&B is the time of an overlapped pair and BW that of a whole backward. Run one after the other, pairs
-    send what the forward makes before the backward runs, and it idles for (P−1)(F + BW − 2W).
+    Live activations: min(2P+1, 2M, M+r+1) on rank r, of stages half as large. At equal costs (F, B and W take one unit
+    each), with free transfers and M ≥ 2P, the bubble is (P−1)(F&B + BW − 3W), where F&B is the time of an overlapped
+    pair and BW that of a full backward. If pairs run sequentially, the forward's output is sent before the backward
+    runs, and the bubble is (P−1)(F + BW − 2W).
     """
     return in_a_v("dualpipe_v", ranks, microbatches, 2 * ranks, _steps, live(ranks, 2, microbatches))
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-    """One more than ZB-V."""
+    """min(2P+1, 2M, M+r+1) on rank r."""
     return tuple(min(2 * ranks + 1, 2 * microbatches, microbatches + rank + 1) for rank in range(ranks))
 
 
 def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
-    """The eight steps of the published code, on a rank, for 2P microbatches or more."""
+    """The eight phases of the published code on a rank, for 2P microbatches or more."""
     after = ranks - rank - 1  # ranks between this one and the turn of the V
     pending: list[int] = []  # chunks whose B has run without its W
 
@@ -44,12 +44,12 @@ def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
     for _ in range(after):
         yield from (("B", 1), ("W", 1), ("F", 1))
     for i in range(microbatches - 2 * ranks + rank + 1):
-        # On the last rank the first pair does not overlap: rank P−2 waits for its forward.
+        # On the last rank the first pair does not overlap: rank P−2 waits for the forward's output.
         yield ("F" if i == 0 and after == 0 else PAIRED), 0
         yield from (("BW", 1), (PAIRED, 1), ("BW", 0))
     for _ in range(after):
         yield from (("BW", 1), (PAIRED, 1), ("BW", 0))
-    # It drains: from the middle on, B goes first, and W follows where there is time.
+    # The pipeline drains: from the middle on, B goes first, and W fills the gaps.
     for i in range(rank + 1):
         for chunk, late in ((1, i + rank % 2), (0, i + 1)):
             if late > (rank + 1) // 2:
@@ -65,7 +65,7 @@ def _steps(ranks: int, microbatches: int, rank: int) -> Iterator[Step]:
         yield "W", chunk
 
 
-# It keeps more than what `plan` considers, and ends no sooner.
+# `plan` omits it: it needs more memory than those considered and is no faster.
 register(
     Generator(
         "dualpipe_v",

@@ -1,8 +1,8 @@
-"""What orders cost, quickly: the times of the simulator without its instructions.
+"""A fast estimate of the cost of orders: the simulator's times without instructions.
 
-A transfer takes its time after the action that makes it; it does not wait for the transfer before it on its channel, or
-for its receiver. So an estimate is at most what the simulator says, and mostly that; a search compares many orders by
-it, and lets the simulator judge the best.
+A transfer starts when its producer ends; it waits neither for the previous transfer on its channel nor for its
+receiver. So an estimate never exceeds the simulated cost, and usually equals it. A search compares many orders by
+estimate and the best ones by simulation.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from math import inf
 
 from attrs import define, field
 
-from partita.compiler.schedules.conditions import Prices
+from partita.compiler.schedules.conditions import StageTimes
 from partita.compiler.schedules.schedule import KINDS, Action
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
-# Looking whether a rank can go on takes as long as some actions do.
+# Checking whether a rank can proceed costs as much as visiting this many actions.
 VISIT = 4
 
-# An order of a rank: for each action 4·chunk + kind. Which microbatch it is follows, as each kind's come in order.
+# A rank's order: 4·chunk + kind for each action. Microbatches are implicit, since they ascend within chunk and kind.
 Codes = tuple[int, ...]
-# The longest time that a rank is occupied, the end of the last action, and the times of all ranks together.
+# The longest time that any rank is occupied, the end of the last action, and the sum of all ranks' occupied times.
 Value = tuple[float, float, float]
 
 
@@ -34,15 +34,15 @@ def codes(actions: Iterable[Action]) -> Codes:
 
 @define
 class Estimate:
-    """Estimates the orders of one placement of stages. `steps` counts the actions that were looked at."""
+    """Estimates orders for one placement of stages. `steps` counts the actions visited."""
 
     placement: Sequence[Sequence[int]]
-    prices: Prices
+    prices: StageTimes
     steps: int = 0
     _ranks: list[tuple[list[float], list[int], list[float], list[int]]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # Ends of actions stand in one list for each stage and direction: F of stage s in 2s, B in 2s + 1.
+        # There is a list of ends of actions for each stage and direction: F of stage s in 2s, B in 2s + 1.
         last = sum(map(len, self.placement)) - 1
         prices = self.prices
         self._ranks = []
@@ -50,20 +50,20 @@ class Estimate:
             seconds, wanted, way, made = [], [], [], []
             for s in stages:
                 seconds += [prices.forward[s], prices.backward[s], prices.weight[s], prices.whole[s]]
-                onward = (2 * s - 2, prices.onward[s - 1]) if s else (-1, 0.0)
-                back = (2 * s + 3, prices.back[s]) if s < last else (2 * s, 0.0)
-                for source, time in (onward, back, (-1, 0.0), back):
+                send_forward = (2 * s - 2, prices.send_forward[s - 1]) if s else (-1, 0.0)
+                send_backward = (2 * s + 3, prices.send_backward[s]) if s < last else (2 * s, 0.0)
+                for source, time in (send_forward, send_backward, (-1, 0.0), send_backward):
                     wanted.append(source)
                     way.append(time)
                 made += [2 * s, 2 * s + 1, -1, 2 * s + 1]
             self._ranks.append((seconds, wanted, way, made))
 
     def __call__(self, orders: Sequence[Codes]) -> Value:
-        """What an order costs; infinite where ranks would wait for each other."""
+        """The value of the ranks' orders; infinite if they deadlock."""
         count = len(orders)
         ends: list[list[float]] = [[] for _ in range(2 * sum(map(len, self.placement)))]
         clocks, starts, positions = [0.0] * count, [0.0] * count, [0] * count
-        waiting = [-1] * len(ends)  # the rank that waits for more of a list
+        waiting = [-1] * len(ends)  # the rank that waits for the next entry of a list
         ready = deque(range(count))
         while ready:
             rank = ready.popleft()

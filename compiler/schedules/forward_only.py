@@ -1,4 +1,4 @@
-"""The forward-only order that evaluation runs; users do not name it."""
+"""The forward-only order of evaluation; not selectable by users."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from partita.compiler.schedules.schedule import FORWARD, Action, Schedule, loop_
 def forward_only(
     ranks: int, chunks: int, microbatches: int, placement: tuple[tuple[int, ...], ...] | None = None
 ) -> Schedule:
-    """Forwards by groups of P microbatches, in each group chunk by chunk, so that a chunk's first microbatch
-    comes back when the chunk before it has run the group.
+    """Forwards in groups of P microbatches, chunk by chunk within a group: a group's first microbatch returns to the
+    first rank just as the previous chunk finishes the group there.
 
-    `placement` is that of the training schedule (loop_placement unless given). It cannot deadlock where every
-    stage of a chunk comes before every stage of the next chunk: all ranks run one total order. Nothing stays
-    alive.
+    `placement` is that of the training schedule (default: loop_placement). It cannot deadlock if every stage of a chunk
+    precedes every stage of the next chunk, since all ranks then run one total order. No activations stay live.
     """
     order = tuple(
         Action(FORWARD, chunk, m)

@@ -1,4 +1,4 @@
-"""`from_file`: a schedule that a user has written as text, one line a rank."""
+"""`from_file`: a schedule written by the user as text, one line per rank."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from partita.compiler.schedules.generator import Generator, Sizes, register
 from partita.compiler.schedules.policy import POLICY
 from partita.compiler.schedules.schedule import WEIGHT, Schedule
 from partita.compiler.schedules.text import PLACEMENTS, placement_text, read
-from partita.dsl.builtins import OVER, PLACEMENT, Beside, Setting
+from partita.dsl.builtins import OVER, PLACEMENT, Setting, TextFile
 from partita.dsl.source import Source
 from partita.dsl.spec import Call
 
 
 def from_file(ranks: int, chunks: int, microbatches: int, path: Source, placement: str | None = None) -> Schedule:
-    """The orders of the file (`partita.compiler.schedules.text`), of as many live activations as they reach.
+    """The schedule in the file (`partita.compiler.schedules.text`); its bound is its own peak of live activations.
 
-    Raises ValueError where the file is not for so many ranks, and Refused (E0506) where it is no schedule.
+    Raises ValueError if the file is for another number of ranks, and Refused (E0506) if it is not a schedule.
     """
     found = read(path).ranks
     if found != ranks:
@@ -26,12 +26,12 @@ def from_file(ranks: int, chunks: int, microbatches: int, path: Source, placemen
 
 
 def _written(call: Call) -> Schedule:
-    """What the file says."""
+    """The schedule in the file."""
     return read(call.arguments["path"])
 
 
 def _proxy(call: Call, sizes: Sizes) -> Call:
-    """An order is written for one size: the small copy has its chunks, placement and kinds of actions."""
+    """An order has a fixed size, so the proxy runs `policy` with the same kinds of actions and placement."""
     schedule = _written(call)
     split = any(action.kind == WEIGHT for line in schedule.actions for action in line)
     placed = call.arguments["placement"] or placement_text(schedule.placement)
@@ -42,7 +42,7 @@ def _proxy(call: Call, sizes: Sizes) -> Call:
 register(
     Generator(
         "from_file",
-        (Setting("path", Beside()), evolve(PLACEMENT, default=None), OVER),
+        (Setting("path", TextFile()), evolve(PLACEMENT, default=None), OVER),
         order=from_file,
         chunks=None,
         written=_written,

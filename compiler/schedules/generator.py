@@ -1,8 +1,7 @@
-"""What a schedule is besides its orders, and all of them by name.
+"""The registry of schedules, and what is known of each without building it.
 
-A schedule is one module: the function that makes its orders, and a `Generator`, which is registered when the module is
-imported and says what is known of it without making it. What the function returns is held to the laws
-(`partita.compiler.laws`), whoever wrote it.
+A schedule is one module: the function that builds its orders, and a `Generator`, registered on import, that describes
+it. What the function returns is checked against the invariants (`partita.compiler.schedules.invariants`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from partita.dsl.builtins import Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 
-# Arguments that say what a step is; what is left is the schedule's own.
+# Arguments that every schedule may have; the others are a schedule's own.
 OF_THE_STEP = ("microbatches", "chunks", "over")
 
 
@@ -45,7 +44,7 @@ class Times(Protocol):
 
 @frozen
 class Sizes:
-    """A pipeline that shrinks: its ranks before, and its ranks and chunks after that."""
+    """The sizes of a pipeline that is shrunk to a proxy: ranks before, and ranks and chunks afterwards."""
 
     before: int
     ranks: int
@@ -54,32 +53,31 @@ class Sizes:
 
 @frozen(kw_only=True, eq=False)
 class Generator(Signature):
-    """A schedule: how files call it, how it is made, and what is known of it.
+    """A schedule: its call syntax, the function that builds it, and what is known of it.
 
-    `order` takes `ranks`, `microbatches`, `chunks` if it can have any number of stages on a rank, `conditions` (costs
-    and memory) if it looks at them, and arguments of its own by name; it returns a `Schedule` with its stated bound of
-    live activations, and raises ValueError for arguments that it cannot serve.
+    `order` takes `ranks`, `microbatches`, `chunks` if any number of stages per rank is supported, `conditions` (costs
+    and memory) if it depends on them, and its own arguments by name. It returns a `Schedule` with a declared bound on
+    live activations, and raises ValueError for arguments that it does not support.
 
-    Closed forms, of P ranks, V chunks and M microbatches, None where only the orders tell:
+    Closed forms for P ranks, V chunks and M microbatches; None if only the orders tell:
 
-    - `chunks`: the stages on each rank, None where a call says how many; `placement`: where stages stand.
-    - `split`: whether B and W are actions of their own.
-    - `live`: the live activations of each rank, in stages, of P, V and M; its bound, with the arguments' defaults.
-    - `lag`: the most W, in stages, that a rank puts off, of P.
-    - `bubble`: for how long each of P−1 ranks idles where stages are alike, transfers free and microbatches many.
+    - `chunks`: the stages on each rank, None if the call gives the number; `placement`: the placement for P and V.
+    - `split`: whether B and W are separate actions.
+    - `live`: each rank's bound on live activations, in stages, for P, V and M, with default arguments.
+    - `lag`: the most W, in stages, that a rank defers, for P.
+    - `bubble`: how long each of P−1 ranks idles with equal stages, free transfers and many microbatches.
 
     For `plan`, which predicts it without compiling:
 
-    - `representative`: of how many of M microbatches a timeline tells that of all, of P and M; each further one takes
-      the busiest rank's time.
-    - `planned`: with how many chunks it is considered, of P, the turns to cut between and M; not at all unless given.
+    - `representative`: how many of M microbatches to estimate, for P and M; others add the busiest rank's time each.
+    - `planned`: the numbers of chunks to consider, for P, the layers to split and M; default: none.
 
-    For `auto`: in its `role`, it is compared as it is, or its warm-up and lag are varied. `bounded`: it is made within
-    the memory of its conditions.
+    For `auto`: `role` is "compared" (taken as it is) or "varied" (with other warm-ups and lags). `bounded`: it is built
+    to fit within the memory of its conditions.
 
-    Of calls: `written` is the schedule that one holds as it is, whose sizes nothing else says; `proxy` the call for the
-    small copy that `verify` runs, and `fewest` the microbatches that it needs to be what it is. `legal` are values of
-    its own arguments for P and V, for those who draw schedules.
+    For calls: `written` returns the schedule that a call refers to, if that determines its own sizes; `proxy` is the
+    call for the proxy that `verify` runs, and `fewest` the least number of microbatches that it needs. `legal` gives
+    values of its own arguments for P and V, for random tests.
     """
 
     order: Callable[..., Schedule]
@@ -90,7 +88,7 @@ class Generator(Signature):
     lag: Callable[[int], int] = lambda ranks: 0
     bubble: Callable[[Times], float] | None = None
     representative: Callable[[int, int], int] = lambda ranks, microbatches: min(microbatches, 3 * ranks)
-    planned: Callable[[int, int, int], Iterable[int]] = lambda ranks, turns, microbatches: ()
+    planned: Callable[[int, int, int], Iterable[int]] = lambda ranks, layers, microbatches: ()
     role: Literal["varied", "compared"] | None = None
     bounded: bool = False
     written: Callable[[Call], Schedule] | None = None
@@ -105,25 +103,25 @@ class Generator(Signature):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The arguments that are its own."""
+        """The names of its own arguments."""
         step = ("ranks", "conditions", *OF_THE_STEP)
         return tuple(each for each in signature(self.order).parameters if each not in step)
 
 
 def whole_stage(stage: Times) -> float:
-    """The bubble of schedules that idle for a stage's forward and whole backward."""
+    """The bubble of schedules that idle for a stage's forward and full backward."""
     return stage.forward + stage.whole
 
 
-# What is registered there is a Generator.
+# Every entry is a Generator.
 SCHEDULES = cast("Registry[Generator]", builtins.SCHEDULES)
 register = SCHEDULES.register
 
 
 def size_of(call: Call | None) -> tuple[int, int]:
-    """The chunks and the microbatches that a call of a schedule asks for; one and one without a schedule.
+    """The numbers of chunks and microbatches of a schedule call; 1 and 1 without one.
 
-    Raises Refused (E0506) where it names a file that is no schedule.
+    Raises Refused (E0506) for a file that is not a schedule.
     """
     if call is None:
         return 1, 1
@@ -136,5 +134,5 @@ def size_of(call: Call | None) -> tuple[int, int]:
 
 
 def own_arguments(call: Call) -> dict[str, Any]:
-    """The arguments of a call that are the schedule's own, and given."""
+    """The given arguments of a call that are the schedule's own."""
     return {key: value for key, value in call.arguments.items() if key not in OF_THE_STEP and value is not None}

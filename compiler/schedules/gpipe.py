@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
-    WHOLE_BACKWARD,
+    FULL_BACKWARD,
     Action,
     Schedule,
     loop_placement,
@@ -16,17 +16,17 @@ from partita.dsl.builtins import MICROBATCHES, OVER
 def gpipe(ranks: int, microbatches: int) -> Schedule:
     """Every rank runs the forwards of all microbatches, then the backwards of all.
 
-    Live activations: `microbatches` on every rank. Idle for P−1 forwards and backwards of M, as one_f_one_b
-    is. Backwards go in ascending order of microbatches, where the paper's picture shows them reversed:
-    gradients then add up in the same order as in every other schedule, and the length is the same.
+    Live activations: M on every rank. The bubble is P−1 forwards and backwards, as in one_f_one_b. Backwards run in
+    ascending order of microbatches, reversed from the paper's figure: gradients are then summed in the same order as in
+    every other schedule, and the makespan is the same.
     """
-    order = tuple(Action(kind, 0, m) for kind in (FORWARD, WHOLE_BACKWARD) for m in range(microbatches))
+    order = tuple(Action(kind, 0, m) for kind in (FORWARD, FULL_BACKWARD) for m in range(microbatches))
     bound = live(ranks, 1, microbatches)
     return Schedule("gpipe", microbatches, loop_placement(ranks, 1), (order,) * ranks, bound)
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-    """All of them, on every rank."""
+    """M on every rank."""
     return (microbatches,) * ranks
 
 
@@ -38,7 +38,7 @@ register(
         live=live,
         bubble=whole_stage,
         representative=lambda ranks, microbatches: microbatches,
-        # It holds all microbatches, so that it is asked about few.
-        planned=lambda ranks, turns, microbatches: (1,) if microbatches <= 2 * ranks else (),
+        # It keeps all microbatches live, so it is considered for few only.
+        planned=lambda ranks, layers, microbatches: (1,) if microbatches <= 2 * ranks else (),
     )
 )

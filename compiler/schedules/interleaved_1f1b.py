@@ -1,8 +1,8 @@
-"""Interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills in less time.
+"""Interleaved 1F1B: several smaller stages per rank, so that the pipeline fills faster.
 
-Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, arXiv
-2104.04473 §2.2; the order in groups of microbatches is that of Megatron-LM's `get_schedule_table`. Which groups there
-are where microbatches are left over is the rule of torch's `ScheduleInterleaved1F1B`, of any number of microbatches.
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, arXiv 2104.04473
+§2.2. The order within groups of microbatches is that of Megatron-LM's `get_schedule_table`; a remainder is grouped as
+in torch's `ScheduleInterleaved1F1B`, for any number of microbatches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partita.compiler.schedules.one_f_one_b import alternate, one_f_one_b
 from partita.compiler.schedules.one_f_one_b import live as one_f_one_b_live
 from partita.compiler.schedules.schedule import (
     FORWARD,
-    WHOLE_BACKWARD,
+    FULL_BACKWARD,
     Action,
     Schedule,
     loop_placement,
@@ -28,15 +28,15 @@ from partita.dsl.spec import Call
 
 
 def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | None = None) -> Schedule:
-    """Forwards by groups of `group` microbatches (P unless given), in each group chunk by chunk; backwards
-    likewise with the chunks reversed; one of each in turn after a warm-up.
+    """Forwards in groups of `group` microbatches (default: P), chunk by chunk within a group; backwards likewise with
+    the chunks reversed; after a warm-up, forwards and backwards alternate.
 
-    Rank r warms up with min(M·V, 2(P−r−1) + (V−1)·g) forwards, g the size of the first group, which is the largest.
-    Live activations: one more than that, or M·V if that is less. At equal costs, with M a multiple of P, the pipeline
-    idles for (P−1)/V of a microbatch's time. With one chunk it is one_f_one_b.
+    Rank r warms up with min(M·V, 2(P−r−1) + (V−1)·g) forwards, where g is the size of the first and largest group.
+    Live activations: one more than that, at most M·V. At equal costs, with M a multiple of P, the bubble is (P−1)/V of
+    a microbatch's time. With one chunk it is one_f_one_b.
 
-    Raises ValueError for a group smaller than the number of ranks: its first microbatch would be wanted by
-    the next chunk before it is there.
+    Raises ValueError for a group smaller than the number of ranks: the next chunk would need its first microbatch
+    before it arrives.
     """
     if group is not None and group < ranks:
         raise ValueError(f"group = {group} is less than the {ranks} ranks of the pipeline")
@@ -46,7 +46,7 @@ def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | No
     groups = [range(start, end) for start, end in pairwise(starts)]
     forwards = [Action(FORWARD, chunk, m) for members in groups for chunk in range(chunks) for m in members]
     backwards = [
-        Action(WHOLE_BACKWARD, chunk, m) for members in groups for chunk in reversed(range(chunks)) for m in members
+        Action(FULL_BACKWARD, chunk, m) for members in groups for chunk in reversed(range(chunks)) for m in members
     ]
     warm_ups = _warm_ups(ranks, chunks, microbatches, starts[1])
     return Schedule(
@@ -59,12 +59,12 @@ def interleaved_1f1b(ranks: int, chunks: int, microbatches: int, group: int | No
 
 
 def _warm_ups(ranks: int, chunks: int, microbatches: int, first: int) -> list[int]:
-    """The forwards that each rank begins with; `first` is the size of the first group."""
+    """The number of warm-up forwards of each rank; `first` is the size of the first group."""
     return [min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * first) for rank in range(ranks)]
 
 
 def live(ranks: int, chunks: int, microbatches: int, group: int | None = None) -> tuple[int, ...]:
-    """One more than a rank begins with, or all."""
+    """One more than the warm-up, at most M·V."""
     if chunks == 1:
         return one_f_one_b_live(ranks, 1, microbatches)
     first = group_sizes(microbatches, group or ranks, ranks)[0]
@@ -72,11 +72,11 @@ def live(ranks: int, chunks: int, microbatches: int, group: int | None = None) -
 
 
 def group_sizes(microbatches: int, group: int, ranks: int) -> list[int]:
-    """How many microbatches each group has, the larger ones first.
+    """The number of microbatches in each group, larger ones first.
 
-    As a last group, fewer than P would be wanted by the next chunk before the last rank can have run them, and the
-    ranks would wait for each other (Megatron-LM refuses these shapes): they are spread over the others. P or more are a
-    group like any other.
+    A remainder of P or more is a group of its own. A smaller one is spread over the other groups: as the last group,
+    the next chunk would need it before the last rank can have run it, and the ranks would deadlock (Megatron-LM rejects
+    such shapes).
     """
     count, left = divmod(microbatches, group)
     if left >= ranks:
@@ -86,18 +86,18 @@ def group_sizes(microbatches: int, group: int, ranks: int) -> list[int]:
 
 
 def _representative(ranks: int, microbatches: int) -> int:
-    """In groups that are as large as those of all."""
+    """Enough microbatches to form groups as large as those of M."""
     groups, left = divmod(microbatches, ranks)
     return min(microbatches, 3 * ranks + (ceil(3 * left / groups) if groups else 0))
 
 
-def _planned(ranks: int, turns: int, microbatches: int) -> Iterator[int]:
-    """Two chunks, and as many more as have equally many turns."""
-    return (each for each in range(2, turns // ranks + 1) if each == 2 or turns % (ranks * each) == 0)
+def _planned(ranks: int, layers: int, microbatches: int) -> Iterator[int]:
+    """Two chunks, and every larger number that gives all chunks the same number of layers."""
+    return (each for each in range(2, layers // ranks + 1) if each == 2 or layers % (ranks * each) == 0)
 
 
 def _proxy(call: Call, sizes: Sizes) -> Call:
-    """In groups of as many microbatches as ranks, or one more."""
+    """With groups of P microbatches, or P + 1 if the original's were larger than its P."""
     group = call.arguments["group"]
     kept = None if group is None else sizes.ranks + (group > sizes.before)
     return evolve(call, arguments={**call.arguments, "group": kept})

@@ -1,13 +1,13 @@
-"""Static orders of two integers a rank: a warm-up of forwards, and a lag of W behind B.
+"""Static orders with two integers per rank: the number of warm-up forwards, and the lag of W behind B.
 
-B is what the rank before waits for and W is what nobody waits for, so W can fill whatever time would be lost: Qi et
-al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241. With k forwards of warm-up and a lag of l, a rank runs
+The previous rank waits for B, but no rank waits for W, so W can fill bubbles: Qi et al., Zero Bubble Pipeline
+Parallelism, arXiv 2401.10241. With k warm-up forwards and a lag of l, a rank runs
 
-    k forwards; then, for each microbatch: B, the W of l microbatches before, and a forward while any are left;
-    then the W that are left
+    k forwards; then, for each microbatch: its B, the W of l microbatches earlier, and a forward while any are left;
+    then the remaining W
 
-and holds at most k + l live activations. The handcrafted schedules of the paper are of this form, and so is what
-`auto` searches.
+and holds at most k + l live activations. The handcrafted schedules of the paper have this form, and `auto` searches
+over it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Each = TypeVar("Each")
 def lagged(
     forwards: Sequence[Each], backwards: Sequence[Each], weights: Sequence[Each], warm_up: int, lag: int
 ) -> tuple[Each, ...]:
-    """The order above of any forwards, and of any B with their W, or of whole backwards without."""
+    """The order above, from forwards and either B and W, or full backwards and no `weights`."""
     order = [*forwards[:warm_up]]
     for i, backward in enumerate(backwards):
         order.append(backward)
@@ -37,7 +37,7 @@ def lagged(
 def one_chunk(
     name: str, microbatches: int, warm_ups: Sequence[int], lags: Sequence[int], bound: tuple[int, ...]
 ) -> Schedule:
-    """The schedule of one stage a rank with these integers for each rank."""
+    """The schedule with one stage per rank and these integers for each rank."""
     forwards, backwards, weights = (
         [Action(kind, 0, m) for m in range(microbatches)] for kind in (FORWARD, BACKWARD, WEIGHT)
     )

@@ -1,14 +1,14 @@
-"""List scheduling: at each moment a rank that is free runs the ready action with the best priority.
+"""List scheduling: whenever a rank is free, it runs the ready action with the highest priority.
 
-Backwards before forwards, or forwards before backwards, and W where neither can run. Of forwards the latest stage goes
-first, of backwards the earliest: whichever is nearest to its end.
+Backwards go before forwards or vice versa, and W runs when neither can. Among forwards the latest stage goes first,
+among backwards the earliest: the one closest to completion.
 
-The greedy constructions of Qi et al. (arXiv 2401.10241 §3.1, and 2405.15362) differ in two things. After its first B a
-rank takes a forward and a backward in turn (`TURNS`). And W fills only gaps that it fits into, unless a forward waits
-for the memory that it gives back (`patient`): an input that is known to come sooner is waited for.
+The greedy constructions of Qi et al. (arXiv 2401.10241 §3.1, and 2405.15362) differ in two ways. After its first B a
+rank alternates forwards and backwards (`ALTERNATING`). And with `patient`, W fills only gaps that it fits into: a rank
+waits for an input that will arrive sooner, unless that forward needs the memory that W frees.
 
-A forward runs only where the memory holds it beside the same microbatch's later stages on its rank. So the oldest
-microbatch can always go on: ranks never wait for each other, whatever the memory is, if only it holds one microbatch.
+A forward runs only if memory holds it together with the same microbatch's later stages on its rank. So the oldest
+microbatch can always proceed, and ranks cannot deadlock as long as memory holds one microbatch.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from heapq import heappop, heappush
 
 from attrs import define, field
 
-from partita.compiler.schedules.conditions import Memory, Placement, Prices
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, WHOLE_BACKWARD, Action
+from partita.compiler.schedules.conditions import Memory, Placement, StageTimes
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action
 
-# Forwards and backwards in turn.
-TURNS = "turns"
+# Forwards and backwards alternate.
+ALTERNATING = "alternating"
 
 
 def list_orders(
     placement: Placement,
     microbatches: int,
-    prices: Prices,
+    prices: StageTimes,
     memory: Memory,
     prefer: str,
     split: bool,
     patient: bool = False,
 ) -> tuple[tuple[Action, ...], ...]:
-    """The orders of all ranks; with `split`, of B and W. `prefer` is F, B or TURNS."""
-    backward = BACKWARD if split else WHOLE_BACKWARD
+    """The orders of all ranks; with `split`, backwards are B and W. `prefer` is F, B or ALTERNATING."""
+    backward = BACKWARD if split else FULL_BACKWARD
     first = (FORWARD, backward) if prefer == FORWARD else (backward, FORWARD)
     kinds = (*first, WEIGHT) if split else first
-    return _Pipeline(placement, microbatches, prices, memory, kinds, backward, prefer == TURNS, patient).run()
+    return _Pipeline(placement, microbatches, prices, memory, kinds, backward, prefer == ALTERNATING, patient).run()
 
 
 @define(eq=False)
 class _Pipeline:
-    """The pipeline while it is scheduled: for each kind and stage, how many microbatches have run, and when the inputs
-    of each are there.
+    """The state of the scheduler: by kind and stage, how many microbatches `ran`, and when the inputs of each arrive
+    (`there`).
 
-    `held` is what each rank's memory holds, where a microbatch takes up from the start what it will take up at most.
+    `held` is what each rank's memory holds; a microbatch is charged its peak from the start.
     """
 
     placement: Placement
     microbatches: int
-    prices: Prices
+    prices: StageTimes
     memory: Memory
     kinds: Sequence[str]
     backward: str
-    turns: bool
+    alternating: bool
     patient: bool
     orders: list[list[Action]] = field(init=False)
     held: list[float] = field(init=False)
@@ -71,10 +71,10 @@ class _Pipeline:
         self.there[FORWARD, 0] = [0.0] * self.microbatches
 
     def run(self) -> tuple[tuple[Action, ...], ...]:
-        """Schedule everything."""
+        """Runs the scheduler to the end and returns the orders."""
         free = [0.0] * len(self.placement)
-        home = {stage: rank for rank, stages in enumerate(self.placement) for stage in stages}
-        # Moments at which a rank may find something to run: when it is free, and when an input arrives.
+        rank_of = {stage: rank for rank, stages in enumerate(self.placement) for stage in stages}
+        # Events at which a rank may find something to run: it becomes free, or an input arrives.
         moments = [(0.0, rank) for rank in range(len(self.placement))]
         while moments:
             now, rank = heappop(moments)
@@ -85,11 +85,11 @@ class _Pipeline:
             free[rank] = now + self._take(rank, kind, chunk)
             heappush(moments, (free[rank], rank))
             for stage, arrival in self._arrivals(kind, self.placement[rank][chunk], free[rank]):
-                heappush(moments, (arrival, home[stage]))
+                heappush(moments, (arrival, rank_of[stage]))
         return tuple(map(tuple, self.orders))
 
     def _ready(self, rank: int, now: float) -> Iterator[tuple[str, int]]:
-        """What a rank can run now, best first: kind and chunk."""
+        """The (kind, chunk) that a rank can run now, best first."""
         stages = self.placement[rank]
         for kind in self._kinds(rank):
             if kind == WEIGHT and self.patient and self._soon(rank, now):
@@ -103,7 +103,7 @@ class _Pipeline:
 
     def _kinds(self, rank: int) -> Sequence[str]:
         """The kinds of actions, best first."""
-        if not self.turns:
+        if not self.alternating:
             return self.kinds
         before = next((each.kind for each in reversed(self.orders[rank]) if each.kind != WEIGHT), FORWARD)
         if before == self.backward:
@@ -111,7 +111,7 @@ class _Pipeline:
         return self.kinds
 
     def _soon(self, rank: int, now: float) -> bool:
-        """Whether a forward or a backward that memory holds can run sooner than a W would be done."""
+        """Whether a forward or a backward that fits in memory could start before a W would end."""
         stages = self.placement[rank]
         for stage in stages:
             end = now + self.prices.weight[stage]
@@ -124,7 +124,7 @@ class _Pipeline:
         return False
 
     def _take(self, rank: int, kind: str, chunk: int) -> float:
-        """Put an action at the end of a rank's order. Its seconds."""
+        """Appends an action to a rank's order and returns its seconds."""
         stage = self.placement[rank][chunk]
         self.orders[rank].append(Action(kind, chunk, self.ran[kind, stage]))
         self.ran[kind, stage] += 1
@@ -133,20 +133,22 @@ class _Pipeline:
             FORWARD: (prices.forward, most),
             BACKWARD: (prices.backward, self.memory.weight[stage] - most),
             WEIGHT: (prices.weight, -self.memory.weight[stage]),
-            WHOLE_BACKWARD: (prices.whole, -most),
+            FULL_BACKWARD: (prices.whole, -most),
         }[kind]
         self.held[rank] += change
         return seconds[stage]
 
     def _arrivals(self, kind: str, stage: int, end: float) -> Iterator[tuple[int, float]]:
-        """What an action that ends lets run, noted down: the stage, and from when on."""
+        """Records and yields what the end of an action makes ready: the stage, and when."""
         prices, last = self.prices, len(self.prices.forward) - 1
         follows = []
         if kind == FORWARD:
-            onward = (FORWARD, stage + 1, end + prices.onward[stage]) if stage < last else (self.backward, stage, end)
-            follows.append(onward)
+            send_forward = (
+                (FORWARD, stage + 1, end + prices.send_forward[stage]) if stage < last else (self.backward, stage, end)
+            )
+            follows.append(send_forward)
         elif kind != WEIGHT and stage > 0:
-            follows.append((self.backward, stage - 1, end + prices.back[stage - 1]))
+            follows.append((self.backward, stage - 1, end + prices.send_backward[stage - 1]))
         if kind == BACKWARD:
             follows.append((WEIGHT, stage, end))
         for which, where, arrival in follows:

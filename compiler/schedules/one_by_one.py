@@ -1,4 +1,4 @@
-"""One microbatch after the other: the least memory that there can be. Users do not name it."""
+"""One microbatch at a time: the minimum of memory. Not selectable by users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from partita.compiler.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Actio
 
 
 def one_by_one(placement: tuple[tuple[int, ...], ...], microbatches: int) -> Schedule:
-    """Every rank runs all F of a microbatch, then all its B and W; V live activations."""
+    """Every rank runs all F of a microbatch, then all its B and W. Live activations: V."""
     orders = []
     for stages in placement:
         chunks = sorted(range(len(stages)), key=stages.__getitem__)

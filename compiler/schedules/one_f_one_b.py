@@ -1,7 +1,7 @@
-"""1F1B: forwards to fill the pipeline, then one forward and one backward in turn (PipeDream-Flush).
+"""1F1B: forwards fill the pipeline, then forwards and backwards alternate (PipeDream-Flush).
 
-Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503; the schedule that
-Megatron-LM runs without interleaving (arXiv 2104.04473 §2.2).
+Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503; Megatron-LM's schedule without
+interleaving (arXiv 2104.04473 §2.2).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from partita.compiler.schedules.generator import Generator, register, whole_stage
 from partita.compiler.schedules.schedule import (
     FORWARD,
-    WHOLE_BACKWARD,
+    FULL_BACKWARD,
     Action,
     Schedule,
     loop_placement,
@@ -20,26 +20,23 @@ from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """P−r−1 forwards of warm-up on rank r, then a forward and a backward in turn, then the backwards that are
-    left.
+    """P−r−1 warm-up forwards on rank r, then alternating forwards and backwards, then the remaining backwards.
 
-    Live activations on rank r: min(M, P−r). At equal costs the pipeline idles for P−1 forwards and backwards.
+    Live activations: min(M, P−r) on rank r. At equal costs the bubble is P−1 forwards and backwards.
     """
     forwards = [Action(FORWARD, 0, m) for m in range(microbatches)]
-    backwards = [Action(WHOLE_BACKWARD, 0, m) for m in range(microbatches)]
+    backwards = [Action(FULL_BACKWARD, 0, m) for m in range(microbatches)]
     actions = tuple(alternate(forwards, backwards, ranks - rank - 1) for rank in range(ranks))
     return Schedule("one_f_one_b", microbatches, loop_placement(ranks, 1), actions, live(ranks, 1, microbatches))
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-    """As many as there are ranks from a rank on."""
+    """min(M, P−r) on rank r."""
     return tuple(min(microbatches, ranks - rank) for rank in range(ranks))
 
 
 def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> tuple[Action, ...]:
-    """`warm_up` forwards, then forward and backward in turn while forwards are left, then the other
-    backwards.
-    """
+    """`warm_up` forwards, then alternating forwards and backwards, then the remaining backwards."""
     steady = forwards[warm_up:]
     pairs = [action for pair in zip(steady, backwards, strict=False) for action in pair]
     return (*forwards[:warm_up], *pairs, *backwards[len(steady) :])
@@ -53,7 +50,7 @@ register(
         order=one_f_one_b,
         live=live,
         bubble=whole_stage,
-        planned=lambda ranks, turns, microbatches: (1,),
+        planned=lambda ranks, layers, microbatches: (1,),
         role="varied",
     )
 )

@@ -1,7 +1,7 @@
-"""`policy`: list scheduling (`partita.compiler.schedules.listing`) as a user declares it.
+"""`policy`: list scheduling (`partita.compiler.schedules.listing`) as declared by the user.
 
-It never lets a rank idle that has something to run and is allowed to. So it is easy to say and not always the best: it
-may run an action now that delays another one which arrives a moment later.
+A rank never idles while it has an action to run and memory for it. This is simple but not always optimal: an action may
+delay a more urgent one that becomes ready a moment later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.compiler.schedules.schedule import (
     peak_live,
     v_placement,
 )
-from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, PLACEMENT, Flag, Setting, Word
+from partita.dsl.builtins import CHUNKS, COUNT, MICROBATCHES, OVER, PLACEMENT, Flag, Keyword, Setting
 from partita.dsl.spec import Call
 
 
@@ -33,12 +33,11 @@ def policy(
     split_backward: bool = False,
     placement: str = "loop",
 ) -> Schedule:
-    """Backwards before forwards, or (`prefer`) forwards first; with `split_backward`, W where neither can run.
+    """Runs backwards first, or the kind that `prefer` names; with `split_backward`, W when neither can run.
 
-    `in_flight` bounds the live activations of a rank (M·V unless given). `placement`: `loop`, or `v`, chunk by chunk
-    down the ranks and up again.
+    `in_flight` bounds the live activations of a rank (default: M·V). `placement` is `loop` or `v`.
 
-    Raises ValueError for a bound that does not hold one microbatch.
+    Raises ValueError for a bound too small for one microbatch.
     """
     if in_flight is not None and in_flight < chunks:
         raise ValueError(f"in_flight = {in_flight} is too small for one microbatch on {chunks} chunks")
@@ -51,7 +50,7 @@ def policy(
 
 
 def _proxy(call: Call, sizes: Sizes) -> Call:
-    """With room for a microbatch."""
+    """With room for one microbatch at least."""
     bound = call.arguments.get("in_flight")
     return call if bound is None else evolve(call, arguments={**call.arguments, "in_flight": max(bound, sizes.chunks)})
 
@@ -62,7 +61,7 @@ POLICY = register(
         (
             MICROBATCHES,
             evolve(CHUNKS, default=1),
-            Setting("prefer", Word(("backward", "forward")), "backward"),
+            Setting("prefer", Keyword(("backward", "forward")), "backward"),
             Setting("in_flight", COUNT, None),
             Setting("split_backward", Flag(), False),
             PLACEMENT,

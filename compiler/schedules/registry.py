@@ -1,15 +1,15 @@
-"""Schedules made by name (`partita.compiler.schedules.generator`)."""
+"""Builds schedules by name (`partita.compiler.schedules.generator`)."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import Any
 
-from partita.compiler.communication import default_messages
+from partita.compiler.schedules.communication import default_messages
 from partita.compiler.schedules.conditions import Conditions
 from partita.compiler.schedules.generator import SCHEDULES, Generator
 from partita.compiler.schedules.schedule import LIMIT, Schedule
-from partita.compiler.simulator import equal_costs
+from partita.compiler.schedules.simulator import equal_costs
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 
@@ -26,8 +26,8 @@ def make(
 ) -> Schedule:
     """A schedule for `ranks` ranks of `chunks` stages each; `arguments` are the schedule's own.
 
-    `conditions` are equal costs, free transfers and no limit of memory unless given. Raises Refused (E0505, at `span`)
-    for an unknown name and for sizes and arguments that the schedule cannot serve.
+    `conditions` defaults to equal costs, free transfers and unlimited memory. Raises Refused (E0505, at `span`) for an
+    unknown name, or for sizes or arguments that the schedule does not support.
     """
     generator = SCHEDULES.get(named) if isinstance(named, str) else named
     if generator is None:
@@ -66,8 +66,13 @@ def make(
     if generator.conditional:
         arguments["conditions"] = conditions or Conditions(equal_costs(), default_messages(ranks * chunks))
     try:
-        return generator.order(ranks=ranks, microbatches=microbatches, **arguments)
+        made = generator.order(ranks=ranks, microbatches=microbatches, **arguments)
     except Refused:
         raise
     except ValueError as error:
         raise refuse("E0505", f"schedule `{name}`: {error}", span) from error
+    shape, asked = (made.ranks, made.microbatches), (ranks, microbatches)
+    if shape != asked:
+        message = "schedule `{}` is for {} ranks and {} microbatches, not for {} and {}"
+        raise refuse("E0505", message.format(name, *shape, *asked), span)
+    return made

@@ -1,8 +1,8 @@
 """The records of a schedule: which compute actions each rank runs, in which order.
 
-A schedule is data: one list of `Action`s per rank, made by a pure function of its shape, checked against the
-laws (`partita.compiler.laws`), given its communication (`partita.compiler.communication`), simulated, drawn
-and executed; always the same lists.
+A schedule is data: one list of `Action`s per rank, built by a pure function of its shape. The same lists are checked
+(`partita.compiler.schedules.invariants`), given their communication (`partita.compiler.schedules.communication`),
+simulated, drawn and executed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 
 from attrs import field, frozen
 
-from partita.dsl.brief import shortened
+from partita.dsl.reprs import shortened
 from partita.dsl.source import Span
 
-FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD = "F", "B", "W", "BW"
-KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE_BACKWARD)
+FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD = "F", "B", "W", "BW"
+KINDS = (FORWARD, BACKWARD, WEIGHT, FULL_BACKWARD)
 
-# The most (rank, chunk, microbatch) triples of a schedule: for each, some ten instructions are written out.
+# The most (rank, chunk, microbatch) triples of a schedule; each takes about ten instructions.
 LIMIT = 2**18
 
 
 @frozen
 class Action:
-    """One function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or both: BW."""
+    """A function of a chunk on a microbatch: F, B (gradients of activations), W (of weights), or BW (both)."""
 
     kind: str
     chunk: int
@@ -35,8 +35,8 @@ class Action:
 
 @frozen
 class Search:
-    """What a search says of its result: the `family` of orders that it is of, its `cost` as simulated (the longest
-    time that any rank is occupied), and the `least` cost that any schedule of these stages can have within the memory.
+    """What a search reports of its result: the `family` of orders, the simulated `cost` (the longest time that any rank
+    is occupied), and `least`, a lower bound on the cost of any schedule of these stages within the memory limit.
     """
 
     family: str
@@ -48,14 +48,14 @@ class Search:
 class Schedule:
     """The actions of every pipeline rank.
 
-    `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage stands there once.
-    `bound` is what the schedule promises of each rank's peak of live activations, counted in (chunk,
-    microbatch) pairs whose F has run and whose last backward action has not. Without `training` there are
-    only F, which keep nothing (evaluation), and the bound is zero.
+    `placement[rank][chunk]` is the stage that a rank runs as that chunk; every stage occurs once. `bound` is the
+    declared bound on each rank's peak of live activations, counted in (chunk, microbatch) pairs whose F has run and
+    whose last backward action has not. Without `training` (evaluation) there are only F, which keep nothing, and the
+    bound is zero.
 
-    `pairs` gives, for each rank, the positions of forwards that are meant to overlap with the whole backward that
-    follows them; it is empty where none are. `search` says how good a schedule that was searched for is. `spans` are
-    the places of the actions of a schedule that stands in a file.
+    `pairs` gives, for each rank, the positions of forwards that should overlap with the full backward that follows; it
+    is empty if there are none. `search` is the report of the search that found the schedule. `spans` locate the actions
+    of a schedule read from a file.
     """
 
     name: str
@@ -78,33 +78,37 @@ class Schedule:
     @property
     def chunks(self) -> int:
         """The number of stages on each rank, V."""
-        return len(self.placement[0])
+        return len(self.placement[0]) if self.placement else 0
 
     @property
     def stages(self) -> int:
         """The number of stages, P·V."""
         return self.ranks * self.chunks
 
-    def home(self, stage: int) -> tuple[int, int]:
+    def position(self, stage: int) -> tuple[int, int]:
         """The (rank, chunk) that runs a stage."""
         for rank, stages in enumerate(self.placement):
             if stage in stages:
                 return rank, stages.index(stage)
         raise KeyError(stage)
 
+    def rank_of(self, stage: int) -> int:
+        """The rank that runs a stage."""
+        return self.position(stage)[0]
+
     def __str__(self) -> str:
-        """One line a rank, `F0.0 F0.1 BW0.0 …`."""
+        """One line per rank, `F0.0 F0.1 BW0.0 …`."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions)
 
 
 def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Stage `chunk * ranks + rank` on each rank: Megatron-LM's, and looped BFS's."""
+    """Stage `chunk * ranks + rank`, as in Megatron-LM and looped BFS."""
     return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
 
 
 def v_placement(ranks: int, chunks: int = 2) -> tuple[tuple[int, ...], ...]:
-    """Chunk 0 down the ranks, chunk 1 up again, and so on: stages that follow each other at a turn share a rank, which
-    hands over without sending.
+    """Chunk 0 down the ranks, chunk 1 up again, and so on: consecutive stages at a turn share a rank and need only a
+    local transfer.
     """
     return tuple(
         tuple(chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks))
@@ -113,14 +117,11 @@ def v_placement(ranks: int, chunks: int = 2) -> tuple[tuple[int, ...], ...]:
 
 
 def peak_live(actions: Iterable[Action]) -> int:
-    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not.
-
-    A rank that runs forwards only keeps nothing.
-    """
+    """A rank's peak of live activations: pairs whose F has run and whose W or BW has not; 0 without backwards."""
     live = peak = 0
     kept = False
     for action in actions:
-        last = action.kind in (WEIGHT, WHOLE_BACKWARD)
+        last = action.kind in (WEIGHT, FULL_BACKWARD)
         live += (action.kind == FORWARD) - last
         peak = max(peak, live)
         kept = kept or last

@@ -1,10 +1,10 @@
-"""Schedules as text: one line a rank, `F0.0 F0.1 BW0.0 …`: kind, chunk, microbatch. `#` starts a comment.
+"""Schedules as text: one line per rank, `F0.0 F0.1 BW0.0 …`: kind, chunk, microbatch. `#` starts a comment.
 
-Before them may stand where the stages are: `placement = loop`, `placement = v`, or the stages of each rank by chunk,
-`placement = 0,3 1,2`. `F0.1+` overlaps with the whole backward that follows it.
+The placement of stages may come first: `placement = loop`, `placement = v`, or the stages of each rank by chunk,
+`placement = 0,3 1,2`. `F0.1+` overlaps with the full backward that follows it.
 
-`write` writes this form, and `read` makes a schedule of it, whose bound is the peak that its order reaches. The laws
-are not checked here.
+`write` writes this form, and `read` parses it into a schedule whose bound is the peak of its order. The invariants are
+not checked here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from attrs import frozen
 
 from partita.compiler.schedules.schedule import (
     FORWARD,
+    FULL_BACKWARD,
     KINDS,
     LIMIT,
-    WHOLE_BACKWARD,
     Action,
     Schedule,
     loop_placement,
@@ -32,7 +32,7 @@ from partita.dsl.source import Source, Span
 _WORD = re.compile(r"(F|BW|B|W)([0-9]{1,6})\.([0-9]{1,6})(\+?)")
 _PLACED = re.compile(r"placement\s*=\s*(.*)")
 _STAGES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
-# What a language can say in a word.
+# The placements that have a name.
 PLACEMENTS = {"loop": loop_placement, "v": v_placement}
 Placement = tuple[tuple[int, ...], ...]
 _MOST_ERRORS = 20
@@ -40,8 +40,8 @@ _MOST_ERRORS = 20
 
 @frozen
 class _Text:
-    """What a text says: the actions of every rank with their places, the positions of those that overlap with the next,
-    and where it says what of their placement.
+    """A parsed text: the actions of every rank with their spans, the positions of those that overlap with the next, and
+    the span of the placement.
     """
 
     lines: tuple[tuple[tuple[Action, ...], tuple[Span, ...]], ...]
@@ -50,7 +50,7 @@ class _Text:
 
 
 def write(schedule: Schedule) -> str:
-    """A schedule as text, which `read` reads. With one chunk, stage r is on rank r: nothing need be said of that."""
+    """A schedule as text for `read`. The placement is omitted if stage r is on rank r."""
     pairs = schedule.pairs or (frozenset[int](),) * schedule.ranks
     lines = [
         " ".join(f"{action}{'+' * (i in paired)}" for i, action in enumerate(actions))
@@ -62,7 +62,7 @@ def write(schedule: Schedule) -> str:
 
 
 def placement_text(placement: Placement) -> str:
-    """A placement as texts write it."""
+    """The textual form of a placement."""
     for name, function in PLACEMENTS.items():
         if placement == function(len(placement), len(placement[0])):
             return name
@@ -102,7 +102,7 @@ def _parse(source: Source) -> _Text:
                 raise Refused(problems)
         for i in sorted(paired):
             following = actions[i + 1].kind if i + 1 < len(actions) else None
-            if actions[i].kind != FORWARD or following != WHOLE_BACKWARD:
+            if actions[i].kind != FORWARD or following != FULL_BACKWARD:
                 message = f"`{actions[i]}+` is not a forward followed by a full backward"
                 problems.append(
                     Diagnostic(
@@ -118,18 +118,18 @@ def _parse(source: Source) -> _Text:
 
 
 def parse_actions(source: Source) -> tuple[tuple[tuple[Action, ...], tuple[Span, ...]], ...]:
-    """The actions of every rank with their places, one line a rank; empty lines and comments do not count.
+    """The actions of every rank with their spans, one line per rank; empty lines and comments are skipped.
 
-    Raises Refused (E0506) with every word that is not an action, at its place.
+    Raises Refused (E0506) with every word that is not an action, at its span.
     """
     return _parse(source).lines
 
 
 def read(source: Source, placement: Placement | None = None) -> Schedule:
-    """The schedule that a text writes, over as many ranks as it has lines and as many chunks and microbatches
-    as its greatest numbers say. Stages are placed as the text or `placement` says, in a loop where neither does.
+    """The schedule of a text: a rank per line, chunks and microbatches up to its largest numbers, and stages placed
+    according to the text or `placement`, or else in a loop.
 
-    Raises Refused (E0506) where the text is not of that form, or the two say different things.
+    Raises Refused (E0506) if the text is malformed, or if the two placements differ.
     """
     parsed = _parse(source)
     actions = tuple(line for line, _ in parsed.lines)
@@ -163,7 +163,7 @@ def read(source: Source, placement: Placement | None = None) -> Schedule:
 
 
 def _placed(span: Span, ranks: int, chunks: int) -> Placement:
-    """The placement that a text writes at a place, of so many stages. Raises Refused (E0506)."""
+    """The placement written at a span, for this number of stages. Raises Refused (E0506)."""
     text = span.text
     if text in PLACEMENTS:
         return PLACEMENTS[text](ranks, chunks)

@@ -1,13 +1,13 @@
-"""Schedules of two chunks a rank in a V, written as which kind of action of which chunk comes next."""
+"""Schedules with two chunks per rank in a V, given as the kind and chunk of each next action."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from partita.compiler.schedules.schedule import FORWARD, WHOLE_BACKWARD, Action, Schedule, v_placement
+from partita.compiler.schedules.schedule import FORWARD, FULL_BACKWARD, Action, Schedule, v_placement
 
-# Kind and chunk of an action; its microbatch is the next one of that kind and chunk. `F+` and a chunk: a forward that
-# overlaps with the whole backward that comes next.
+# Kind and chunk of an action; its microbatch is the next one of that kind and chunk. `F+` is a forward that overlaps
+# with the full backward that follows it.
 Step = tuple[str, int]
 PAIRED = "F+"
 
@@ -22,8 +22,8 @@ def in_a_v(
 ) -> Schedule:
     """The schedule whose order on each rank is `steps(ranks, microbatches, rank)`.
 
-    The published rules want at least `least` microbatches. Of fewer, those that are not there are left out of the order
-    for as many (torch does so for ZB-V): what is left is a part of a lawful order, and lawful. Nothing overlaps then.
+    The published rules need at least `least` microbatches. For fewer, the order for `least` is taken and the actions of
+    missing microbatches are dropped (as torch does for ZB-V); a valid order stays valid. Nothing overlaps then.
     """
     orders, pairs = [], []
     for rank in range(ranks):
@@ -32,8 +32,8 @@ def in_a_v(
         following: dict[Step, int] = {}
         for kind, chunk in steps(ranks, max(microbatches, least), rank):
             real = FORWARD if kind == PAIRED else kind
-            # A whole backward counts as B and as W.
-            parts = ("B", "W") if real == WHOLE_BACKWARD else (real,)
+            # A full backward counts as both B and W.
+            parts = ("B", "W") if real == FULL_BACKWARD else (real,)
             m = following.get((parts[0], chunk), 0)
             for part in parts:
                 following[part, chunk] = m + 1

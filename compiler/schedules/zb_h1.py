@@ -1,4 +1,4 @@
-"""ZB-H1: 1F1B with W put off, so that it fills a part of the bubble in the memory of 1F1B.
+"""ZB-H1: 1F1B with deferred W, which fills part of the bubble within the memory of 1F1B.
 
 Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
 """
@@ -12,10 +12,10 @@ from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
-    """P−r forwards of warm-up and a lag of r on rank r.
+    """P−r warm-up forwards and a lag of r on rank r.
 
-    Live activations: min(M, P) on every rank, the most that 1F1B has on any. With free transfers the pipeline idles for
-    (P−1)(F + B − W), at equal costs a third of 1F1B's bubble.
+    Live activations: min(M, P) on every rank, the peak of 1F1B's first rank. With free transfers the bubble is
+    (P−1)(F + B − W), at equal costs a third of 1F1B's.
     """
     return one_chunk(
         "zb_h1",
@@ -27,7 +27,7 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-    """As many as there are ranks, on every rank."""
+    """min(M, P) on every rank."""
     return (min(microbatches, ranks),) * ranks
 
 
@@ -40,7 +40,7 @@ register(
         live=live,
         lag=lambda ranks: ranks - 1,
         bubble=lambda stage: stage.forward + stage.backward - stage.weight,
-        planned=lambda ranks, turns, microbatches: (1,),
+        planned=lambda ranks, layers, microbatches: (1,),
         role="compared",
     )
 )

@@ -1,4 +1,4 @@
-"""ZB-H2: nearly no bubble at equal costs, for nearly twice the live activations of 1F1B.
+"""ZB-H2: no bubble at equal costs, for nearly twice the live activations of 1F1B.
 
 Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241 §2.1, figure 3.
 """
@@ -12,18 +12,17 @@ from partita.dsl.builtins import MICROBATCHES, OVER
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
-    """2(P−r)−1 forwards of warm-up and a lag of 2r on rank r: the pipeline fills until the first B is back, and drains
-    beside W.
+    """2(P−r)−1 warm-up forwards and a lag of 2r on rank r: forwards fill the time until the first B, and W the drain.
 
-    Live activations: min(M, 2P−1) on every rank. With free transfers the pipeline idles for (P−1)(F + B − 2W), where
-    that is not negative: at equal costs not at all.
+    Live activations: min(M, 2P−1) on every rank. With free transfers the bubble is max(0, (P−1)(F + B − 2W)), zero at
+    equal costs.
     """
     warm_ups = [2 * (ranks - rank) - 1 for rank in range(ranks)]
     return one_chunk("zb_h2", microbatches, warm_ups, range(0, 2 * ranks, 2), live(ranks, 1, microbatches))
 
 
 def live(ranks: int, chunks: int, microbatches: int) -> tuple[int, ...]:
-    """Nearly twice as many as there are ranks, on every rank."""
+    """min(M, 2P−1) on every rank."""
     return (min(microbatches, 2 * ranks - 1),) * ranks
 
 
@@ -36,7 +35,7 @@ register(
         live=live,
         lag=lambda ranks: 2 * (ranks - 1),
         bubble=lambda stage: max(0.0, stage.forward + stage.backward - 2 * stage.weight),
-        planned=lambda ranks, turns, microbatches: (1,),
+        planned=lambda ranks, layers, microbatches: (1,),
         role="compared",
     )
 )

@@ -1,7 +1,7 @@
-"""A rank's checkpoints: where its run goes on, when it saves, and what it says of both.
+"""A rank's checkpoints: where its run resumes, when it saves, and what it reports about both.
 
-All ranks ask in the same order. What they must agree on they tell each other as numbers, by sums over all ranks: which
-commit rank 0 proposes, how many ranks have found it damaged, which errors have kept ranks from writing.
+All ranks make the same calls in the same order. They agree by summing numbers over all ranks: which commit rank 0
+proposes, how many ranks found it damaged, which errors kept ranks from writing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Report = Callable[[Diagnostic], None]
 
 @frozen
 class Resumed:
-    """The step after which a run goes on, and a line that says so."""
+    """The step after which a run resumes, and a line that says so."""
 
     step: int
     note: str
@@ -56,8 +56,8 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of a run, as one rank sees them. Generators yield while they wait for other ranks.
 
-    `report` is told what a person should know; `data` are the files that the run is trained on. `unsaved` says that the
-    last save has failed, and that this rank is one of those that it failed on.
+    `report` receives diagnostics for the user; `data` are the files that the run is trained on. `unsaved`: the last
+    save failed, and this rank is one of those on which it failed.
     """
 
     rank: Rank
@@ -65,7 +65,7 @@ class Checkpoints:
     report: Report
     data: Sequence[DataFile] = ()
     unsaved: bool = field(default=False, init=False)
-    _keep: int = field(init=False)  # fewer than asked for where there is no room for so many
+    _keep: int = field(init=False)  # lower than configured if there is not enough space
     _manifest: Manifest = field(init=False)
     _store: Store = field(init=False)
     _shard: Shard = field(init=False)
@@ -87,50 +87,50 @@ class Checkpoints:
     # ------------------------------------------------------------ saving
 
     def due(self, step: int) -> bool:
-        """Whether a step is followed by a save: every so many, and the last."""
+        """Whether a step is followed by a save: every `interval` steps, and the last."""
         return step % self.settings.interval == 0 or step == self.rank.plan.train.steps
 
     def save(self, step: int) -> Iterator[None]:
-        """Copy what there is and begin to write it; waits for the save before it, if that is still under way."""
+        """Take a snapshot and start writing it; waits for the previous save if that is still in progress."""
         start = time.monotonic()
         yield from self._settle()
         waited = time.monotonic() - start
         if waited > NOTABLE_SECONDS and not self._has_waited:
-            self._has_waited = True  # said once
+            self._has_waited = True  # reported once
             self._say("W0803", f"training waited {waited:.1f} s for the checkpoint before that of step {step}")
         self._shard.take()
         self._save = self._begun(step)
 
     def _begun(self, step: int) -> Save:
-        """A save of what was taken last."""
+        """Start a save of the latest snapshot."""
         manifest = evolve(self._manifest, step=step, history=self.rank.judge.history)
         return Save(self._store, manifest, self.rank.rank, self._shard, self._keep)
 
     def finish(self) -> Iterator[None]:
-        """Wait for the save under way."""
+        """Wait for the save in progress."""
         yield from self._settle()
 
     def break_off(self) -> None:
-        """End the save under way without the word of the other ranks, in a process that goes on after the run."""
+        """End the save in progress without the other ranks, in a process that outlives the run."""
         save, self._save = self._save, None
         if save is not None:
             save.break_off()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         self._store.close()
 
     def _settle(self) -> Iterator[None]:
-        """The end of the save under way, on which all ranks agree."""
+        """Wait for the save in progress; all ranks agree on the result."""
         save, self._save = self._save, None
         while save is not None:
             save = yield from self._settled(save)
 
     def _settled(self, save: Save) -> Generator[None, None, Save | None]:
-        """The end of a save; the same one again, where there was no room for it and now is."""
+        """Wait for a save. If it ran out of space and some was freed, it is started again and returned."""
         with self.rank.flight.within(SAVING):
             error = save.written(self.rank.flight.mark)
-        # By rank, the number of the error that it has met.
+        # By rank: the errno of its error, or 0.
         votes = torch.zeros(self.rank.plan.ranks, dtype=torch.float64)
         if error is not None:
             votes[self.rank.rank] = error.errno or errno.EIO
@@ -153,9 +153,9 @@ class Checkpoints:
         return None
 
     def _makes_room(self, step: int) -> bool:
-        """Remove what can best be spared for the save of a step, and say so: damaged commits, else the oldest one.
+        """Free space for the save of a step, and report it: remove damaged commits, or else the oldest one.
 
-        The newest whole one stays, and the newer ones. False where nothing can be spared.
+        The newest intact commit and those after it stay. False if nothing could be removed.
         """
         path = self.settings.path
         try:
@@ -184,11 +184,11 @@ class Checkpoints:
     # ------------------------------------------------------------ resuming
 
     def resume(self) -> Generator[None, None, Resumed | None]:
-        """Load the newest commit that is whole; None where there is no commit.
+        """Load the newest intact commit; None if there are no commits.
 
-        Raises Refused, on all ranks or none: the directory cannot be written to (E0802) or another run does (E0803),
-        the commit is of another model (E0804), of a later format (E0805) or of other data (E0815), or there are commits
-        and none is whole (E0806).
+        Raises Refused, on all ranks or none: the directory cannot be written to (E0802) or is in use by another run
+        (E0803), the commit is of another model (E0804), a later format (E0805) or other data (E0815), or all commits
+        are damaged (E0806).
         """
         with self.rank.flight.within(LOADING):
             return (yield from self._resume())
@@ -217,8 +217,9 @@ class Checkpoints:
         return self._resumed(saved, passed_over)
 
     def rewind(self) -> Generator[None, None, tuple[int, History | None]]:
-        """Load the newest commit that is whole, in the middle of a run; its step, and what was known of the steps up to
-        it. Step 0 and None where there is no commit: the state is then left as it is. Raises Refused, as `resume`.
+        """Load the newest intact commit in the middle of a run; returns its step and the history up to it.
+
+        If there is no commit, returns step 0 and None and changes nothing. Raises Refused, as `resume`.
         """
         yield from self._settle()
         with self.rank.flight.within(LOADING):
@@ -229,8 +230,9 @@ class Checkpoints:
     def _newest(
         self, candidates: list[int], refused: Refused | None
     ) -> Generator[None, None, tuple[Manifest, list[int]] | None]:
-        """Load the newest whole one of the commits that rank 0 knows of; its manifest, and the steps of those that are
-        damaged. None where there are none."""
+        """Load the newest intact commit of those that rank 0 knows of; returns its manifest and the steps of the
+        damaged ones that were skipped, or None if there are no commits.
+        """
         first = self.rank.rank == 0
         passed_over = list[int]()
         while True:
@@ -247,7 +249,7 @@ class Checkpoints:
                     refused = error
             if (yield from self._any(refused is not None)):
                 raise refused or refuse("E0806", f"another rank cannot use the checkpoints in {self.settings.path}")
-            # What is damaged is not even opened: files are mapped, and one that ends early would end the process.
+            # Damaged commits are not even opened: files are memory-mapped, and a truncated one would crash the process.
             if not (yield from self._any(saved is None)):
                 assert saved is not None
                 loaded = self._loaded(saved)
@@ -256,16 +258,16 @@ class Checkpoints:
             passed_over.append(step)
 
     def _checked(self, step: int) -> Manifest | None:
-        """Check this rank's share of a commit: each file is read whole by one rank.
+        """Check this rank's share of a commit: each file is read completely, by one rank.
 
-        Returns the manifest, or None where something is damaged, and says what. Raises Refused.
+        Returns the manifest, or None after reporting what is damaged. Raises Refused.
         """
         path, rank = self.settings.path, self.rank.rank
         try:
             saved = read_manifest(path, step)
             refuse_links(path, step)
         except Damaged as damage:
-            if rank == 0:  # all have found it
+            if rank == 0:  # all ranks find it
                 self._say_damaged(step, damage)
             return None
         refuse_others(self.settings, saved, self._manifest)
@@ -276,7 +278,7 @@ class Checkpoints:
         return None if problems else saved
 
     def _loaded(self, saved: Manifest) -> bool:
-        """Load this rank's parts; whether that worked."""
+        """Load this rank's parts; returns whether that succeeded."""
         try:
             with Commit(self.settings.path, saved, self.rank.flight.mark) as commit:
                 self._fill(commit)
@@ -320,19 +322,19 @@ class Checkpoints:
             help="move the directory away to start over",
         )
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ agreement and reports
 
     def _told(self, number: int) -> Generator[None, None, int]:
-        """The number that rank 0 gives, on every rank."""
+        """Broadcast the number of rank 0."""
         own = float(number if self.rank.rank == 0 else 0)
         return int((yield from self._summed(torch.tensor([own], dtype=torch.float64))).item())
 
     def _any(self, flag: bool) -> Generator[None, None, bool]:
-        """Whether it is so on any rank."""
+        """Whether `flag` is set on any rank."""
         return bool((yield from self._summed(torch.tensor([float(flag)], dtype=torch.float64))).item())
 
     def _summed(self, numbers: torch.Tensor) -> Generator[None, None, torch.Tensor]:
-        """The sum over all ranks of a few numbers."""
+        """Sum a few numbers over all ranks."""
         tensor = numbers.to(self.rank.device)
         with self.rank.flight.within(AGREEING):
             handle = self.rank.transport.sum_over_ranks(tensor)
@@ -341,7 +343,7 @@ class Checkpoints:
         return tensor.cpu()
 
     def _say(self, code: str, message: str, *notes: str) -> None:
-        """A warning of rank 0, which knows what all others do."""
+        """Report a warning on rank 0, which knows what all others do."""
         if self.rank.rank == 0:
             self.report(Diagnostic(code, message, notes=notes))
 
@@ -351,7 +353,7 @@ class Checkpoints:
 
 
 def _causes(failed: Mapping[int, int]) -> str:
-    """`rank 1: No space left on device`: which ranks have met which error."""
+    """`rank 1: No space left on device`: which ranks had which error."""
     ranks_of: dict[int, list[int]] = {}
     for rank, number in failed.items():
         ranks_of.setdefault(number, []).append(rank)
@@ -359,7 +361,7 @@ def _causes(failed: Mapping[int, int]) -> str:
 
 
 def _seems_whole(path: Path, step: int) -> bool:
-    """Whether a commit is whole as far as can be told at a glance."""
+    """Whether a commit looks intact without reading its tensors."""
     try:
         return quick_problem(path, read_manifest(path, step)) is None
     except (Damaged, Refused):

@@ -1,6 +1,6 @@
-"""The commits of a directory, as far as their manifests and names tell; no tensor is read here, and torch not needed.
+"""The commits of a directory, as described by their names and manifests; reads no tensors and does not need torch.
 
-What is wrong with a commit is Damaged, and names the file.
+Anything wrong with a commit is raised as Damaged, which names the file.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from partita.runtime.checkpoint.checksummed import MOST_BYTES
 from partita.runtime.checkpoint.files import Damaged, directory, links, read, regular_file
 from partita.runtime.checkpoint.manifest import NAME, Manifest, parse
-from partita.runtime.checkpoint.sealed import MOST_BYTES
 from partita.runtime.checkpoint.store import commit_name
 
 
@@ -21,7 +21,7 @@ def file_name(rank: int) -> str:
 
 
 def read_manifest(path: Path, step: int) -> Manifest:
-    """The manifest of a commit of the directory `path`. Raises Damaged; Refused (E0805)."""
+    """The manifest of a step's commit in the directory `path`. Raises Damaged; Refused (E0805)."""
     name = commit_name(step)
     with open_commit(path, step) as handle:
         try:
@@ -35,7 +35,7 @@ def read_manifest(path: Path, step: int) -> Manifest:
 
 
 def quick_problem(path: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the directory of a commit and the sizes of its files; their contents are not read."""
+    """What is wrong with a commit's directory or file sizes, or None. File contents are not read."""
     try:
         refuse_links(path, manifest.step)
         with open_commit(path, manifest.step) as handle:
@@ -50,7 +50,7 @@ def quick_problem(path: Path, manifest: Manifest) -> str | None:
 
 @contextmanager
 def open_commit(path: Path, step: int) -> Iterator[int]:
-    """The directory of a commit, open. Raises Damaged."""
+    """Open the directory of a commit. Raises Damaged."""
     try:
         with directory(path) as outer, directory(commit_name(step), outer) as handle:
             yield handle
@@ -61,7 +61,7 @@ def open_commit(path: Path, step: int) -> Iterator[int]:
 
 
 def refuse_links(path: Path, step: int) -> None:
-    """Raise Damaged where there is a link in the directory of a commit."""
+    """Raise Damaged if the directory of a commit contains a link."""
     with open_commit(path, step) as handle:
         found = links(handle)
     if found:

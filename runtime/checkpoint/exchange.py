@@ -1,6 +1,6 @@
-"""To and from single files of whole tensors, as other programs write and read them.
+"""Export to and import from single files of full tensors, as other programs write and read them.
 
-Both go tensor by tensor: no more than one whole tensor is in memory at a time.
+Both go tensor by tensor: at most one full tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from partita.compiler.layout import WHOLE
+from partita.compiler.layout import REPLICATED
 from partita.compiler.mesh import ONE_RANK
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.types import Type
+from partita.runtime.checkpoint.checksummed import with_checksum
 from partita.runtime.checkpoint.commits import file_name
 from partita.runtime.checkpoint.files import KINDS, Damaged, directory, put
 from partita.runtime.checkpoint.loading import Commit, by_width
 from partita.runtime.checkpoint.manifest import NAME, Manifest, Tensor
 from partita.runtime.checkpoint.names import Form, forms
 from partita.runtime.checkpoint.repeated import families
-from partita.runtime.checkpoint.sealed import seal
 from partita.runtime.checkpoint.shards import MOST_HEADER, Entry, bytes_of, header, opened, write_file
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
 from partita.runtime.kernels.dtypes import DTYPES
@@ -40,7 +40,7 @@ MOST_SHOWN = 8
 
 
 def is_state(tensor: Tensor) -> bool:
-    """Whether it is the optimizer's."""
+    """Whether a tensor is optimizer state."""
     return "/" in tensor.name
 
 
@@ -48,9 +48,9 @@ def is_state(tensor: Tensor) -> bool:
 
 
 def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -> int:
-    """Write the whole parameters (and states) of a commit to a safetensors file; returns its size.
+    """Write the full parameters (and states) of a commit to a safetensors file; returns its size.
 
-    The file is there whole or not at all. Raises Refused (E0810), OSError, and Damaged where the commit is.
+    The file is written atomically. Raises Refused (E0810), OSError, and Damaged if the commit is.
     """
     check_place(path)
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
@@ -78,9 +78,7 @@ def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -
 
 
 def check_place(path: Path) -> None:
-    """Refuse (OSError) to put a file in the place of what is none: a directory, a device, a pipe, or a link, which
-    would be replaced and not written through.
-    """
+    """Raise OSError if a path exists and is not a regular file; a link would be replaced and not followed."""
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
@@ -96,7 +94,7 @@ def check_place(path: Path) -> None:
 
 @frozen
 class Binding:
-    """A tensor of ours and the one of the file that it is taken from: how that stands there, its dtype and shape."""
+    """One of our tensors, and the tensor of the file that it is taken from: its form, dtype and shape there."""
 
     tensor: Tensor
     form: Form
@@ -105,7 +103,7 @@ class Binding:
 
     @property
     def ambiguous(self) -> tuple[str, ...]:
-        """Our axes that have the size of another one, where only a map could say which is which."""
+        """Our axes of equal size, if only a map could tell which is which."""
         sizes = [axis.size for axis in self.tensor.type.axes if axis.size > 1]
         if self.form.settled or len(set(sizes)) == len(sizes):
             return ()
@@ -114,9 +112,7 @@ class Binding:
 
 @frozen
 class Imported:
-    """What an import has made: the commit's directory, what was taken from where, the file's names that were not used,
-    and what a person should know.
-    """
+    """The result of an import: the commit's directory, bindings, unused names of the file, and warnings."""
 
     path: Path
     bindings: tuple[Binding, ...]
@@ -127,10 +123,10 @@ class Imported:
 def import_file(
     path: Path, step: int, wanted: Manifest, tensors: Path, names: Mapping[str, Any], strict: bool = False
 ) -> Imported:
-    """Make a commit of a model from a file of its whole parameters, as if it had been saved after `step`.
+    """Make a commit of a model from a file of its full parameters, as if it had been saved after `step`.
 
-    States of the optimizer are the file's, or zero where it has none of them. Strictly, every tensor of the file must
-    be used, and no order of axes be open. Raises Refused (E0802, E0803, E0808 to E0813), OSError.
+    Optimizer states are read from the file, or zero if it has none. If `strict`, every tensor of the file must be used,
+    and no order of axes be ambiguous. Raises Refused (E0802, E0803, E0808 to E0813), OSError.
     """
     manifest = evolve(
         wanted,
@@ -138,7 +134,7 @@ def import_file(
         mesh=ONE_RANK,
         layout="",
         schedule="",
-        tensors=tuple(Tensor(each.name, each.type, WHOLE, ()) for each in wanted.tensors),
+        tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
     )
     theirs = forms(manifest.tensors, names)
     try:
@@ -159,7 +155,7 @@ def import_file(
 
 
 def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]) -> tuple[Diagnostic, ...]:
-    """Write the tensors taken from a file, zeros for all others, and commit them."""
+    """Write and commit the tensors taken from a file, and zeros for all others."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
 
@@ -181,7 +177,7 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
             store.begin(manifest.step)
             with directory(path) as outer, directory(store.partial(manifest.step), outer) as handle:
                 written = write_file(file_name(0), handle, blocks())
-                put(NAME, handle, seal(evolve(manifest, files=(written,), time=int(time.time())).as_json()))
+                put(NAME, handle, with_checksum(evolve(manifest, files=(written,), time=int(time.time())).as_json()))
             store.commit(manifest.step)
         except BaseException:
             store.abandon(manifest.step)
@@ -192,9 +188,9 @@ def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]
 
 
 def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) -> tuple[Binding, ...]:
-    """What is taken from where. Refuses (E0809) a file that does not have it."""
+    """Bind our tensors to those of the file. Refuses (E0809) a file that lacks some, or has other shapes or dtypes."""
     there = set(file.keys())
-    missing, wrong, bindings = [], [], []  # the first two as rows of `families`
+    missing, wrong, bindings = [], [], []  # the first two are rows of `families`
     for tensor in manifest.tensors:
         form = taken.get(tensor.name)
         if form is None:
@@ -235,7 +231,7 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
 
 
 def _reordered(type: Type, shape: Sequence[int]) -> tuple[str, ...] | None:
-    """Our axes in an order that makes this shape, if there is one."""
+    """Our axes in an order that gives this shape, if there is one."""
     left = list(type.axes)
     order = []
     for size in shape:
@@ -248,7 +244,7 @@ def _reordered(type: Type, shape: Sequence[int]) -> tuple[str, ...] | None:
 
 
 def _entry(ours: str, theirs: str, axes: Sequence[str]) -> str:
-    """A name map that says how a tensor, or those of a pattern, stand in another file."""
+    """A name map with the axes of a tensor, or of those that match a pattern."""
     return json.dumps({ours: {"name": theirs, "axes": list(axes)}})
 
 
@@ -260,7 +256,7 @@ def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
 
 
 def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
-    """What is to be said of tensors whose axes could stand in another order than the one that is taken."""
+    """A diagnostic about tensors whose axes could be in another order than assumed."""
     open_ = [each for each in bindings if each.ambiguous and not is_state(each.tensor)]
     if not open_:
         return
@@ -278,7 +274,7 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
 
 
 def _check_numbers(file: Any, name: str, bindings: Sequence[Binding]) -> None:
-    """Refuse (E0813) numbers that are none, or that our dtype does not hold."""
+    """Refuse (E0813) values that are not finite, or that overflow our dtype."""
     notes = []
     for each in bindings:
         there = file.get_tensor(each.form.name)

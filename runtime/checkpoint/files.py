@@ -1,6 +1,6 @@
-"""Files of a directory that a stranger may have made: regular ones only, no links, no more than is expected.
+"""Files of a directory that may be untrusted: only regular files of bounded size are read, and no links followed.
 
-Everything is opened relative to an open directory and without following a link, so that no name can lead elsewhere.
+Everything is opened relative to an open directory, without following links, so that no name can lead elsewhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from partita.dsl.diagnostic import shown
 
-BLOCK = 1 << 22  # bytes read, hashed or written at a time, during which other threads run
+BLOCK = 1 << 22  # bytes read, hashed or written per call, during which other threads run
 
 
 class Damaged(ValueError):
-    """A commit is not what was saved; the message names the file and what is wrong with it, on one line."""
+    """A commit differs from what was saved; the message, one line, names the file and what is wrong with it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(shown(message))
@@ -26,7 +26,7 @@ class Damaged(ValueError):
 
 @contextmanager
 def directory(path: str | Path, parent: int | None = None) -> Iterator[int]:
-    """A directory, open: a path that the user has given, or a name in an open directory, which may be no link."""
+    """Open a directory: a path that the user gave, or a name in an open directory, which may not be a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     handle = os.open(path, flags if parent is None else flags | os.O_NOFOLLOW, dir_fd=parent)
     try:
@@ -37,12 +37,12 @@ def directory(path: str | Path, parent: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def regular_file(name: str, parent: int) -> Iterator[tuple[int, int]]:
-    """A regular file of an open directory, open for reading, and its size. Raises Damaged."""
+    """Open a regular file of an open directory for reading; yields descriptor and size. Raises Damaged."""
     try:
         kind = stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
         if kind != stat.S_IFREG:
             raise Damaged(f"{name} is {KINDS.get(kind, 'not a regular file')}")
-        # Should it be exchanged for something else just now: no link is followed, and no pipe waited for.
+        # If it has been replaced since: no link is followed, and opening a FIFO does not block.
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError as error:
         raise Damaged(f"{name} is missing") from error
@@ -64,7 +64,7 @@ def links(parent: int) -> list[str]:
 
 
 def read(name: str, parent: int, most: int) -> bytes:
-    """The content of a small file. Raises Damaged, also where it has more than `most` bytes."""
+    """The content of a small file. Raises Damaged, also if it has more than `most` bytes."""
     with regular_file(name, parent) as (handle, size):
         if size > most:
             raise Damaged(f"{name} has {size:,} bytes; at most {most:,} are read")
@@ -72,10 +72,7 @@ def read(name: str, parent: int, most: int) -> bytes:
 
 
 def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
-    """The SHA-256 of a file that has `size` bytes. Raises Damaged, also where it has another size.
-
-    `moved` is called now and then.
-    """
+    """The SHA-256 of a file; `moved` is called after each block. Raises Damaged, also if its size is not `size`."""
     digest = hashlib.sha256()
     with regular_file(name, parent) as (handle, found):
         if found != size:
@@ -87,7 +84,7 @@ def sha256(name: str, parent: int, size: int, moved: Callable[[], None]) -> str:
 
 
 def _blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
-    """The content, in a buffer that is used again for each block."""
+    """Yields the content, in one buffer that is reused for each block."""
     buffer = memoryview(bytearray(min(BLOCK, size)))
     while size:
         try:
@@ -101,21 +98,21 @@ def _blocks(name: str, handle: int, size: int) -> Iterator[memoryview]:
 
 
 def create(name: str, parent: int, more: int = 0) -> int:
-    """A new file, open for writing, with `more` flags; whatever had this name is gone."""
+    """Create a file and open it for writing, with `more` flags; an existing one of that name is removed."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | more, 0o666, dir_fd=parent)
 
 
 def write(handle: int, data: bytes | memoryview) -> None:
-    """All of the data."""
+    """Write all of the data."""
     left = memoryview(data)
     while left:
         left = left[os.write(handle, left[:BLOCK]) :]
 
 
 def put(name: str, parent: int, data: bytes) -> None:
-    """A small file that is there whole or not at all, and on disk when this returns."""
+    """Write and sync a small file atomically."""
     aside = f"{name}.new"
     handle = create(aside, parent)
     try:

@@ -1,9 +1,9 @@
-"""What a commit is bound to: the tensors and the model's steps, which must be equal, and settings, which may change.
+"""What a commit is bound to: the tensors and the model's steps, which must match; and settings, which may change.
 
-The same model: the same tensors (names, axes, dtypes; so the same optimizer's) and the same steps, whatever their sizes
-along axes that no parameter has. Layout, mesh, schedule, steps, `eval` and `checkpoint` are free: the numbers do not
-depend on them, but for rounding. What remains of the train block, and the shapes of the inputs, is compared in words,
-and a run that goes on under other settings says so.
+Two models are the same if their tensors (names, axes, dtypes; hence also the optimizer's) and their steps are, whatever
+the sizes of axes that no parameter has. Layout, mesh, schedule, number of steps, `eval` and `checkpoint` may change:
+they affect results only by rounding. The rest of the train block and the input shapes are compared as text, and a run
+that resumes with different ones says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_SHOWN = 6
 
 
 def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = ()) -> Manifest:
-    """What every commit of a compiled file says that is trained on some data; the step and the files are to come."""
+    """The manifest of all commits of a compiled file trained on `data`, still without step and files."""
     model, train = given.trained
     from importlib.metadata import version
 
@@ -50,7 +50,7 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
 
 
 def settings_of(train: spec.Train, program: Program) -> dict[str, str]:
-    """What the numbers depend on beside the model, in words."""
+    """The settings that results depend on besides the model, as text."""
     return {
         **{f"input {each.name}": str(each.type) for each in program.inputs},
         "data": text_of(train.data),
@@ -62,7 +62,7 @@ def settings_of(train: spec.Train, program: Program) -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    """A setting as it could be written: `adamw(lr = constant(value = 0.001), betas = [0.9, 0.95])`."""
+    """Formats a setting as it could be written: `adamw(lr = constant(value = 0.001), betas = [0.9, 0.95])`."""
     if isinstance(value, spec.Call):
         given = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
         return f"{value.name}({', '.join(given)})"
@@ -75,12 +75,12 @@ def text_of(value: object) -> str:
 
 
 def digest_of(model: spec.Model) -> str:
-    """The SHA-256 of what a model computes: its steps in order, each body once, with axes by name and without sizes."""
+    """The SHA-256 of what a model computes: each body's steps in order, with axis names but without axis sizes."""
     numbers: dict[int, int] = {}
     bodies = [model.body]
     written: list[Any] = [model.name, model.loss, list(map(list, model.metrics))]
     numbers[id(model.body)] = 0
-    for body in bodies:  # grows while it is read
+    for body in bodies:  # grows during the loop
         for step in body.steps:
             if isinstance(step, (spec.CallBlock, spec.Repeat)) and id(step.body) not in numbers:
                 numbers[id(step.body)] = len(bodies)
@@ -123,7 +123,7 @@ def _plain(value: object) -> object:
 
 
 def _sources(given: spec.Spec) -> list[Source]:
-    """The texts that the model stands in, the main file's first."""
+    """The sources that the model is written in, the main file first."""
     model, _ = given.trained
     found = {id(given.source): given.source}
     bodies, seen = [model.body], set[int]()
@@ -144,7 +144,7 @@ def _sources(given: spec.Spec) -> list[Source]:
 
 
 def differences(saved: Manifest, wanted: Manifest) -> list[str]:
-    """Why a commit is of another model, in words; nothing where it is of the same."""
+    """Why a commit is of another model, as text; empty if it is of the same one."""
     before, now = ({each.name: each.type for each in manifest.tensors} for manifest in (saved, wanted))
     if before == now and saved.steps_digest == wanted.steps_digest:
         return []
@@ -153,7 +153,7 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     notes = []
     if _states(before) != _states(now):
         notes.append(f"the optimizer was {saved.optimizer} {_states(before)}, and is {wanted.optimizer} {_states(now)}")
-    # States are where their parameters are, and as large: to name those is enough, unless only they differ.
+    # States have the types of their parameters: naming those is enough, unless only the states differ.
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     parameters = [name for name in differing if "/" not in name]
     differing = parameters or ([] if notes else differing)
@@ -170,7 +170,7 @@ def _difference(name: str, before: Type | None, now: Type | None) -> str:
 
 
 def changes(saved: Manifest, wanted: Manifest) -> list[str]:
-    """The settings that differ, in words."""
+    """The settings that differ, as text."""
     names = [*wanted.settings, *(name for name in saved.settings if name not in wanted.settings)]
     return [
         shown(f"{name} was {saved.settings.get(name, 'none')}, and is {wanted.settings.get(name, 'none')}")
@@ -180,10 +180,10 @@ def changes(saved: Manifest, wanted: Manifest) -> list[str]:
 
 
 def changed_data(saved: Manifest, wanted: Manifest) -> list[str]:
-    """How the files of the data have changed, in words: those of the same name, where the file asks for other data."""
+    """How the data files changed, as text; if the `data` setting differs, only files in both are compared."""
     before, now = saved.data, wanted.data
     if not before:
-        return []  # it does not say
+        return []  # not recorded
     if saved.settings.get("data") != wanted.settings.get("data"):
         names = {each.name for each in before} & {each.name for each in now}
         before, now = (tuple(each for each in files if each.name in names) for files in (before, now))
@@ -191,12 +191,12 @@ def changed_data(saved: Manifest, wanted: Manifest) -> list[str]:
 
 
 def _states(names: Iterable[str]) -> str:
-    """`(mean, square)`, what the optimizer keeps for a parameter."""
+    """`(mean, square)`: what the optimizer keeps for each parameter."""
     return f"({', '.join(sorted({name.split('/')[0] for name in names if '/' in name}))})"
 
 
 def _changed_lines(saved: Manifest, wanted: Manifest) -> Iterator[str]:
-    """The lines of the files that differ, as `- before` and `+ now`."""
+    """Yields the source lines that differ, as `- before` and `+ now`."""
     before, now = (
         [line.strip() for text in manifest.sources.values() for line in text.splitlines() if line.strip()]
         for manifest in (saved, wanted)

@@ -1,7 +1,7 @@
-"""A commit, opened to be read: everything is checked before anything is used.
+"""A commit, opened for reading: everything is checked before anything is used.
 
-Whoever reads a commit asks first for what is wrong with it: `commits` looks at the directory, `Commit.problems` at
-files, their sizes, hashes and headers. Then any region of any tensor can be had, from whichever ranks have saved it.
+Whoever reads a commit first looks for problems: `commits` checks the directory, `Commit.problems` the files, their
+sizes, hashes and headers. After that, any region of any tensor can be read, from whichever ranks saved it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from partita.compiler.layout import WHOLE
+from partita.compiler.layout import REPLICATED
 from partita.dsl.types import BYTES
 from partita.runtime.checkpoint.commits import file_name, open_commit
 from partita.runtime.checkpoint.files import Damaged, sha256
@@ -25,18 +25,18 @@ from partita.runtime.checkpoint.store import commit_name
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region, region_of, shape_of
 
-MOST_OPEN = 64  # files at a time
+MOST_OPEN = 64  # files open at a time
 
 
 def entries_of(manifest: Manifest, rank: int) -> tuple[Entry, ...]:
-    """What a rank's file holds, in the order of its bytes: wide dtypes first, so that each tensor is aligned."""
+    """The tensors of a rank's file, in the order of their bytes: widest dtypes first, so that each is aligned."""
     coordinates = manifest.mesh.coordinates(rank)
     own = (tensor for tensor in manifest.tensors if saves(tensor, coordinates))
     return tuple(_entry(tensor, manifest, rank) for tensor in by_width(own))
 
 
 def by_width(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Tensors with the widest dtypes first, otherwise in order."""
+    """Tensors, widest dtypes first and otherwise in order."""
     return sorted(tensors, key=lambda tensor: -BYTES[tensor.type.dtype])
 
 
@@ -47,14 +47,14 @@ def _entry(tensor: Tensor, manifest: Manifest, rank: int) -> Entry:
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """Ignores progress."""
 
 
 @define(eq=False)
 class Commit:
-    """A commit of the directory `path`; a context manager, which closes the files that were opened on the way.
+    """A commit of the directory `path`; a context manager, which closes the files that were opened.
 
-    `moved` is called now and then while files are read, which may take long.
+    `moved` is called repeatedly while files are read, which may take long.
     """
 
     path: Path
@@ -78,7 +78,7 @@ class Commit:
         stack.close()
 
     def problems(self, ranks: Iterable[int]) -> Iterator[str]:
-        """What is wrong with the files of some ranks, read from their first to last byte."""
+        """Yields what is wrong with the files of some ranks, which are read completely."""
         for rank in ranks:
             try:
                 self._check(rank)
@@ -97,9 +97,9 @@ class Commit:
         return self.path / commit_name(self.manifest.step) / file_name(rank)
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor, or a region of it, on the host or `into` a tensor of that shape. Raises Damaged."""
+        """A tensor or a region of it, on the CPU, or copied `into` a tensor of that shape. Raises Damaged."""
         tensor = self._tensors[name]
-        wanted = region_of(tensor.type, WHOLE, {}, {}) if region is None else region
+        wanted = region_of(tensor.type, REPLICATED, {}, {}) if region is None else region
         if into is None:
             into = torch.empty(shape_of(wanted), dtype=DTYPES[tensor.type.dtype])
         for rank, inner, outer in sources(tensor, self.manifest.mesh, wanted):

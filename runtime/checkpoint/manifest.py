@@ -1,7 +1,8 @@
-"""`manifest.json`: what a commit holds, and of which run it is.
+"""`manifest.json`: what a commit contains, and which run it belongs to.
 
-Records ⇄ sealed JSON. Reading fails closed: an unknown key, a wrong type, a size beyond its limit, a tensor that does
-not divide over the mesh as it says, each is Damaged. Names of files are never read: rank N's is `rank-N.safetensors`.
+Converts records to checksummed JSON and back. Reading fails closed: an unknown key, a wrong type, a size beyond its
+limit, or a tensor that does not divide over the mesh as stated raises Damaged. File names are never read: rank N's file
+is `rank-N.safetensors`.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from partita.dsl import limits
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import FLOATS, Axis, Type
 from partita.runtime.bad_steps import History
-from partita.runtime.checkpoint.sealed import Reader, unseal
+from partita.runtime.checkpoint.checksummed import Reader, checked
 from partita.runtime.data_files import MOST_FILES, DataFile
 
 NAME = "manifest.json"
 FORMAT, VERSION = "partita checkpoint", 2
-MOST_STEPS = 1 << 53  # a step is told to all ranks as a float of 64 bits
+MOST_STEPS = 1 << 53  # steps are sent to all ranks as float64
 MOST_TENSORS = 1 << 20
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 PATH = rf"{WORD}(\.[A-Za-z0-9_]+)*"
 TENSOR = rf"({WORD}/)?{PATH}"
 DIGEST = r"[0-9a-f]{64}"
 ANY = r".*"
-MOST_WINDOW = 10_000  # steps that a history keeps
+MOST_WINDOW = 10_000  # steps in a history
 MOST_PATH = 4096
 
 
 @frozen
 class Tensor:
-    """A whole tensor, and who has saved it.
+    """A full tensor, and which ranks saved it.
 
-    A parameter has its full name, a state of the optimizer `STATE/PARAMETER`. It is cut along the mesh axes that
-    `layout` splits; along the others it is the same on all ranks that have it, and was saved by those at `at`.
+    A parameter goes by its full name, an optimizer state by `STATE/PARAMETER`. The tensor is sharded over the mesh axes
+    of `layout`; along the others it is replicated, and was saved by the ranks at `at`.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Tensor:
 
 @frozen
 class File:
-    """A rank's file."""
+    """The size and hash of a rank's file."""
 
     size: int
     sha256: str
@@ -58,10 +59,11 @@ class File:
 
 @frozen
 class Manifest:
-    """A commit. `steps_digest` stands for the model's steps (`identity`), `settings` for whatever else its numbers
-    depend on; `sources` are the texts of the `.par` files, by name, the main one first. `history` is what is known of
-    the steps before, by which later ones are judged, and `data` the files that they were trained on. `files` are by
-    rank.
+    """A commit.
+
+    `steps_digest` identifies the model's steps (`identity`), `settings` everything else that results depend on;
+    `sources` are the texts of the `.par` files by name, the main one first. `history` is what is known of earlier
+    steps, by which later ones are judged, and `data` the files trained on. `files` are by rank.
     """
 
     step: int
@@ -78,11 +80,11 @@ class Manifest:
     files: tuple[File, ...] = field(default=(), repr=False)
     history: History = field(factory=History)
     data: tuple[DataFile, ...] = field(default=(), repr=False)
-    time: int = 0  # seconds since 1970
+    time: int = 0  # Unix time, in seconds
     written_by: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the file, but for its seal."""
+        """The content of the file, without its checksum."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -109,7 +111,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The size of all ranks' files."""
+        """The total size of all ranks' files."""
         return sum(each.size for each in self.files)
 
     @property
@@ -119,8 +121,8 @@ class Manifest:
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """Read a manifest. Raises Damaged; Refused (E0805) for one of a later version of the format."""
-    reader = unseal(data)
+    """Parse a manifest. Raises Damaged; Refused (E0805) for a later version of the format."""
+    reader = checked(data)
     version = reader.value.get("version")
     if reader.value.get("format") == FORMAT and type(version) is int and version > VERSION:
         raise refuse(
@@ -146,7 +148,7 @@ def _data_json(file: DataFile) -> dict[str, Any]:
 
 
 def _upgraded(reader: Reader) -> Reader:
-    """Version 1 had no history, and did not say which data it was."""
+    """Upgrades version 1, which had no history and did not record the data files."""
     value, version = reader.value, reader.value.get("version")
     if type(version) is not int or version != 1 or "history" in value:
         return reader

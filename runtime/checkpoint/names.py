@@ -1,13 +1,13 @@
-"""A name map: what another program calls our tensors, and in which order it keeps their axes.
+"""Name maps: what another program calls our tensors, and in which order it keeps their axes.
 
-A JSON object from names of ours to theirs; `*` on both sides stands for the same part between dots. Where their axes
-differ, an object says how theirs are made of ours, several merged into one with the first slowest:
+A map is a JSON object from our names to theirs; a `*` on both sides matches the same part between dots. If their axes
+differ, an object lists for each of theirs the ones of ours that are merged in it, slowest first:
 
     {"llama.embed_in": "model.embed_tokens.weight",
      "llama.layer.*.attention.wq": {"name": "model.layers.*.self_attn.q_proj.weight",
                                     "axes": ["groups heads key", "embed"]}}
 
-What the map does not name keeps its name. States of the optimizer go with their parameter: `mean/` and its name.
+Names that are not in the map stay as they are. Optimizer states follow their parameter: `mean/` and its name.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from partita.runtime.checkpoint.manifest import Tensor
 
 MOST_BYTES = 1 << 20
 PART = r"([^./]+)"
-METADATA = "__metadata__"  # what the format keeps for itself
+METADATA = "__metadata__"  # reserved by the format
 
 
 @frozen
 class Form:
-    """How a tensor stands in another file: its name there, and for each of its axes there the ones of ours in it.
+    """How a tensor is stored in another file: its name, and for each of its axes the ones of ours merged in it.
 
-    `settled` says that a map gives the axes; otherwise they are taken to be ours, in our order.
+    `settled`: the axes are given by a map; otherwise they are assumed to be ours, in our order.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Form:
     settled: bool = False
 
     def shape(self, type: Type) -> tuple[int, ...]:
-        """The sizes of their axes."""
+        """The tensor's shape in the other file."""
         return tuple(prod(type.axis(name).size for name in group) for group in self.axes)
 
     def theirs(self, tensor: torch.Tensor, type: Type) -> torch.Tensor:
-        """A tensor of ours as it stands there, contiguous."""
+        """Converts our tensor to the form of the other file, contiguous."""
         order = [type.position(name) for group in self.axes for name in group]
         return tensor.permute(order).reshape(self.shape(type)).contiguous()
 
     def ours(self, tensor: torch.Tensor, type: Type) -> torch.Tensor:
-        """A tensor from there as ours, contiguous."""
+        """Converts a tensor of the other file to ours, contiguous."""
         names = [name for group in self.axes for name in group]
         split = tensor.reshape([type.axis(name).size for name in names])
         return split.permute([names.index(name) for name in type.names]).contiguous()
@@ -86,9 +86,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def forms(tensors: Iterable[Tensor], names: Mapping[str, Any]) -> dict[str, Form]:
-    """The form of each tensor, by its name here. Raises Refused (E0810)."""
+    """The form of each tensor, by our name. Raises Refused (E0810)."""
     for key in names:
-        # Within a part, several would make matching take for ever.
+        # Several wildcards in one part could make matching backtrack forever.
         if any("*" in part and part != "*" for part in key.split(".")):
             raise _wrong(key, "can have `*` only for a whole part between dots")
     patterns = [(key, re.compile(re.escape(key).replace(r"\*", PART))) for key in names]
@@ -134,7 +134,7 @@ def _form(key: str, given: object, parts: Iterable[str], type: Type) -> Form:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether it is without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    """Whether a name has no lone surrogates, which JSON can express but UTF-8 cannot."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Which part of a tensor lies in which rank's file, and where any part of it can be read.
+"""Which part of a tensor is in which rank's file, and where any region of it can be read.
 
-A saved tensor is a grid of parts: each of its axes is cut by the mesh axes that split it, the outermost first. The
-part at an index of the grid was saved by one rank: along the splitting mesh axes its coordinates follow from the index,
-along the others they are the tensor's `at`.
+A saved tensor is a grid of parts: each tensor axis is divided by the mesh axes that shard it, outermost first. A part
+was saved by one rank: its coordinates along the sharding mesh axes follow from the part's index in the grid, and those
+along the other mesh axes are the tensor's `at`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def state_name(state: str, parameter: str) -> str:
-    """The name of an optimizer's tensor in a checkpoint."""
+    """The name of an optimizer state tensor in a checkpoint."""
     return f"{state}/{parameter}"
 
 
 def saved_tensors(program: Program) -> tuple[Tensor, ...]:
-    """Every parameter and state of a program, with the ranks that save it.
+    """Every parameter and optimizer state of a program, with the ranks that save it.
 
-    Where several ranks hold the same, they take turns: of the tensors that are alike in layout and stages, each goes
-    to the copy that has the fewest bytes so far.
+    Replicas share the work: among tensors with the same layout and stages, each is saved by the replica that has the
+    fewest bytes so far.
     """
     mesh = program.mesh
     stages_of: dict[str, tuple[int, ...]] = {}
@@ -50,7 +50,7 @@ def saved_tensors(program: Program) -> tuple[Tensor, ...]:
 
 
 def _tensors(parameters: Sequence[ParameterRecord]) -> Iterator[tuple[str, Type, Layout, str]]:
-    """Parameters and states with their layouts, and whose they are."""
+    """Yields parameters and their states: name, type, layout, and the parameter's name."""
     for record in parameters:
         yield record.name, record.type, record.layout, record.name
         for state in record.states:
@@ -58,7 +58,7 @@ def _tensors(parameters: Sequence[ParameterRecord]) -> Iterator[tuple[str, Type,
 
 
 def _copies(mesh: Mesh, layout: Layout, pipe_ranks: Sequence[int]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """The coordinates, along mesh axes that do not split, at which there is a copy."""
+    """Yields the coordinates of each replica along the mesh axes that do not shard the tensor."""
     split = {axis for axis, _ in layout.states}
     free = [(axis, size) for axis, size in mesh.axes if axis not in split]
     ranges = [pipe_ranks if axis == mesh.pipe else range(size) for axis, size in free]
@@ -67,12 +67,12 @@ def _copies(mesh: Mesh, layout: Layout, pipe_ranks: Sequence[int]) -> Iterator[t
 
 
 def saves(tensor: Tensor, coordinates: dict[str, int]) -> bool:
-    """Whether the rank at coordinates saves a part of a tensor."""
+    """Whether the rank at `coordinates` saves a part of a tensor."""
     return all(coordinates[axis] == index for axis, index in tensor.at)
 
 
 def sources(tensor: Tensor, mesh: Mesh, wanted: Region) -> Iterator[tuple[int, Region, Region]]:
-    """Where a region of a tensor can be read: ranks, the region within the rank's part, and within what is wanted."""
+    """Yields where to read a region of a tensor: the rank, and the region within its part and within `wanted`."""
     grid, sizes = [], []
     for axis, part in zip(tensor.type.axes, wanted, strict=True):
         size = axis.size // prod(mesh.sizes[over] for over in tensor.layout.over(axis.name))

@@ -1,8 +1,7 @@
-"""Names that repeat, written once: `layers.{0..31}.attention.wq` for those of 32 layers.
+"""Repeated names, written once: `layers.{0..31}.attention.wq` for those of 32 layers.
 
-Rows of names, such as ours and theirs of one tensor, are taken together where they differ only in numbers between dots,
-and where the numbers of the other names follow from those of the first: a binding that is not in order is never hidden
-in a range.
+Rows of names, such as our name and theirs for one tensor, are grouped if they differ only in numbers between dots, and
+if the numbers of the other names follow from those of the first: a range never hides a binding that is out of order.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Generic, TypeVar
 from attrs import frozen
 
 NUMBER = re.compile(r"(?<![^./])(0|[1-9]\d{0,8})(?![^./])")
-MOST_PIECES = 8  # of one set of numbers
+MOST_PIECES = 8  # in the text of one set of numbers
 T = TypeVar("T", bound=Hashable)
 
-Numbers = tuple[tuple[int, ...], ...]  # those of each name of a row
+Numbers = tuple[tuple[int, ...], ...]  # of each name of a row
 
 
 @frozen
 class Family(Generic[T]):
-    """Rows that are written as one: how many, the names, and what all share.
+    """Rows written as one: their number, their names, and what they share.
 
-    `patterns` are the names with `*` for what varies, if it is the same in all of them, as in a name map; otherwise
-    those of the first row.
+    `patterns` are the names with `*` for the numbers that vary, as in a name map, if the same ones vary in every name;
+    otherwise the names of the first row.
     """
 
     count: int
@@ -37,7 +36,7 @@ class Family(Generic[T]):
 
 
 def families(rows: Iterable[tuple[Sequence[str], T]]) -> list[Family[T]]:
-    """Rows, each of some names and of what must be equal, in the order of the first of each family."""
+    """Group rows, each of some names and a value that must be equal, in the order of each family's first row."""
     found: dict[tuple[tuple[str, ...], T], list[Numbers]] = {}
     for names, shared in rows:
         numbers = tuple(tuple(map(int, NUMBER.findall(name))) for name in names)
@@ -50,7 +49,7 @@ def families(rows: Iterable[tuple[Sequence[str], T]]) -> list[Family[T]]:
 
 
 def _alike(members: list[Numbers]) -> Iterator[list[Numbers]]:
-    """The members in parts, in each of which the first numbers are a grid, and the others follow from them."""
+    """Split members into groups in which the first name's numbers form a full grid and determine the others."""
     if len(members) > 1:
         apart = _unordered(members) or _ungridded(members)
         if apart is not None:
@@ -64,7 +63,7 @@ def _alike(members: list[Numbers]) -> Iterator[list[Numbers]]:
 
 
 def _unordered(members: list[Numbers]) -> tuple[int, int] | None:
-    """Name and place of a number that follows from none of the first name's, in their order."""
+    """Name and place of the first number without a fixed offset from one of the first name's, in their order."""
     first = members[0]
     for name in range(1, len(first)):
         after = 0
@@ -81,7 +80,7 @@ def _unordered(members: list[Numbers]) -> tuple[int, int] | None:
 
 
 def _ungridded(members: list[Numbers]) -> tuple[int, int] | None:
-    """Where not every combination of the first name's numbers is there: the first that varies."""
+    """If the first name's numbers do not form a full grid: name and place of the first one that varies."""
     sizes = [len(set(column)) for column in zip(*(member[0] for member in members), strict=True)]
     if prod(sizes) == len(members):
         return None
@@ -111,7 +110,7 @@ def _filled(text: str, numbers: Iterable[str]) -> str:
 
 
 def set_text(numbers: Sequence[int]) -> str:
-    """Ascending numbers in as few words as can be: `7`, `{0..31}`, `{0..62..2}`, `{0..3,7}`."""
+    """Formats ascending numbers compactly: `7`, `{0..31}`, `{0..62..2}`, `{0..3,7}`."""
     if len(numbers) == 1:
         return str(numbers[0])
     steps = {after - before for before, after in pairwise(numbers)}

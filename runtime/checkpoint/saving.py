@@ -1,9 +1,9 @@
-"""Saving in the background: a rank writes its file while training goes on, and rank 0 makes the commit.
+"""Saving in the background: a rank writes its file while training continues, and rank 0 makes the commit.
 
-Ranks tell each other through the directory, which all must see: a rank that has its file on disk puts a marker beside
-it, `rank-3.json`, with its size and hash. Rank 0 looks for the markers of all, writes the manifest from them, and
-commits. Where a rank cannot write, the disk being full, there will be no commit: the space is given back, the commits
-before stay, and training goes on.
+Ranks communicate through the directory, which all must see: a rank whose file is on disk puts a marker next to it,
+`rank-3.json`, with its size and hash. Rank 0 waits for the markers of all, writes the manifest from them, and commits.
+If a rank cannot write, because the disk is full for example, there is no commit: the space is freed, earlier commits
+stay, and training continues.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event, Thread
 
 from attrs import define, evolve, field
 
+from partita.runtime.checkpoint.checksummed import MOST_BYTES, checked, with_checksum
 from partita.runtime.checkpoint.commits import file_name
 from partita.runtime.checkpoint.files import Damaged, directory, put, read
 from partita.runtime.checkpoint.manifest import DIGEST, NAME, File, Manifest
-from partita.runtime.checkpoint.sealed import MOST_BYTES, seal, unseal
 from partita.runtime.checkpoint.shards import Shard, write_file
 from partita.runtime.checkpoint.store import Store
 
 POLL_SECONDS = 0.02
-LOOK_SECONDS = 1.0
-# How long what another machine has written may take to be seen here, once that machine says that it is there.
+POLL_SECONDS = 1.0
+# How long a file written by another machine may take to become visible here after that machine has reported it.
 VISIBLE_SECONDS = 60.0
 MOST_MARKER = 1 << 12
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -38,11 +39,11 @@ def marker_name(rank: int) -> str:
 
 @define(eq=False)
 class Save:
-    """One save of one rank, in a thread of its own from the start. Rank 0's goes on to the commit.
+    """One save of one rank, in a thread of its own from the start. Rank 0's thread also commits.
 
-    First every rank asks `written`; when all have, each calls `conclude`. `error` is why this rank's part could not be
-    written, `trouble`, on rank 0, why there is no commit though all parts were, or what went wrong after it; `full`,
-    whether that was for want of room.
+    First every rank waits in `written`; when all have returned, each calls `conclude`. `error` is why this rank's part
+    could not be written. On rank 0, `trouble` is why there is no commit although all parts were written, or what went
+    wrong after it, and `full` is whether that was for lack of space.
     """
 
     store: Store
@@ -55,7 +56,7 @@ class Save:
     full: bool = field(default=False, init=False)
     committed: bool = field(default=False, init=False)
     _blocks: int = field(default=0, init=False)  # written so far
-    _handed_over: bool = field(default=False, init=False)  # all of them, to the system
+    _handed_over: bool = field(default=False, init=False)  # all of them, to the operating system
     _written: Event = field(factory=Event, init=False)
     _all_written: float | None = field(default=None, init=False)  # since when
     _abandoned: bool = field(default=False, init=False)
@@ -63,17 +64,17 @@ class Save:
     _thread: Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # A daemon: a rank that ends because another one is gone does not stay for a save that cannot be completed.
+        # A daemon: a rank that exits because a peer is gone must not wait for a save that cannot be completed.
         self._thread = Thread(target=self._run, name="partita-checkpoint", daemon=True)
         self._thread.start()
 
     def written(self, moved: Callable[[], None]) -> OSError | None:
-        """Wait until this rank's part is on disk, or could not be written; `moved` is called while it is written.
+        """Wait until this rank's part is on disk or has failed; `moved` is called as long as it makes progress.
 
-        How long a disk takes to say that all is there is not for us to judge: that counts as moving, too.
+        Once the operating system has all the data, waiting for the disk counts as progress, however long it takes.
         """
         before = 0
-        while not self._written.wait(LOOK_SECONDS):
+        while not self._written.wait(POLL_SECONDS):
             if self._blocks > before or self._handed_over:
                 before = self._blocks
                 moved()
@@ -81,20 +82,20 @@ class Save:
         return self.error
 
     def break_off(self) -> None:
-        """Wait for the end of a save that will not be concluded: on rank 0 it is a commit if all others have ended, and
-        have written their parts. Otherwise what there is remains until the next run begins.
+        """Wait for the end of a save that will not be concluded. On rank 0 it becomes a commit if all other ranks have
+        written their parts by then; otherwise its files remain until the next run starts.
         """
         self._abandoned = True
         self._thread.join()
 
     def conclude(self, all_written: bool, moved: Callable[[], None]) -> None:
-        """Wait for the end, on rank 0 for the commit, while `moved` is called. What is to become none is removed."""
+        """Wait for the end, on rank 0 for the commit, calling `moved` meanwhile. A save not committed is removed."""
         if all_written:
             self._all_written = time.monotonic()
         else:
             self._abandoned = True
         while self._thread.is_alive():
-            self._thread.join(LOOK_SECONDS)
+            self._thread.join(POLL_SECONDS)
             moved()
         self._raise_bug()
         if self.rank == 0 and not self.committed:
@@ -115,7 +116,7 @@ class Save:
             self._written.set()
             if self.rank == 0 and self.error is None:
                 self._commit()
-        except BaseException as error:  # to be raised again in the rank's own thread
+        except BaseException as error:  # raised again in the rank's own thread
             self._bug = error
         finally:
             self._written.set()
@@ -127,9 +128,10 @@ class Save:
             with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
                 try:
                     file = write_file(name, handle, self._counted())
-                    put(marker_name(self.rank), handle, seal({"size": file.size, "sha256": file.sha256}))
+                    put(marker_name(self.rank), handle, with_checksum({"size": file.size, "sha256": file.sha256}))
                 except OSError:
-                    os.unlink(name, dir_fd=handle)  # other ranks may need the space
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=handle)  # other ranks may need the space
                     raise
         except OSError as error:
             self.error = error
@@ -147,7 +149,7 @@ class Save:
             if files is None:
                 return
             with directory(self.store.path) as outer, directory(self.store.partial(step), outer) as handle:
-                text = seal(evolve(self.manifest, files=files, time=int(time.time())).as_json())
+                text = with_checksum(evolve(self.manifest, files=files, time=int(time.time())).as_json())
                 if len(text) > MOST_BYTES:
                     raise Damaged(f"the manifest has {len(text):,} bytes; at most {MOST_BYTES:,} are read again")
                 put(NAME, handle, text)
@@ -165,12 +167,12 @@ class Save:
             self.trouble = str(damage)
 
     def _files(self) -> tuple[File, ...] | None:
-        """Wait for the markers of all ranks; what they say. None where the save is abandoned. Raises Damaged."""
+        """Wait for the markers of all ranks; returns their contents, or None if abandoned. Raises Damaged."""
         found: list[File] = []
         ranks = self.manifest.mesh.ranks
         with directory(self.store.path) as outer, directory(self.store.partial(self.manifest.step), outer) as handle:
             while True:
-                ended = self._abandoned  # looked at before the markers, so that none is missed
+                ended = self._abandoned  # read before the markers, so that none is missed
                 while len(found) < ranks and _exists(marker_name(len(found)), handle):
                     found.append(_marker(marker_name(len(found)), handle))
                 if len(found) == ranks:
@@ -192,7 +194,7 @@ def _exists(name: str, parent: int) -> bool:
 
 def _marker(name: str, parent: int) -> File:
     try:
-        size, sha256 = unseal(read(name, parent, MOST_MARKER)).record("size", "sha256")
+        size, sha256 = checked(read(name, parent, MOST_MARKER)).record("size", "sha256")
         return File(size.integer(0, 1 << 62), sha256.text(DIGEST))
     except Damaged as damage:
         text = str(damage)

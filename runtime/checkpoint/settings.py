@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are and how often they are made; and that those which are there are of its model."""
+"""Where a run's checkpoints are, how often they are written, and whether existing ones are of its model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DIRECTORY = "checkpoints"
 
 @frozen
 class Settings:
-    """`checkpoint = every(interval, dir = …, keep = …)`, with the directory found.
+    """`checkpoint = every(interval, dir = …, keep = …)`, with the directory resolved.
 
-    `changed_data`: the run may go on from a checkpoint though the data is not what it was.
+    `changed_data`: the run may resume from a checkpoint even if the data has changed.
     """
 
     path: Path
@@ -32,14 +32,14 @@ class Settings:
 
 
 def run_directory(file: str, named: str | Path | None) -> Path:
-    """The directory of a run: what the user has named, or `runs/NAME` here, by the name of the file."""
+    """The directory of a run: the one that the user named, or `runs/NAME`, after the file."""
     return Path(named or f"runs/{file}")
 
 
 def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | None:
-    """The checkpoints that a file asks for; None where it asks for none. Raises Refused (E0801).
+    """The checkpoints that a file asks for; None if it asks for none. Raises Refused (E0801, E0802).
 
-    `dir` is relative to the folder of the file, and may not lead out of it, nor by a link. Without one it is
+    `dir` is relative to the directory of the file and may not lead out of it, not even by a link. The default is
     `checkpoints` in the run's directory, which the user names and not the file.
     """
     _, train = given.trained
@@ -52,10 +52,10 @@ def settings_of(given: Spec, run_directory: Path, folder: Path) -> Settings | No
 
 
 def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings | None, span: Span | None) -> None:
-    """Refuse (E0814) to begin beside checkpoints from which this run would not go on.
+    """Refuse (E0814) to start next to checkpoints from which this run would not resume.
 
-    They may be where a run's checkpoints are by default, in the run's directory itself, or where those of the last run
-    here were `recorded` to be. Weights that were imported would be ignored, and a run begin anew over its old metrics.
+    Looks at the default place of a run's checkpoints, in the run's directory itself, and where those of the last run
+    were `recorded` to be. Otherwise imported weights would be ignored, or a run would start over on top of old metrics.
     """
     own = settings.path.resolve() if settings is not None else None
     places = [run_directory / DIRECTORY, run_directory, *([Path(recorded)] if recorded is not None else [])]
@@ -80,7 +80,7 @@ def refuse_unused(run_directory: Path, recorded: str | None, settings: Settings 
 
 
 def _beside(run_directory: Path) -> Path:
-    """The directory of checkpoints in a run's own, which a stranger may have made."""
+    """The directory of checkpoints in the run's, which may be untrusted. Refuses (E0802) a link."""
     path = run_directory / DIRECTORY
     if path.is_symlink():
         raise refuse(
@@ -106,7 +106,7 @@ def _under(folder: Path, name: str, given: Spec) -> Path:
 
 
 def check_newest(settings: Settings, wanted: Manifest) -> None:
-    """Refuse a directory whose newest readable commit is of another model (E0804), or of other data (E0815)."""
+    """Refuse a directory whose newest readable commit is of another model (E0804) or of other data (E0815)."""
     for step in reversed(steps_in(settings.path)):
         try:
             refuse_others(settings, read_manifest(settings.path, step), wanted)
@@ -116,7 +116,7 @@ def check_newest(settings: Settings, wanted: Manifest) -> None:
 
 
 def refuse_others(settings: Settings, saved: Manifest, wanted: Manifest) -> None:
-    """Refuse a commit that is of another model (E0804), or of other data (E0815), with what differs."""
+    """Refuse a commit of another model (E0804) or of other data (E0815), listing the differences."""
     path = settings.path
     found = differences(saved, wanted)
     if found:

@@ -1,8 +1,8 @@
 """Files of tensors in the safetensors format: written in one pass, hashed on the way, read slice by slice.
 
-The format is a length, a JSON header and the tensors' bytes. It is written here and not by the safetensors package: a
-file is made through a descriptor (so that no link is followed), from memory that is there anyway, in blocks during
-which other threads run, and needs no second reading for its hash. Reading is the package's.
+The format is a length, a JSON header and the tensors' bytes. The safetensors package only reads: files are written
+here, through a descriptor (so that no link is followed), from existing memory, in blocks during which other threads
+run, and without a second pass for the hash.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from partita.runtime.checkpoint.manifest import File
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region
 
-# The format's words for dtypes.
+# The format's names of dtypes.
 CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
 ALIGNMENT = 8  # of the first tensor in the file
-MOST_HEADER = 100_000_000  # bytes that the package reads
+MOST_HEADER = 100_000_000  # bytes that the package accepts
 
 
 @frozen
@@ -42,12 +42,12 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         return prod(self.shape) * BYTES[self.dtype]
 
 
 def header(entries: Sequence[Entry]) -> bytes:
-    """What stands before the tensors' bytes, which follow in order of the entries without gaps."""
+    """The bytes before the tensors', which follow without gaps in the order of the entries."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in entries:
@@ -59,7 +59,7 @@ def header(entries: Sequence[Entry]) -> bytes:
 
 
 def write_file(name: str, parent: int, blocks: Iterable[bytes | memoryview]) -> File:
-    """A new file in an open directory, on disk when this returns; with its size and hash."""
+    """Write and sync a new file in an open directory; returns its size and hash."""
     digest, size = hashlib.sha256(), 0
     handle = create(name, parent)
     try:
@@ -74,15 +74,15 @@ def write_file(name: str, parent: int, blocks: Iterable[bytes | memoryview]) -> 
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor of the host."""
+    """The memory of a contiguous CPU tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 @define(eq=False)
 class Shard:
-    """What a rank saves: its tensors, and one copy of them in the host's memory, made at the first save.
+    """The tensors that a rank saves, and a snapshot of them in host memory, which is allocated at the first save.
 
-    `take` copies the tensors as they are; `blocks` are the bytes of the file with what was taken last.
+    `take` takes a snapshot; `blocks` are the bytes of the file with the latest one.
     """
 
     entries: tuple[Entry, ...]
@@ -91,7 +91,7 @@ class Shard:
     _taken: torch.cuda.Event | None = field(default=None, init=False)
 
     def take(self) -> None:
-        """Copy all tensors. On a GPU this returns at once: the copies are made before whatever is launched later."""
+        """Copy all tensors. On a GPU the copies are only enqueued, before anything that is launched later."""
         cuda = any(tensor.is_cuda for tensor in self.tensors)
         if self._copy is None:
             self._copy = torch.empty(sum(each.bytes for each in self.entries), dtype=torch.uint8, pin_memory=cuda)
@@ -105,7 +105,7 @@ class Shard:
             self._taken.record()
 
     def blocks(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the file; waits until they are there."""
+        """Yields the bytes of the file; waits until the snapshot is complete."""
         if self._taken is not None:
             self._taken.synchronize()
         assert self._copy is not None
@@ -120,9 +120,9 @@ class Shard:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A file of tensors, by the safetensors package. Raises Damaged where it is none."""
+    """Open a file of tensors with the safetensors package. Raises Damaged if it is not one."""
     if path.exists() and not path.is_file():
-        raise Damaged(f"{path.name} is not a regular file")  # for another end of a pipe one would wait for ever
+        raise Damaged(f"{path.name} is not a regular file")  # opening a FIFO would block forever
     try:
         file = safe_open(os.fspath(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -132,7 +132,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
-    """Hold a file to what it must have. Raises Damaged."""
+    """Raise Damaged unless a file has exactly these entries."""
     found = set(file.keys())
     wanted = {each.name for each in entries}
     if found != wanted:
@@ -146,7 +146,7 @@ def check_entries(file: Any, name: str, entries: Sequence[Entry]) -> None:
 
 
 def read_region(file: Any, name: str, region: Region) -> torch.Tensor:
-    """A part of a tensor of an open file. Raises Damaged."""
+    """A region of a tensor of an open file. Raises Damaged."""
     try:
         found: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
     except SafetensorError as error:

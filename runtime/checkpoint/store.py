@@ -1,7 +1,7 @@
 """The directory of a run's checkpoints: what its names mean, and how a save becomes a commit.
 
-A commit appears under its name by one rename, when everything in it is on disk. So whatever has the name of a commit is
-one, and a run that dies at any moment leaves the commits that were there before, and perhaps a save that nobody reads.
+A commit gets its name by one rename, after all of its contents are on disk. So whatever has the name of a commit is
+complete, and a run that dies at any moment leaves the earlier commits intact, and at most a save that nobody reads.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DAMAGED = re.compile(r"step-(\d{8,16})\.damaged")
 
 
 def commit_name(step: int) -> str:
-    """The name of the commit of a step."""
+    """The directory name of the commit of a step."""
     return f"step-{step:08}"
 
 
 def steps_in(path: Path) -> list[int]:
-    """The steps of the commits in a directory, ascending; none where there is no directory."""
+    """The steps of the commits in a directory, ascending; none if there is no directory."""
     try:
         names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -41,9 +41,9 @@ def steps_in(path: Path) -> list[int]:
 
 @define(eq=False)
 class Store:
-    """The directory, for those who write to it. Only rank 0 locks, cleans, commits and removes.
+    """The directory, for writing. Only rank 0 locks, cleans, commits and removes.
 
-    `attempt` names this run's saves, so that a rank of an earlier run that is still alive somewhere writes elsewhere.
+    `attempt` is part of the names of this run's saves, so that a surviving rank of an earlier run writes elsewhere.
     Methods raise OSError.
     """
 
@@ -52,9 +52,9 @@ class Store:
     _lock: int | None = field(default=None, init=False)
 
     def lock(self) -> Diagnostic | None:
-        """Make the directory and hold it until `close`. Raises Refused (E0802, E0803).
+        """Create the directory and hold it until `close`. Raises Refused (E0802, E0803).
 
-        A warning (W0806) where nothing can be held, because the file system has no locks.
+        Returns a warning (W0806) if the file system has no locks, so that nothing can be held.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -67,9 +67,9 @@ class Store:
         return None if unlocked is None else locks.missing(self.path, unlocked)
 
     def hold(self) -> None:
-        """See that the directory is still this run's: one that was removed is made and held anew.
+        """Check that this run still holds the directory; one that was removed is created and locked again.
 
-        Raises OSError where another run has made it, and holds it.
+        Raises OSError if another run has created and locked it.
         """
         if self._lock is None:
             return
@@ -85,13 +85,13 @@ class Store:
         self._lock = renewed
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def clean(self) -> None:
-        """Remove what runs that died have left."""
+        """Remove leftovers of runs that died."""
         with directory(self.path) as handle:
             for name in os.listdir(handle):
                 if LEFTOVER.fullmatch(name):
@@ -100,17 +100,17 @@ class Store:
     # ------------------------------------------------------------ a save
 
     def partial(self, step: int) -> str:
-        """The name of a save under way."""
+        """The directory name of a save in progress."""
         return f"{commit_name(step)}.partial-{self.attempt:x}"
 
     def begin(self, step: int) -> Path:
-        """The directory of a save, made by whichever rank comes first."""
+        """The directory of a save, created by whichever rank comes first."""
         path = self.path / self.partial(step)
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def commit(self, step: int) -> None:
-        """Make a save, whose files are on disk, a commit."""
+        """Turn a save, whose files are on disk, into a commit."""
         self.hold()
         with directory(self.path) as handle:
             with directory(self.partial(step), handle) as inner:
@@ -119,14 +119,14 @@ class Store:
             os.fsync(handle)
 
     def abandon(self, step: int) -> None:
-        """Remove a save that is to become no commit."""
+        """Remove a save that will not become a commit."""
         with directory(self.path) as handle:
             _remove(self.partial(step), handle)
 
     # ------------------------------------------------------------ commits
 
     def prune(self, keep: int) -> None:
-        """Remove all commits but the newest, and the damaged ones that would have gone by now if they were whole."""
+        """Remove all but the newest `keep` commits, and damaged ones that would be gone by now if they were intact."""
         steps = steps_in(self.path)
         for step in steps[:-keep]:
             self.remove(step)
@@ -142,14 +142,14 @@ class Store:
             _remove(aside, handle)
 
     def set_aside(self, step: int) -> None:
-        """Give a commit that was passed over another name, so that the run can save this step again."""
+        """Rename a commit that was skipped as damaged, so that the run can save this step again."""
         with directory(self.path) as handle:
             aside = f"{commit_name(step)}.damaged"
             _remove(aside, handle)
             os.rename(commit_name(step), aside, src_dir_fd=handle, dst_dir_fd=handle)
 
     def remove_damaged(self, before: int | None = None) -> list[str]:
-        """Remove commits that were set aside, all or those of steps before one; returns their names."""
+        """Remove commits that were set aside, all or those of steps before `before`; returns their names."""
         with directory(self.path) as handle:
             found = [match for name in os.listdir(handle) if (match := DAMAGED.fullmatch(name))]
             names = sorted(match[0] for match in found if before is None or int(match[1]) < before)
@@ -159,7 +159,7 @@ class Store:
 
 
 def _remove(name: str, parent: int) -> None:
-    """Remove what has a name in an open directory, if anything has; of a link, the link."""
+    """Remove an entry of an open directory, if it exists; of a link, the link itself."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:

@@ -1,10 +1,9 @@
-"""`arrays(path, holdout)`: a `.npz` file with one array for each input of the model, by name.
+"""`arrays(path, holdout)`: a `.npz` file with one array per model input, by name.
 
-The first axis of an array counts items and takes the place of the batch axis (wherever the model declares
-that); the others are as declared. An input without the batch axis is one array of exactly its shape. Training
-goes through all items that are not held out in a new order every epoch: a permutation that depends on (seed,
-epoch) alone. A batch may end one epoch and begin the next. Evaluation takes the held-out items in order, over
-and over.
+The first axis of an array counts items and takes the place of the batch axis (wherever the model declares that); the
+others are as declared. An input without the batch axis is one array of exactly its shape. Training goes through all
+items that are not held out in a new order every epoch, a permutation that depends only on (seed, epoch). A batch may
+span two epochs. Evaluation cycles through the held-out items in order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
-    """The items of a `.npz` file; yields its arrays."""
+    """The items of a `.npz` file, as its arrays."""
     from partita.runtime.data.items import open_items
 
     return open_items(call, inputs, seed, root, evaluates)

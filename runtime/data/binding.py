@@ -1,4 +1,4 @@
-"""A program's inputs bound to the data that its file names."""
+"""Binds the inputs of a program to the data that its file names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from partita.runtime.data_files import DataFile, identified
 
 @frozen(eq=False)
 class Bound:
-    """A run's data: what batches come from (None for a model without inputs), the identity of the files behind it, and
-    warnings of what can be opened and looks wrong.
+    """A run's data: where batches come from (None for a model without inputs), the identity of its files, and warnings
+    about data that can be opened but looks wrong.
     """
 
     dataset: Dataset | None
@@ -27,7 +27,7 @@ class Bound:
 
 
 def bind(program: Program, train: Train, root: Path) -> Bound:
-    """The data of a train block for a program's inputs, as `open_data` opens it. Raises Refused (E06xx)."""
+    """Bind the data of a train block to a program's inputs. Raises Refused (E06xx)."""
     dataset = open_data(program, train, root)
     if dataset is None:
         return Bound(None, (), ())
@@ -42,7 +42,7 @@ def identify(call: Call, root: Path) -> tuple[DataFile, ...]:
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
     """The dataset of a train block for a program's inputs; None for a model without inputs.
 
-    `root` is the folder of the `.par` file. Raises Refused (E06xx) for data that is missing or does not fit.
+    `root` is the directory of the `.par` file. Raises Refused (E06xx) for data that is missing or does not fit.
     """
     if not program.inputs:
         return None

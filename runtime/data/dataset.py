@@ -1,7 +1,7 @@
-"""What a source of data is: batches as a pure function of (seed, step), any rows of which can be had alone.
+"""The interface of datasets: batches as a pure function of (seed, step), of which any rows can be read alone.
 
-Steps count from 1, evaluation batches from 0. The *rows* of a batch are its indices along the batch axis. An
-input without the batch axis comes whole, whichever rows are asked for.
+Steps count from 1, evaluation batches from 0. The *rows* of a batch are its indices along the batch axis. An input
+without the batch axis is returned in full, whichever rows are asked for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ Batch = dict[str, np.ndarray]
 class Input:
     """An input of the model, to be bound by name to what the source yields.
 
-    `type` has the sizes of the whole batch; `batch_axis` is None where the input lacks that axis. `limit` is
-    the size of the axis that an integer input indexes (its values must be below), `limit_axis` that axis's
-    name.
+    `type` has the sizes of the global batch; `batch_axis` is None if the input lacks that axis. `limit` is the size of
+    the axis that an integer input indexes (its values must be below it), `limit_axis` the name of that axis.
     """
 
     name: str
@@ -34,29 +33,29 @@ class Input:
 
     @property
     def batch(self) -> int:
-        """The number of rows of the whole batch; 1 without a batch axis."""
+        """The number of rows of the global batch; 1 without a batch axis."""
         return 1 if self.batch_axis is None else self.type.axis(self.batch_axis).size
 
     @property
     def bound(self) -> str:
-        """`limit` in words, for messages."""
+        """`limit` as text, for messages."""
         return f"`{self.limit_axis}` has size {self.limit}" if self.limit_axis else f"it must be below {self.limit}"
 
 
 class Dataset(Protocol):
-    """Batches by input name: arrays in the declared axis order, of the numpy dtype of the input's type."""
+    """Batches by input name: arrays in the declared axis order, with the numpy dtype of the input's type."""
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The batch of a training step, or the given rows of it."""
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
-        """The evaluation batch `index`, or the given rows of it: from data that training never sees."""
+        """The evaluation batch `index`, or the given rows of it, from data that training never sees."""
 
     def row_names(self, step: int) -> list[str]:
-        """Where each row of a training batch stands in the data, in words; nothing where it stands nowhere."""
+        """Where in the data each row of a training batch is, as text; empty if there is no such place."""
 
     def holdout_row_names(self, index: int) -> list[str]:
-        """Where each row of an evaluation batch stands in the data."""
+        """Where in the data each row of an evaluation batch is."""
 
 
 Arrays = Mapping[str, np.ndarray]

@@ -1,4 +1,4 @@
-"""Files named in a `.par` file: found under its folder, and nowhere else."""
+"""Files named in a `.par` file, which are looked for under its directory and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from partita.dsl.spec import Call
 
 
 def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
-    """The files under `root` that a pattern (`*`, `?`, `[…]`, `**`) matches, sorted by path; at least one.
+    """The files under `root` that match a pattern (`*`, `?`, `[…]`, `**`), sorted by path; at least one.
 
-    The pattern is relative and may not climb out of the root. Links in the folder are followed: whoever keeps
-    the folder made them, not the file that names them.
+    The pattern is relative and may not lead out of the root. Links in the directory are followed: its owner made them,
+    not the file that names them. Raises Refused (E0601 to E0603).
     """
     parts = PurePosixPath(pattern)
     if "\0" in pattern or not parts.parts:
@@ -42,7 +42,7 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
 
 
 def matched(argument: str) -> Callable[[Call, Path], list[tuple[str, Path]]]:
-    """What a call reads whose argument is a pattern: the files by their paths under the root."""
+    """Returns a function that lists the files that a pattern argument matches, as (path under the root, path)."""
 
     def files(call: Call, root: Path) -> list[tuple[str, Path]]:
         found = matching(call.arguments[argument], root, call.span)
@@ -52,7 +52,7 @@ def matched(argument: str) -> Callable[[Call, Path], list[tuple[str, Path]]]:
 
 
 def single(name: str, root: Path, span: Span | None) -> Path:
-    """The one file that a name or pattern stands for."""
+    """The one file that a name or pattern matches. Raises Refused (E0601 to E0603)."""
     found = matching(name, root, span)
     if len(found) > 1:
         raise refuse(
@@ -65,7 +65,7 @@ def single(name: str, root: Path, span: Span | None) -> Path:
 
 
 def read(path: Path, span: Span | None) -> bytes:
-    """The content of a file."""
+    """The content of a file. Raises Refused (E0603)."""
     try:
         return path.read_bytes()
     except OSError as error:

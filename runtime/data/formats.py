@@ -1,7 +1,7 @@
-"""Files that are something else than what a source reads: told by how they begin, and refused by name.
+"""Detects files of formats that a source does not read, by how they begin, and refuses them by name.
 
-A source of ids or of bytes takes whatever it is given: the header of an archive would be trained on without a word.
-What begins like a known format is looked at once more, so that ids which happen to begin alike are not refused.
+A source of ids or bytes accepts anything: it would silently train on the header of an archive. Files that begin like a
+known format are inspected further, so that ids that happen to begin the same way are not refused.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from attrs import frozen
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 
-HEAD = 1 << 16  # bytes that are looked at
-LOOKED_AT = 1 << 20  # ids of which it is asked whether every other one is 0
-FEWEST = 64  # of which that is no accident
-FEWEST_COMPARED = 1024  # ids of which the even ones and the odd ones are compared
-UNLIKE = 0.5  # how different their sizes may be: the share of them that would have to move
+HEAD = 1 << 16  # bytes that are inspected
+LOOKED_AT = 1 << 20  # ids that are inspected
+FEWEST = 64  # with fewer ids, every other one may be 0 by coincidence
+FEWEST_COMPARED = 1024  # ids of which even and odd positions are compared
+UNLIKE = 0.5  # total variation distance of their sizes above which they count as different
 
 
 @frozen
 class Format:
-    """A format of files: its name, whether a file of `size` bytes that begins with `head` is of it, and the way out."""
+    """A file format: its name, whether a file of `size` bytes that begins with `head` has it, and what to do then."""
 
     name: str
     is_it: Callable[[Path, bytes, int], bool]
@@ -35,7 +35,7 @@ class Format:
 
 
 def _begins(magic: bytes) -> Callable[[Path, bytes, int], bool]:
-    """For magic numbers that are long enough to be no accident."""
+    """For magic numbers that are long enough not to occur by accident."""
     return lambda path, head, size: head.startswith(magic)
 
 
@@ -53,7 +53,7 @@ def _is_npz(path: Path, head: bytes, size: int) -> bool:
     try:
         with ZipFile(path) as archive:
             names = archive.namelist()
-    except Exception:  # whatever zipfile says of a damaged one: it is a zip then
+    except Exception:  # whatever zipfile raises for a damaged archive, it is still a zip
         return False
     return bool(names) and all(name.endswith(".npy") for name in names)
 
@@ -73,7 +73,7 @@ def _is_bzip2(path: Path, head: bytes, size: int) -> bool:
 
 
 def _is_zstandard(path: Path, head: bytes, size: int) -> bool:
-    # The frame's header: its reserved bit is 0 (RFC 8878, 3.1.1.1).
+    # In the frame header, the reserved bit is 0 (RFC 8878, 3.1.1.1).
     return head[:4] == b"\x28\xb5\x2f\xfd" and size > 8 and not head[4] & 0x08
 
 
@@ -117,7 +117,7 @@ FORMATS = (
 
 
 def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Collection[Format] = ()) -> None:
-    """Refuse (E0603) a file of a known format, but those that its source reads; `reads` says what that reads.
+    """Refuse (E0603) a file of a known format, except those in `but`; `reads` says what its source reads.
 
     Raises OSError.
     """
@@ -130,7 +130,7 @@ def refuse_format(path: Path, name: str, reads: str, span: Span | None, but: Col
 
 
 def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> None:
-    """Refuse (E0603) ids of which every other one is 0: they were written in twice as many bytes, or more."""
+    """Refuse (E0603) ids of which every other one is 0: each was written with at least twice as many bytes."""
     sample = ids[: min(LOOKED_AT, len(ids) - len(ids) % 2)]
     if len(sample) < FEWEST or sample[1::2].any() or not sample[::2].any():
         return
@@ -146,9 +146,10 @@ def refuse_halves(ids: np.ndarray, name: str, dtype: str, span: Span | None) -> 
 
 
 def alternate(ids: np.ndarray) -> bool:
-    """Whether ids at even and at odd places, or in quarters, are of very different sizes, as parts of wider ids are.
+    """Whether ids at even and odd positions, or in the first and last of every four, differ greatly in size, as the
+    parts of wider ids do.
 
-    Sizes are compared by powers of two: of these there are few, so that what is drawn alike looks alike.
+    Sizes are compared as powers of two: these are few, so that samples of one distribution look alike.
     """
     sample = ids[: min(LOOKED_AT, len(ids) - len(ids) % 4)]
     if len(sample) < FEWEST_COMPARED:

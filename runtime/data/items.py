@@ -1,4 +1,4 @@
-"""Items: what `arrays` reads from an archive and yields, in a new order every epoch (`partita.runtime.data.arrays`)."""
+"""Items: what `arrays` reads from an archive, in a new order every epoch (`partita.runtime.data.arrays`)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from partita.runtime.data.windows import check_limit
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import stream, words
 
-# numpy's kinds of dtype that may stand for one of the language's: f float, i u integers, b boolean.
+# Kinds of numpy dtypes accepted for each dtype of the language: f float, i u integers, b boolean.
 KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": "b"}
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-HEAD = 1 << 15  # bytes in which an array's header ends; numpy itself reads none that is longer than 10,000
-# What arrays may take of memory: so many bytes at any rate, and so many times what their archive has.
+HEAD = 1 << 15  # bytes within which an array's header ends; numpy itself reads none longer than 10,000
+# How much memory arrays may take: this many bytes in any case, and this many times the size of their archive.
 LEAST_UNPACKED, MOST_TIMES = 1 << 28, 100
 MOST_NAMES = 20  # shown
 
-# What numpy and the archives that it reads raise for files that are not as they must be: of another kind, cut off,
-# changed, encrypted, or of arrays larger than all memory.
+# What numpy and the archives that it reads raise for invalid files: of another kind, truncated, modified, encrypted, or
+# with arrays larger than memory.
 UNREADABLE = (
     OSError,
     ValueError,
@@ -54,12 +54,12 @@ UNREADABLE = (
 
 @frozen(eq=False)
 class Items:
-    """A `Dataset` of items. `arrays` have the item axis first; `whole` holds what comes with every batch."""
+    """A `Dataset` of items. `arrays` have the item axis first; `whole` are returned with every batch."""
 
     inputs: tuple[Input, ...]
     arrays: Arrays
     whole: Arrays
-    training: int  # items; those after them are held out
+    training: int  # items; later ones are held out
     items: int
     seed: int
     _orders: Callable[[int, int, int], np.ndarray] = field(
@@ -125,7 +125,7 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
-    """The items of a `.npz` file; yields its arrays."""
+    """The items of a `.npz` file. Raises Refused (E06xx)."""
     name = call.arguments["path"]
     found = _load(single(name, root, call.span), name, inputs, call.span)
     arrays = {given.name: found[given.name] for given in inputs if given.batch_axis is not None}
@@ -160,19 +160,19 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eva
 
 @frozen
 class Declared:
-    """What an array of an archive is said to be, before it is read."""
+    """What an archive says of an array, before it is read."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """Its size in memory."""
+        """Its size in memory, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -> dict[str, np.ndarray]:
-    """The arrays of the inputs. Nothing is unpacked before all of them are known to fit, and not to be too large."""
+    """The arrays of the inputs. Nothing is unpacked before all of them are known to fit and not to be too large."""
     try:
         refuse_format(path, name, "`arrays` reads numpy archives", span, but=(NPY, NPZ))
         archive = np.load(path, allow_pickle=False)
@@ -193,11 +193,11 @@ def _load(path: Path, name: str, inputs: tuple[Input, ...], span: Span | None) -
 
 
 def _declared(archive: np.lib.npyio.NpzFile, key: str, name: str, span: Span | None) -> Declared:
-    """What the header of an array says. Raises Refused, and what is in `UNREADABLE`."""
+    """What the header of an array says. Raises Refused, and the errors in `UNREADABLE`."""
     assert archive.zip is not None
     member = key if key in archive.zip.namelist() else f"{key}.npy"
     with archive.zip.open(member) as file:
-        head = BytesIO(file.read(HEAD))  # a header's length may be anything
+        head = BytesIO(file.read(HEAD))  # the length in the header may be anything
     if not head.getvalue().startswith(b"\x93NUMPY"):
         raise refuse("E0603", f"`{name}` has an entry that is not an array", span, help=_SAVE)
     version = np.lib.format.read_magic(head)
@@ -213,7 +213,7 @@ def _declared(archive: np.lib.npyio.NpzFile, key: str, name: str, span: Span | N
 def _check(
     found: dict[str, Declared], names: Sequence[str], name: str, inputs: tuple[Input, ...], span: Span | None
 ) -> None:
-    """Refuse (E0606, E0607) an archive that lacks an input, or has it in another shape or dtype."""
+    """Refuse (E0606, E0607) an archive that lacks an input or has it with another shape or dtype."""
     missing = [given.name for given in inputs if given.name not in found]
     if missing:
         has = ", ".join(map(shown, names[:MOST_NAMES])) or "none"
@@ -234,7 +234,7 @@ def _check(
 
 
 def _check_size(found: dict[str, Declared], size: int, name: str, span: Span | None) -> None:
-    """Refuse (E0603) a small file that unpacks to very much: a few bytes from anybody could take all memory."""
+    """Refuse (E0603) a small file that unpacks to a huge size: untrusted data must not exhaust memory."""
     unpacked = sum(each.bytes for each in found.values())
     if unpacked > max(LEAST_UNPACKED, MOST_TIMES * size):
         raise refuse(
@@ -250,7 +250,7 @@ _SAVE = "write it with `numpy.savez(path, name = array, …)`, without Python ob
 
 
 def _conversion(given: Input, array: Declared) -> str:
-    """How an array of another kind and an input come together, in dtypes that there are."""
+    """How to make an array and an input of different kinds match, in dtypes that exist."""
     ours = {"f": "f32", "i": "i64", "u": "i64", "b": "bool"}.get(array.dtype.kind)
     convert = f"convert the array: `array.astype(numpy.{np.dtype(NUMPY[given.type.dtype]).name})`"
     if ours is None:

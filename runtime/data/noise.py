@@ -1,4 +1,4 @@
-"""Noise: random numbers as a dataset, what `random` yields and `verify` runs on (`partita.runtime.data.random`)."""
+"""Random numbers as a dataset: what `random` yields and `verify` runs on (`partita.runtime.data.random`)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Noise:
         return self._draw("holdout", index, rows)
 
     def row_names(self, step: int) -> list[str]:
-        """Nowhere: the numbers are a function of seed and step."""
+        """Empty: the numbers are a function of seed and step."""
         return []
 
     def holdout_row_names(self, index: int) -> list[str]:
-        """Nowhere."""
+        """Empty."""
         return []
 
     def _draw(self, purpose: str, step: int, rows: range | None) -> Batch:
@@ -49,8 +49,7 @@ class Noise:
                     slice(rows.start, rows.stop) if axis.name == given.batch_axis else slice(None)
                     for axis in given.type.axes
                 )
-            # An input without the batch axis comes with every microbatch, and is drawn anew each step all the
-            # same.
+            # An input without the batch axis is part of every microbatch, but redrawn each step.
             key = stream(self.seed, purpose, step, given.name)
             batch[given.name] = random_elements(given.type, key, region, partial(_value, given=given))
         return batch
@@ -61,13 +60,12 @@ def _value(word: np.ndarray, given: Input) -> np.ndarray:
         return unit_normal(word)
     limit = 2 if given.type.dtype == "bool" else given.limit
     assert limit is not None
-    # The leading 32 bits as a share of the limit; the product fits since axes that are indexed are below
-    # 2^32.
+    # The leading 32 bits scaled to the limit; the product fits in 64 bits, as indexed axes are smaller than 2^32.
     return ((word >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)
 
 
 def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Noise:
-    """Random numbers; yields whatever the model wants."""
+    """Random numbers for the inputs. Refuses (E0609) integers without a limit."""
     boundless = [given for given in inputs if given.type.dtype in ("i64", "i32") and given.limit is None]
     if boundless:
         raise Refused(

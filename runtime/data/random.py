@@ -1,7 +1,7 @@
 """`random()`: standard normal floats, integers within the axis that they index, fair coins for booleans.
 
-For measuring speed and trying layouts. Element i of an input at a step is a function of word i of the stream
-of (seed, step, name), so there is no end to it, and evaluation has streams of its own.
+For measuring speed and trying layouts. Element i of an input at a step is a function of word i of the stream of
+(seed, step, name), so the data never ends, and evaluation has streams of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Noise:
-    """Random numbers; yields whatever the model wants."""
+    """Random numbers for the inputs."""
     from partita.runtime.data.noise import open_noise
 
     return open_noise(call, inputs, seed, root, evaluates)

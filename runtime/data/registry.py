@@ -1,5 +1,5 @@
-"""What a source of data is, and all of them by name. A source is one module, which registers a `Source` when it is
-imported; what it needs numpy for is imported when it is opened, so that files can be checked without.
+"""The data sources by name. A source is a module that registers a `Source` when it is imported; whatever needs numpy is
+imported when data is opened, so that files can be checked without it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class Source(Signature):
-    """A source of data: how files call it, what it reads, and how it is opened.
+    """A data source: how files call it, what it reads, and how it is opened.
 
     `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
-    dataset for a call, the model's inputs, a seed, the folder that paths are relative to and whether the run evaluates;
-    `doubts` is what looks wrong in data that can be opened, for those that can tell. All raise Refused (E06xx).
+    dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and whether the run
+    evaluates; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx).
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, bool], Dataset]
@@ -34,7 +34,7 @@ class Source(Signature):
     doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
 
 
-# What is registered there is a Source.
+# All entries are of type Source.
 SOURCES = cast("Registry[Source]", builtins.DATA)
 register = SOURCES.register
 
@@ -42,10 +42,9 @@ register = SOURCES.register
 def open_dataset(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, *, evaluates: bool = False) -> Dataset:
     """The dataset that a call such as `text("corpus/*.txt", holdout = 10%)` names, for a model's inputs.
 
-    `root` is the folder of the `.par` file, which paths are relative to. `evaluates` says that the run has an
-    `eval` and so needs a holdout. Raises `Refused` (E06xx, at the place of the call) for data that is
-    missing, damaged, too short or does not fit the inputs; ids beyond an axis in a very large file are found
-    when they are used.
+    `root` is the directory of the `.par` file, which paths are relative to. `evaluates`: the run has an `eval` and so
+    needs a holdout. Raises Refused (E06xx, at the call) for data that is missing, damaged, too short, or does not fit
+    the inputs; out-of-range ids in a very large file are found when they are used.
     """
     assert inputs, "a model without inputs needs no data"
     return SOURCES[call.name].open(call, inputs, seed, root, evaluates)

@@ -1,7 +1,7 @@
-"""`stdlib(holdout)`: Python sources of the running interpreter, real text that is there on every machine.
+"""`stdlib(holdout)`: the Python sources of the running interpreter, real text that is on every machine.
 
-The modules that are one file at the top of the standard library, in the order of their names, one after the other, as
-bytes: 4 to 5 MB. Packages are left out: much of them is tables (encodings, pydoc topics) and tests.
+The single-file modules at the top of the standard library, sorted by name and concatenated as bytes: 4 to 5 MB.
+Packages are left out: many of them are tables (encodings, pydoc topics) and tests.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ LARGEST = 16 << 20  # bytes; the rest is left out
 
 
 def sources(folder: Path) -> list[Path]:
-    """The `.py` files in a folder by name, but for the one that says how the interpreter was built."""
+    """The `.py` files in a directory, by name, except the interpreter's build configuration."""
     found = [path for path in folder.glob("*.py") if not path.name.startswith("_sysconfigdata")]
     return sorted(found, key=lambda path: path.name)
 
 
 def stdlib_files(call: Call, root: Path) -> list[tuple[str, Path]]:
-    """What `open_stdlib` reads."""
+    """The files that `open_stdlib` reads."""
     return [(path.name, path) for path in sources(Path(sysconfig.get_path("stdlib")))]
 
 
 def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
-    """The windows of the standard library's sources; yields `tokens` and `targets`."""
+    """The windows of the standard library's sources, as `tokens` and `targets`."""
     import numpy as np
 
     from partita.runtime.data.windows import open_windows

@@ -1,7 +1,7 @@
-"""`text(glob, alphabet = bytes | chars, holdout)`: all files that match, joined in the order of their paths.
+"""`text(glob, alphabet = bytes | chars, holdout)`: all files that match, concatenated in the order of their paths.
 
-With `bytes` an id is a byte. With `chars` an id is the place of a character among the sorted distinct
-characters of the whole corpus, holdout included.
+With `bytes` an id is a byte. With `chars` an id is the index of a character among the sorted distinct characters of the
+entire corpus, holdout included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT, Setting, Text, Word
+from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from partita.runtime.data.dataset import Input
     from partita.runtime.data.windows import Windows
 
-LARGEST = 4 << 30  # bytes; what is larger is better made into tokens once than read by every rank
+LARGEST = 4 << 30  # bytes; anything larger is better tokenized once than read by every rank
 CODE_POINTS = 0x110000
 
 
 def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
-    """The windows of a text; yields `tokens` and `targets`."""
+    """The windows of a text, as `tokens` and `targets`."""
     import numpy as np
 
     from partita.runtime.data.formats import refuse_format
@@ -67,7 +67,7 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
 
 
 def numbered(text: str) -> tuple[np.ndarray, str]:
-    """The ids of a text's characters, and its alphabet, sorted: id i stands for its i-th character."""
+    """The ids of a text's characters, and its sorted alphabet: id i is its i-th character."""
     import numpy as np
 
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
@@ -92,7 +92,7 @@ def _decoded(path: Path, span: Span | None) -> str:
 register(
     Source(
         "text",
-        (Setting("glob", Text()), Setting("alphabet", Word(("bytes", "chars")), "bytes"), HOLDOUT),
+        (Setting("glob", Text()), Setting("alphabet", Keyword(("bytes", "chars")), "bytes"), HOLDOUT),
         open=open_text,
         files=matched("glob"),
     )

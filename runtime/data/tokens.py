@@ -1,11 +1,11 @@
-"""`tokens(path, dtype, holdout)`: a file of ids and nothing else, little-endian, mapped into memory."""
+"""`tokens(path, dtype, holdout)`: a file of little-endian ids and nothing else, memory-mapped."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dsl.builtins import HOLDOUT, Setting, Text, Word
+from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Call
 from partita.runtime.data.files import matched, single
@@ -19,7 +19,7 @@ DTYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
 
 
 def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
-    """What looks wrong in a file of ids that can be opened, and need not be (W0603)."""
+    """Warnings (W0603) about a file of ids that can be opened but looks wrong."""
     import numpy as np
 
     from partita.runtime.data.formats import alternate
@@ -38,7 +38,7 @@ def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
 
 
 def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
-    """The windows of a file of ids; yields `tokens` and `targets`."""
+    """The windows of a file of ids, as `tokens` and `targets`."""
     import numpy as np
 
     from partita.runtime.data.formats import refuse_format, refuse_halves
@@ -74,7 +74,7 @@ def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
 register(
     Source(
         "tokens",
-        (Setting("path", Text()), Setting("dtype", Word(tuple(DTYPES)), "u16"), HOLDOUT),
+        (Setting("path", Text()), Setting("dtype", Keyword(tuple(DTYPES)), "u16"), HOLDOUT),
         open=open_tokens,
         files=matched("path"),
         doubts=token_doubts,

@@ -1,8 +1,8 @@
 """Windows of a long sequence of ids: what `text`, `stdlib` and `tokens` yield.
 
-Yields `tokens` and `targets`, the same window one id further. Row r of step s starts where word r of the
-stream of (seed, s) says, anywhere in the training part. Evaluation spreads its windows over the holdout by a
-Weyl sequence: the multiples of the golden ratio modulo 1, which fill it evenly however many there are.
+Yields `tokens` and `targets`, the same window one id later. Row r of step s starts at a position in the training part
+drawn from word r of the stream of (seed, s). Evaluation spreads its windows over the holdout by a Weyl sequence, the
+multiples of the golden ratio modulo 1, which fill it evenly however many there are.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from partita.runtime.data.dataset import Batch, Input
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import below, stream, words
 
-SHIFT = {"tokens": 0, "targets": 1}  # what is yielded, and by how many ids it is ahead of the window's start
+SHIFT = {"tokens": 0, "targets": 1}  # what is yielded, and its offset in ids from the start of the window
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
-CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more, as they are used
+CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more are checked as they are used
 
 
 @frozen(eq=False)
 class Windows:
-    """A `Dataset` of windows.
-
-    `training` and `holdout` are one-dimensional; `length` ids make a window's input.
-    """
+    """A `Dataset` of windows. `training` and `holdout` are one-dimensional; an input has `length` ids per window."""
 
     inputs: tuple[Input, ...]
     training: np.ndarray
@@ -43,7 +40,7 @@ class Windows:
         return self._cut(self.training, self._starts(step, rows))
 
     def row_names(self, step: int) -> list[str]:
-        """The first id of each window."""
+        """The position of each window's first id."""
         return [f"id {start}" for start in self._starts(step)]
 
     def _starts(self, step: int, rows: range | None = None) -> list[int]:
@@ -59,7 +56,7 @@ class Windows:
         return self._cut(self.holdout, self._held_out(index, rows))
 
     def holdout_row_names(self, index: int) -> list[str]:
-        """The first id of each window."""
+        """The position of each window's first id."""
         return [f"id {len(self.training) + start}" for start in self._held_out(index)]
 
     def _held_out(self, index: int, rows: range | None = None) -> list[int]:
@@ -92,10 +89,9 @@ def open_windows(
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> Windows:
-    """Windows of `ids`, a one-dimensional integer array; `what` names it in messages, `describe` one id.
+    """Windows of `ids`, a one-dimensional integer array; `what` names it in messages, `describe` a single id.
 
-    Refuses inputs that are not integers over the batch and one more axis, ids beyond what the inputs index,
-    and too few ids.
+    Refuses inputs that are not integers over the batch and one more axis, out-of-range ids, and too few ids.
     """
     found = [diagnostic for given in inputs for diagnostic in _unfit(given, span)]
     if found:
@@ -139,7 +135,7 @@ def check_limit(
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> None:
-    """Refuse ids outside [0, limit)."""
+    """Refuse (E0605) ids outside [0, limit)."""
     if given.limit is None or ids.size == 0:
         return
     largest, smallest = int(ids.max()), int(ids.min())

@@ -1,7 +1,7 @@
-"""What emitted functions call where one torch expression is not enough: functions of the modules of this folder that
-are marked as kernels.
+"""What emitted functions call if one torch expression is not enough: the functions in this folder's modules that are
+marked as kernels.
 
-Layouts are those that `partita.compiler.ops` writes; each function says its own. Reductions compute in f32 at least.
+`partita.compiler.ops` chooses layouts; each function documents its own. Reductions compute in f32 at least.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from partita.runtime.kernels.registry import KERNELS
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
-# Found here at once, also where a module has a kernel's name.
+# Kernels as attributes, in place of any module of the same name.
 globals().update(KERNELS)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """A kernel of a module elsewhere, or an optimizer's own."""
+    """A kernel defined elsewhere, or an optimizer's own."""
     found = KERNELS.get(name) or (OPTIMIZERS[name].kernel if name in OPTIMIZERS else None)
     if found is None:
         raise AttributeError(f"there is no kernel `{name}`")

@@ -1,11 +1,11 @@
 """Softmax attention and its gradient.
 
-q is [shared…, own…, position?, along]; k and v are [shared… (1 where lacking), over, along]; mask and bias broadcast to
-the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal` the first
-query stands at key `start`, and each query reads the keys up to its own.
+q is [shared…, own…, position?, along]; k and v are [shared… (1 if missing), over, along]; mask and bias broadcast to
+the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal`, the first
+query is at key position `start`, and each query attends to keys up to its own position.
 
-torch's fused kernels serve where there is one. Elsewhere scores are made: with a mask or a bias, and on a GPU also in
-f32, where the compiler's memory bound does not know of them.
+torch's fused kernels are used where one applies. Otherwise scores are materialized: with a mask or a bias, and on a GPU
+also in f32, where the compiler's memory bound does not include them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partita.runtime.kernels.registry import kernel
 aten = torch.ops.aten
 flash_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
-# Groups of axes where q, k and v are [batch, heads, position, along].
+# `groups` if q, k and v are [batch, heads, position, along].
 HEADS = (2, 0, 1)
 
 
@@ -36,7 +36,7 @@ def _heads(x: Tensor, shared: int, own: Sequence[int], batch: Sequence[int]) -> 
 
 
 def _four(x: Tensor, lead: int) -> Tensor:
-    """[lead…, T, K] as [B, H, T, K]; a view where it can be."""
+    """[lead…, T, K] as [B, H, T, K]; a view if possible."""
     if lead == 2:
         return x
     if lead < 2:
@@ -54,13 +54,13 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> 
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view of another shape; the tensor itself where it has that shape, which costs no call of torch."""
+    """`x.reshape(shape)`, without a call of torch if x has that shape."""
     return x if x.shape == shape else x.reshape(shape)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The tensor with rows that are dense in memory and do not overlap: torch's kernel takes that for granted, and
-    hands their distance to BLAS, which computes nothing where it is shorter than a row (one key for all positions).
+    """The tensor with rows that are dense in memory and do not overlap: torch's kernel assumes that, and passes their
+    stride to BLAS, which computes nothing if it is shorter than a row (one key for all positions).
     """
     if x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]:
         return x
@@ -81,7 +81,7 @@ def _extra(x: Tensor, q: Tensor, k: Tensor, groups: tuple[int, int, int]) -> Ten
 
 
 def _allowed(q4: Tensor, k4: Tensor, causal: bool, start: int, mask: Tensor | None) -> Tensor | None:
-    """Where attention may go: a boolean tensor that broadcasts to the scores, or None for everywhere."""
+    """The attention mask: a boolean tensor that broadcasts to the scores, or None if everything is allowed."""
     if causal:
         below = torch.ones(q4.shape[-2], k4.shape[-2], dtype=torch.bool, device=q4.device).tril(start)
         mask = below if mask is None else mask & below
@@ -89,20 +89,20 @@ def _allowed(q4: Tensor, k4: Tensor, causal: bool, start: int, mask: Tensor | No
 
 
 def _causality(q4: Tensor, k4: Tensor, causal: bool, start: int) -> tuple[bool, Tensor | None]:
-    """What torch's own kernel is told: that it is causal, where queries begin at the first key; or what to add."""
+    """Arguments for torch's own kernel: causal, if queries begin at the first key; otherwise a mask to add."""
     if not (causal and start):
         return causal, None
     return False, q4.new_full((q4.shape[-2], k4.shape[-2]), float("-inf")).triu(start + 1)
 
 
 def _fused(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether torch's own kernel with its own gradient serves: no mask or bias, on a CPU."""
+    """Whether torch's own kernel with its gradient applies: on a CPU, without mask or bias."""
     return mask is None and bias is None and q.is_cpu
 
 
 def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, start: int) -> bool:
-    """Whether FlashAttention serves, on a GPU: in half precision, with heads that it takes. Where it is causal, its
-    last query stands at the last key, ours the first at the first: with as many keys as queries that is the same.
+    """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. If causal, it aligns the
+    last query with the last key, and we the first with the first: the same only with as many keys as queries.
     """
     if mask is not None or bias is not None or not q4.is_cuda:
         return False
@@ -114,7 +114,7 @@ def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, cau
 def attend_heads(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, orders: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> tuple[Tensor, Tensor]:
-    """`attend` for the usual case: all three are [batch, heads, position, along] with equal batch and heads, queries
+    """`attend` for the common case: q, k and v are [batch, heads, position, along] with equal batch and heads, queries
     begin at the first key, and there is neither mask nor bias.
     """
     if not q.is_cpu:
@@ -137,9 +137,7 @@ def attend_heads_gradient(
     scale: float,
     orders: tuple[tuple[int, ...], ...],
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v of `attend_heads`, permuted by `orders`, from its results and the first one's cotangent
-    in q's order.
-    """
+    """Gradients of q, k and v of `attend_heads`, permuted by `orders`; the output's cotangent `d` is in q's order."""
     if not q.is_cpu:
         shapes = [(x.shape, order) for x, order in zip((q, k, v), orders, strict=True)]
         result = (o, denominator, d)
@@ -162,7 +160,7 @@ def attend(
     start: int = 0,
     orders: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention, and the logarithm of the softmax's denominator. `orders` permute both results."""
+    """Softmax attention, and the logarithm of the softmax's denominator. `orders` permutes both results."""
     q4, k4, v4 = _prepared(q, k, v, groups)
     if _fused(q, mask, bias):
         alone, added = _causality(q4, k4, causal, start)
@@ -174,7 +172,7 @@ def attend(
     else:
         scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
         denominator = torch.logsumexp(scores, -1)
-        # A query that may attend to nothing gets zero, and passes no gradient on.
+        # A query that may attend to nothing yields zero, and has no gradient.
         denominator = denominator.masked_fill(denominator == float("-inf"), 0.0)
         o = torch.exp(scores - denominator.unsqueeze(-1)).to(v4.dtype) @ v4
     return _shaped(o, q.shape).permute(orders[0]), _shaped(denominator, q.shape[:-1]).permute(orders[1])
@@ -216,8 +214,9 @@ def attend_gradient(
     result: tuple[Tensor, Tensor, Tensor],
     shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and the bias. `result` is the output, the denominator and the output's cotangent;
-    `shapes` give the shape of each gradient as computed and the permutation to its operand's own order."""
+    """Gradients of q, k, v and the bias. `result` is the output, the denominator's logarithm and the output's
+    cotangent; `shapes` gives the shape of each gradient as computed and the permutation to its operand's own order.
+    """
     q4, k4, v4 = _prepared(q, k, v, groups)
     o, denominator, d = result
     lead = groups[0] + groups[1]
@@ -232,7 +231,7 @@ def attend_gradient(
             d4, q4, k4, v4, o4, l4, 0.0, alone, attn_mask=added, scale=scale
         )
     elif _flash(q4, k4, mask, bias, causal, start):
-        # Without dropout nothing is read of the random numbers' state; sequences of one length have no list of them.
+        # Without dropout the random state is not read; sequences of one length have no list of lengths.
         state, offset = q4.new_empty(2, dtype=torch.uint64), q4.new_empty((), dtype=torch.uint64)
         lengths = None, None, q4.shape[-2], k4.shape[-2]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(

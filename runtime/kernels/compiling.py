@@ -1,8 +1,8 @@
-"""What torch compiles: segments of emitted functions, one graph each, of fixed shapes.
+"""What torch compiles: segments of emitted functions, one graph each, of static shapes.
 
-A segment is a graph already, a function of tensors without a branch. So it goes to Inductor, the back end of
-torch.compile, as it is: Dynamo, which guards what it has seen of Python, and AOTAutograd, which looks at every argument
-for autograd, would take as long at each call as a small segment's arithmetic.
+A segment is already a graph, a function of tensors without branches. So it goes straight to Inductor, the backend of
+torch.compile: Dynamo's guards and AOTAutograd's checks of arguments take as long per call as a small segment's
+arithmetic.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _tracing = False
 
 
 def is_tracing() -> bool:
-    """Whether a segment is being compiled: kernels then say what they compute, rather than choose the quickest way."""
+    """Whether a segment is being compiled: kernels then use plain operations, not their fastest implementation."""
     return _tracing
 
 
 @kernel
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch compiles it, when it is first called; again for tensors that lie otherwise in memory."""
+    """The function, compiled by torch at its first call, and again for tensors with other strides."""
     variants: dict[tuple[tuple[int, ...], ...], tuple[Callable[[list[Tensor]], Any], bool]] = {}
 
     def call(*tensors: Tensor) -> Any:
@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple[Callable[[list[Tensor]], Any], bool]:
-    """What Inductor makes of the function for such tensors, and whether its result is one tensor by itself."""
+    """Inductor's code for the function on such tensors, and whether its result is a single tensor."""
     import torch._inductor.config
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -48,7 +48,7 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    # Ranks compile side by side, one to a core or so: no processes of their own, which would outlive a killed rank.
+    # Ranks compile concurrently, about one per core: without worker processes, which would outlive a killed rank.
     torch._inductor.config.compile_threads = 1
     alone = False
 
@@ -58,13 +58,13 @@ def _compile(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> tuple
         alone = not isinstance(found, tuple)
         return (found,) if alone else found
 
-    results(*tensors)  # tables that kernels make once and keep are there then, and become constants
+    results(*tensors)  # creates the tables that kernels cache, which then become constants
     trace = make_fx(functionalize(results), select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     with _under_way():
         graph = trace(*tensors)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    # With inputs of the mode in which it was traced: only then torch keeps what it compiles on disk.
+    # With fake inputs of the tracing mode: only then torch caches the compiled code on disk.
     stand_ins = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     with tracing(TracingContext(stand_ins[0].fake_mode)):
         return compile_fx_inner(graph, stand_ins), alone

@@ -1,4 +1,4 @@
-"""torch's dtypes by the names of the language, and the dtype in which reductions compute."""
+"""torch's dtypes by the language's names, and the dtype in which reductions compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The updates of optimizers, in place."""
+"""Optimizer updates, in place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def adamw(
     eps: float,
     decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One update of AdamW in place, as torch.optim.AdamW; updates count from 1."""
+    """One AdamW update in place, like torch.optim.AdamW; updates count from 1."""
     tensors = (parameter, gradient, mean, square)
-    # torch's fused kernel, one pass over memory instead of seven, takes tensors for arrays of numbers: neither
-    # shapes, strides nor dtypes may differ. A slice of a parameter has strides of its own.
+    # torch's fused kernel makes one pass over memory instead of seven, but treats tensors as flat arrays: shapes,
+    # strides and dtypes must be equal. A slice of a parameter has different strides.
     form = parameter.shape, parameter.dtype
     if all(each.is_contiguous() and (each.shape, each.dtype) == form for each in tensors):
         steps = _number(update, parameter.device)
@@ -47,7 +47,7 @@ def adamw(
 
 @lru_cache(maxsize=8)
 def _number(update: int, device: torch.device) -> Tensor:
-    """An update's number as the fused kernel reads it, made once for all parameters."""
+    """An update's number as the fused kernel expects it, made once for all parameters."""
     return torch.tensor(float(update), device=device)
 
 
@@ -61,7 +61,7 @@ def sgd(
     nesterov: bool,
     decay: float,
 ) -> Tensor | tuple[Tensor, ...]:
-    """One step of SGD in place, as torch.optim.SGD. A buffer of zeros makes the first step's buffer the gradient."""
+    """One SGD step in place, like torch.optim.SGD. A buffer of zeros makes the first step's buffer the gradient."""
     if decay:
         gradient = gradient.add(parameter, alpha=decay)
     if buffer is None:

@@ -18,14 +18,14 @@ aten = torch.ops.aten
 # gelu(x) = x·sigmoid(ROOT·(x + CUBE·x³)), as (1 + tanh(u))/2 = sigmoid(2u).
 ROOT = 2 * sqrt(2 / pi)
 CUBE = 0.044715
-# Elements of a thread that several passes go over in turn, so that all but the first find them in a cache (a core's
-# second level has 1 or 2 MB nowadays).
+# Elements per thread to which several passes are applied in turn, so that all but the first hit a cache (L2 is 1 or 2
+# MB per core nowadays).
 BLOCK = 1 << 16
 
 
 @kernel
 def gelu(x: Tensor) -> Tensor:
-    """The tanh form."""
+    """The tanh approximation."""
     if not _by_sigmoid(x):
         return torch.nn.functional.gelu(x, approximate="tanh")
     return _inner(x).sigmoid_().mul_(x)
@@ -52,7 +52,7 @@ def gelu_gradient(d: Tensor, x: Tensor) -> Tensor:
 
 
 def _gelu_derivative(x: Tensor, s: Tensor) -> Tensor:
-    """gelu'(x), in s."""
+    """gelu'(x), written to s."""
     u = _inner(x)
     torch.sigmoid(u, out=s)
     u.sub_(x, alpha=2 / 3 * ROOT)
@@ -67,7 +67,7 @@ def _inner(x: Tensor) -> Tensor:
 
 
 def _by_sigmoid(x: Tensor) -> bool:
-    """Whether several passes with torch's sigmoid are quicker than its own gelu: its tanh is slow on a CPU."""
+    """Whether several passes with torch's sigmoid are faster than its gelu: its tanh is slow on a CPU."""
     return x.is_cpu and x.dtype != torch.bfloat16
 
 

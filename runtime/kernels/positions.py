@@ -1,4 +1,4 @@
-"""Rotary positions and random numbers: functions of coordinates in the whole tensor."""
+"""Rotary positions and random numbers: functions of coordinates in the global tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torc
 
 @kernel
 def rope(x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int]) -> Tensor:
-    """Rotate the halves of the last axis by the position along the last but one, which begins at `start`."""
+    """Rotate the halves of the last axis by the position along the second to last, which begins at `start`."""
     half = x.shape[-1] // 2
     cos, sin = _angles(start + x.shape[-2], half, base, x.dtype, x.device)
     cos, sin = cos[start:], sin[start:]
@@ -35,12 +35,12 @@ def rope(x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).permute(*order)
 
 
-# Multipliers of the 64-bit finalizer of MurmurHash3 (Appleby) and of Weyl's sequence, as signed integers.
+# Multipliers of MurmurHash3's 64-bit finalizer (Appleby) and of a Weyl sequence, as signed integers.
 _MIX = (-0x00AE502812AA7333, -0x3B314601E57A13AD, -0x61C8864680B583EB)
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A bijective hash of 64-bit integers, element by element, in place."""
+    """An elementwise bijective hash of 64-bit integers, in place."""
     for multiplier in _MIX[:2]:
         x ^= (x >> 33) & 0x7FFFFFFF
         x *= multiplier
@@ -68,7 +68,7 @@ def random(
     whole: Sequence[int],
     dtype: str,
 ) -> Tensor:
-    """Random numbers by the hash of (seed, step, key, coordinates): the region `shape` at `starts` of `whole`."""
+    """Random numbers by a hash of (seed, step, key, coordinates): the region `shape` at `starts` of `whole`."""
     index = torch.zeros((), dtype=torch.int64, device=c.device)
     for position, (size, start, extent) in enumerate(zip(shape, starts, whole, strict=True)):
         coordinate = torch.arange(start, start + size, device=c.device)

@@ -1,9 +1,9 @@
 """Large matrix products.
 
-On a CPU, torch multiplies f32 matrices by MKL, which has AVX-512 kernels for Intel's processors and falls back to AVX2
-on others. oneDNN, which torch comes with, has them for every vendor's, and is twice as fast on those others; on Intel's
-MKL is as fast, and its calls are cheaper. The choice depends on the processor and the dtype alone, never on a
-measurement, so that a run can be repeated to the last bit.
+On a CPU, torch multiplies f32 matrices with MKL, which has AVX-512 kernels for Intel processors and falls back to AVX2
+on others. oneDNN, which torch includes, has them for every vendor and is twice as fast there; on Intel, MKL is as fast
+and has less overhead. The choice depends on the processor and the dtype only, never on measurements: runs are
+reproducible bitwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def _by_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether Linux says that the processor is one of Intel's."""
+    """Whether, according to Linux, this is an Intel processor."""
     with suppress(OSError), cpuinfo.open() as lines:
         return any(line.startswith("vendor_id") and "GenuineIntel" in line for line in lines)
     return False
@@ -37,7 +37,7 @@ def _by_onednn(a: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """By oneDNN, whose weight is the transposed right matrix."""
+    """By oneDNN, whose weight argument is the transposed right matrix."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(a, b.t(), None, "none", [], ""))
 
 
@@ -45,7 +45,7 @@ _make_library: Any = torch.library.Library
 _library = _make_library("partita", "FRAGMENT")
 _library.define("matmul(Tensor a, Tensor b) -> Tensor")
 _library.impl("matmul", _product, "CPU")
-# What compiling needs to know of it: the result's shape.
+# The result's shape, for tracing.
 _library._register_fake("matmul", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 
 
@@ -54,7 +54,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """[m, k] times [k, n]."""
     if not _by_onednn(a):
         return torch.mm(a, b)
-    # Inductor takes oneDNN's operation for a layer with weights that never change: to it, this is one of ours.
+    # Inductor treats oneDNN's operator as a layer with frozen weights, so tracing uses our own operator.
     return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
 
 

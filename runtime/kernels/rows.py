@@ -1,4 +1,4 @@
-"""Normalisation, lookup and the loss: what reads a whole row."""
+"""Normalization, lookup and the loss: kernels that read full rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 @kernel
 def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tuple[Tensor, Tensor]:
-    """x (less its mean) times 1/sqrt(mean of squares + eps) over dimensions `over`; and that rate, without them.
+    """x (less its mean) times rate = 1/sqrt(mean of squares + eps) over dimensions `over`; and the rate, without those
+    dimensions.
 
-    Here and below `over` counts from the last dimension, which is -1, and ascends.
+    Here and below `over` is ascending and counts from the end: -1 is the last dimension.
     """
     if center and _as_layer(x, over):
-        # Without scale and shift torch's kernel takes twice as long.
+        # torch's kernel takes twice as long without scale and shift.
         shape = x.shape[over[0] :]
         zeros, ones = _zeros_and_ones(shape, x.dtype, x.device)
         y, _, rate = torch.native_layer_norm(x, shape, ones, zeros, eps)
@@ -37,10 +38,10 @@ def normalize(x: Tensor, over: tuple[int, ...], eps: float, center: bool) -> tup
 def normalize_gradient(
     d: Tensor, y: Tensor, rate: Tensor, over: tuple[int, ...], center: bool, plus: Tensor | None = None
 ) -> Tensor:
-    """rate·(d − mean(d·y)·y), with `center` less mean(d). What is `plus` is added to it."""
+    """rate·(d − mean(d·y)·y), with `center` less mean(d). `plus` is added to the result."""
     rate = _over(rate, over)
     if center and _as_layer(y, over):
-        # torch's kernel for the gradient, told that y is its input: with mean 0 and rate 1.
+        # torch's gradient kernel, with y as the input: its mean is 0 and its rate 1.
         zeros, ones = _zeros_and_ones(rate.shape, rate.dtype, rate.device)
         inner, _, _ = layer_norm_backward(d, y, y.shape[over[0] :], zeros, ones, None, None, [True, False, False])
         return _scaled(inner, rate, plus)
@@ -57,8 +58,8 @@ def normalize_gradient(
 def layer_norm_gradient(
     d: Tensor, y: Tensor, rate: Tensor, scale: Tensor, over: tuple[int, ...], plus: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor. What is
-    `plus` is added to the first.
+    """Gradients of a layer norm's input, scale and shift; `scale` broadcasts to y, the normalized tensor. `plus` is
+    added to the first.
     """
     if _as_layer(y, over):
         rate = _over(rate, over)
@@ -73,20 +74,20 @@ def layer_norm_gradient(
 
 
 def _scaled(inner: Tensor, rate: Tensor, plus: Tensor | None) -> Tensor:
-    """The tensor times the rate, in place."""
+    """The tensor times the rate, plus `plus`; in place."""
     inner.mul_(rate)
     return inner if plus is None else inner.add_(plus)
 
 
 def _over(rate: Tensor, over: tuple[int, ...]) -> Tensor:
-    """The rate with the dimensions that it has been taken over, of size 1."""
+    """The rate with its reduced dimensions restored, of size 1."""
     for position in reversed(over):
         rate = rate.unsqueeze(position)
     return rate
 
 
 def _as_layer(x: Tensor, over: tuple[int, ...]) -> bool:
-    """Whether torch's layer norm serves: over the last dimensions, in one dtype. Inductor makes its own."""
+    """Whether torch's layer norm applies: to the last dimensions, in one dtype. Inductor generates its own."""
     return over[0] == -len(over) and x.dtype != torch.bfloat16 and not is_tracing()
 
 
@@ -97,39 +98,39 @@ def _zeros_and_ones(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
 
 @kernel
 def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) -> Tensor:
-    """Rows of [shared…, rows, rest…] by [shared…, own…]: [shared…, own…, rest…].
+    """Rows of [shared…, rows, rest…] at indices [shared…, own…]: [shared…, own…, rest…].
 
-    `start` is given where `table` is a part, and its first row has that index; rows of other parts come as zeros.
+    `start` is given if `table` is a shard: the index of its first row; rows of other shards are returned as zeros.
     """
     if start is None:
         return table[(*_batch_index(ids, shared), ids)]
     index, outside = _local(ids, start, table.shape[shared])
     rows = table[(*_batch_index(ids, shared), index)]
     if not ids.dim():
-        rows = rows.clone()  # the row of one id is a view of the table
+        rows = rows.clone()  # the row of a single id is a view of the table
     return rows.masked_fill_(_over_rows(outside, rows), 0)
 
 
 @kernel
 def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int | None = None) -> Tensor:
-    """Add [shared…, own…, rest…] into [shared…, rows, rest…] where [shared…, own…] says, in place, in order.
+    """Add [shared…, own…, rest…] into rows of [shared…, rows, rest…] at indices [shared…, own…], in place and in order.
 
-    `start` as for `lookup`; what belongs into other parts is not added.
+    `start` as for `lookup`; rows of other shards are skipped.
     """
     values = values.to(table.dtype)
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
         values = values.masked_fill(_over_rows(outside, values), 0)
-    # On a GPU `index_add_` adds in whatever order, and copies of the table on several ranks would drift apart.
+    # On a GPU `index_add_` adds in any order, and replicas of the table on several ranks would diverge.
     if shared or table.dim() != 2 or not table.is_contiguous() or not table.is_cpu:
         return table.index_put_((*_batch_index(ids, shared), ids), values, accumulate=True)
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
 
 
 def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
-    """Indices into the part of `count` rows from `start`, and which of them lie outside it.
+    """Indices into the shard of `count` rows from `start`, and a mask of those outside it.
 
-    Those outside are spread over the part: were they all one row, a GPU's atomic additions would queue there.
+    Indices outside are spread over the shard: if all were one row, a GPU's atomic additions would serialize there.
     """
     ids = ids.long() - start
     return ids.remainder(count), (ids < 0) | (ids >= count)
@@ -153,13 +154,13 @@ def _batch_index(ids: Tensor, shared: int) -> list[Tensor]:
 def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of targets […] under logits […, classes], and log(sum(exp(logits))).
 
-    With `guarded` a target may be no class: then its logit counts as zero.
+    With `guarded` a target may be out of range: its logit then counts as zero.
     """
     if guarded:
         denominator = torch.logsumexp(widened(logits), -1)
         return denominator - pick(logits, targets, 0), denominator
     wide, index = widened(logits), targets.long().unsqueeze(-1)
-    # One pass where torch's logsumexp makes several.
+    # One pass instead of the several of torch's logsumexp.
     likelihood = torch.log_softmax(wide, -1).gather(-1, index).squeeze(-1)
     return -likelihood, wide.gather(-1, index).squeeze(-1) - likelihood
 
@@ -168,7 +169,7 @@ def nll(logits: Tensor, targets: Tensor, guarded: bool = False) -> tuple[Tensor,
 def nll_gradient(
     d: Tensor | float, logits: Tensor, targets: Tensor, denominator: Tensor, start: int | None = None
 ) -> Tensor:
-    """d·(softmax(logits) − one_hot(targets)). `start` is given where logits are a part: its first class."""
+    """d·(softmax(logits) − one_hot(targets)). `start` is given if logits are a shard: its first class."""
     result = torch.sub(widened(logits), denominator.unsqueeze(-1)).exp_()
     index = targets.long()
     if isinstance(d, Tensor):
@@ -192,20 +193,21 @@ def exp_sum(x: Tensor, peak: Tensor) -> Tensor:
 
 @kernel
 def pick(x: Tensor, index: Tensor, start: int | None = None) -> Tensor:
-    """Elements of x along its last axis. `start` is given where x is a part: what lies in other parts is zero."""
+    """Elements of x along its last axis. `start` is given if x is a shard: elements of other shards are zero."""
     if start is None:
         return widened(x.gather(-1, index.long().unsqueeze(-1)).squeeze(-1))
     index, outside = _local(index, start, x.shape[-1])
     return widened(x.gather(-1, index.unsqueeze(-1)).squeeze(-1)).masked_fill_(outside, 0)
 
 
-# Less than minus any index, and its negation is an integer, too.
+# Less than minus any index; its negation is an int64, too.
 _NOWHERE = -(2**62)
 
 
 @kernel
 def first_index(x: Tensor, peak: Tensor, start: int) -> Tensor:
-    """Minus the first index (counted from `start`) along the last axis where x attains `peak`, its maximum."""
+    """Minus the first index (counted from `start`) along the last axis at which x equals `peak`, its maximum."""
     best = x.argmax(-1, keepdim=True)
-    found = x.gather(-1, best).squeeze(-1) == peak
+    own = x.gather(-1, best).squeeze(-1)
+    found = (own == peak) | (own.isnan() & peak.isnan())  # argmax takes NaN for the largest
     return torch.where(found, -(best.squeeze(-1) + start), _NOWHERE)

@@ -1,1 +1,1 @@
-"""What this machine's device and links take, measured with the parts of which runs are made: `partita profile`."""
+"""`partita profile`: measures this machine's device and links with the components that runs are made of."""

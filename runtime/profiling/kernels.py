@@ -1,7 +1,7 @@
-"""What operations take where they stand in programs: steps of whole programs, with a clock behind each operation.
+"""Times operations in the context of programs: steps of whole programs, with a timestamp after each operation.
 
-An operation alone, again and again, is quicker than among others: its code and its operands are in the core's own
-caches, and where they are not, all of them are not. In a step each finds what the one before has left.
+An operation that is repeated alone is faster than among others: its code and operands stay in the core's private
+caches, or, if they do not fit, none of them do. In a step each operation finds what the previous one left there.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _BEGINNING = -1
 
 
 @define(eq=False)
-class Laps:
-    """A `Probe` that numbers the kernels of a program, and the clock that its functions call.
+class KernelTimer:
+    """A `Probe` that numbers the kernels of a program, and the clock that the program's functions call.
 
-    On a GPU a lap is an event in the stream on which the program runs, and says when the device got there.
+    On a GPU a lap is an event in the stream on which the program runs.
     """
 
     device: torch.device
@@ -44,16 +44,16 @@ class Laps:
     _times: list[int | torch.cuda.Event] = field(factory=list)
 
     def begin(self) -> list[str]:
-        """What is before a function's first operation is none of it."""
+        """A lap before a function's first operation, so that what precedes it does not count."""
         return [f"c.lap({_BEGINNING})"]
 
     def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
-        """A lap for each operation that takes time; views have theirs in the operation behind them."""
+        """A lap after each operation that takes time; views count toward the operation that follows them."""
         known = kernel_of(node, added)
         return [] if known is None else [f"c.lap({self.numbers.setdefault(known, len(self.numbers))})"]
 
     def lap(self, number: int) -> None:
-        """An operation of this number is done."""
+        """Record that the operation of this number is done."""
         if self.device.type == "cuda":
             event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -63,7 +63,7 @@ class Laps:
         self._order.append(number)
 
     def read(self) -> dict[int, float]:
-        """The mean seconds of each number since the last reading."""
+        """The mean seconds of each number since the last call."""
         found = defaultdict[int, list[float]](list)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -84,8 +84,8 @@ def _seconds(before: int | torch.cuda.Event, after: int | torch.cuda.Event) -> f
 
 
 def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str], float]:
-    """The seconds of every kernel of a program of one rank, by kernel and dtype."""
-    laps = Laps(device)
+    """The seconds of every kernel of a one-rank program, by kernel and dtype."""
+    laps = KernelTimer(device)
     plan = Plan(state.spec, assembled(state, laps), None)
     cluster = VirtualCluster(1, strict=False)
     rank = Rank(plan, 0, cluster.transport(0), device)
@@ -97,7 +97,7 @@ def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str]
         cluster.run([rank.step(number, batch, 0.0)])
         steps.append(laps.read())
     del steps[:WARM_UP]
-    # A mean, as a step is a sum: what the machine does meanwhile takes time there too. The longest is left out.
+    # A mean: a step is a sum, to which interference by the machine adds too. The longest is left out.
     return {
         known: fmean(sorted(step[number] for step in steps)[:-1])
         for known, number in laps.numbers.items()
@@ -106,7 +106,7 @@ def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str]
 
 
 def timings(found: Sequence[dict[tuple[Kernel, str], float]]) -> list[Timing]:
-    """Of several programs; of a kernel that some of them share, the mean."""
+    """The timings of several programs; a kernel that some of them share gets the mean."""
     every = defaultdict[tuple[Kernel, str], list[float]](list)
     for each in found:
         for known, seconds in each.items():

@@ -1,4 +1,4 @@
-"""A whole record: this machine with so many ranks at work on it, each of which measures the same at once."""
+"""A complete record: this machine with N ranks, which all measure the same at the same time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partita.runtime.profiling.models import programs
 from partita.runtime.profiling.overheads import FEW, collectives, host, link, pipeline
 from partita.runtime.transports.transport import ProcessEnd
 
-COPIED = 64 << 20  # bytes of a copy that no cache holds
+COPIED = 64 << 20  # bytes of a copy that fits in no cache
 
 
 def profile(
@@ -30,7 +30,7 @@ def profile(
     progress: Callable[[str], None],
     quick: bool = False,
 ) -> Record:
-    """The record, the same on every rank. `transport` makes a new one over the process group. `quick`: of few sizes."""
+    """The record, the same on every rank. `transport` makes a new one over the process group. `quick`: fewer sizes."""
     ranks = dist.get_world_size()
     progress("links")
     between = LINKS["memory"]
@@ -43,7 +43,7 @@ def profile(
     for i, state in enumerate(states):
         if i % 10 == 0:
             progress(f"program {i + 1} of {len(states)}")
-        meeting.meet()  # all ranks are at work at once
+        meeting.meet()  # all ranks work at the same time
         measured.append(measure(state, device))
     found = timings(measured)
     logs = _everywhere([log(each.seconds) for each in found], device).mean(0).tolist()
@@ -58,7 +58,7 @@ def profile(
         timings=Timings(tuple(found)),
     )
     progress("actions and steps")
-    # That of the first two ranks, as the first saw it.
+    # The link of the first two ranks, as the first measured it.
     figures = _everywhere([getattr(between, name) for name in LINK], device)[0].tolist()
     between = evolve(between, **dict(zip(LINK, figures, strict=True)))
     costs = host(own, between, transport, device, ranks)
@@ -68,12 +68,12 @@ def profile(
 
 
 def _measured(record: Device | Link, names: Iterable[str]) -> dict[str, Any]:
-    """Of a record what is measured."""
+    """The measured fields of a record."""
     return {name: getattr(record, name) for name in names}
 
 
 def _everywhere(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """What every rank has, a row for each: [ranks, values]."""
+    """All-gathers the values of each rank: [ranks, values]."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(found, own)
@@ -81,7 +81,7 @@ def _everywhere(values: Sequence[float], device: torch.device) -> torch.Tensor:
 
 
 def _peaks(timings: Sequence[Timing]) -> dict[str, float]:
-    """The most FLOP/s that a matrix product reached; as many in a dtype that was not measured."""
+    """The highest FLOP/s that a matrix product reached, by dtype; the highest of all for a dtype not measured."""
     found = {"f32": 0.0, "bf16": 0.0, "f64": 0.0}
     for each in timings:
         if each.kernel.startswith("dot"):
@@ -90,14 +90,14 @@ def _peaks(timings: Sequence[Timing]) -> dict[str, float]:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes of the device's memory."""
+    """The memory of the device, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _bandwidth(device: torch.device) -> float:
-    """Bytes in a second that a large copy reads and writes."""
+    """Bytes per second that a large copy reads and writes."""
     source = torch.ones(COPIED // 4, device=device)
     target = torch.empty_like(source)
     best = float("inf")

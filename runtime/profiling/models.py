@@ -1,4 +1,4 @@
-"""The programs that are measured: the files that come with Partita, not as deep, in sizes that span what runs here."""
+"""The programs that are measured: the files that come with Partita, with fewer layers and in a range of sizes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from importlib.resources import as_file, files
 
 from attrs import evolve, frozen
 
-from partita.compiler.lowering.resized import Resized
+from partita.compiler.passes.resized import Resized
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.shrinking.sizes import bodies
 from partita.compiler.state import Compilation
+from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Repeat, Spec
@@ -29,7 +29,7 @@ _SCHEDULES = {"mlp": "plain"}
 
 @frozen
 class Size:
-    """A transformer's: rows of a microbatch, length and width, of a head, and of the vocabulary."""
+    """The size of a transformer: rows of a microbatch, sequence length, width, width of a head, vocabulary."""
 
     batch: int
     seq: int
@@ -38,7 +38,7 @@ class Size:
     vocab: int
 
     def overrides(self, model: str) -> tuple[str, ...]:
-        """What makes a model as large."""
+        """The overrides that give a model this size."""
         if model == "mlp":
             return f"batch={self.batch * self.seq * MICROBATCHES}", f"hidden={self.embed}"
         heads = self.embed // self.key
@@ -82,14 +82,14 @@ ON_A_GPU = (
 )
 
 
-QUICK = 6  # takes one size of so many
-# Turns of a repeat. On a processor what one turn leaves in the caches is gone by the next but one; a GPU has no such
-# caches, and billions of parameters take long to draw.
+QUICK = 6  # one in this many sizes
+# Iterations of a repeat. On a CPU, what one iteration leaves in the caches is gone by the next but one; a GPU has no
+# such caches, and billions of parameters take long to initialize.
 CPU_TURNS, GPU_TURNS = 3, 1
 
 
 def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Iterator[Compilation]:
-    """The compiled programs; `quick`: of few sizes."""
+    """Yields the compiled programs; `quick`: of fewer sizes."""
     sizes = (ON_A_GPU if gpu else ON_A_CPU)[:: QUICK if quick else 1]
     for model, overrides in _ONE_RANK.items():
         with as_file(files("partita.specs") / f"{model}.par") as path:
@@ -104,7 +104,7 @@ def programs(gpu: bool, precisions: tuple[str, ...], quick: bool = False) -> Ite
 
 
 def _shallow(given: Spec, deepest: int) -> Spec:
-    """The file with so many turns of its repeats, or fewer."""
+    """The file with at most `deepest` iterations of each repeat."""
     model, _ = given.trained
     sizes = {name: axis.size for name, axis in given.axes.items()}
     steps = (step for body in bodies(model.body) for step in body.steps if isinstance(step, Repeat))

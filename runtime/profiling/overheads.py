@@ -1,8 +1,8 @@
-"""What a program takes beside its operations: messages and collectives, and the host's own time for actions and steps.
+"""What a program takes besides its operations: messages and collectives, and the host's time for actions and steps.
 
-All from a pipeline of next to nothing, on as many ranks as the record is for. `post` is the main thread's CPU time for
-a message, without what it waits; `action` the same for an action of a schedule, its messages and operations taken out;
-`step` what is left of the wall time of a step, from the dataset's batch to the update, over what is predicted of it.
+All are measured on a minimal pipeline, on as many ranks as the record is for. `post` is the main thread's CPU time per
+message, without waiting; `action` the same per action of a schedule, without its messages and operations; `step` the
+wall time of a step, from reading the batch to the update, that exceeds its prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attrs import evolve
 from partita.compiler.analysis.time import predict, stage_seconds
 from partita.compiler.costs.devices import Device
 from partita.compiler.costs.links import Link
-from partita.compiler.instructions import BACK, ONWARD, Channel, Compute, PostReceive, PostSend, Traffic
+from partita.compiler.instructions import Channel, Compute, PostReceive, PostSend, Traffic
 from partita.compiler.mesh import Mesh
 from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Refused
@@ -49,7 +49,7 @@ train {{ data = random()  optimizer = sgd(lr = 0.0)  steps = 1_000 }}
 
 
 def pipeline(ranks: int, microbatches: int) -> Plan:
-    """The pipeline of next to nothing."""
+    """The minimal pipeline."""
     found, diagnostics = load_text(TEXT.format(ranks=ranks, microbatches=microbatches))
     if found is None:
         raise Refused(diagnostics)
@@ -57,8 +57,8 @@ def pipeline(ranks: int, microbatches: int) -> Plan:
 
 
 def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
-    """The link between the first two ranks, by messages that go to and fro; every rank takes part in opening it."""
-    there, back = Channel(0, 1, ONWARD), Channel(1, 0, BACK)
+    """The link between the first two ranks, by messages back and forth; every rank takes part in opening it."""
+    there, back = Channel(0, 1, "forward"), Channel(1, 0, "backward")
     own = transport()
     own.open(Mesh((("pipe", ranks),), "pipe"), dict.fromkeys((there, back), Traffic(1, LARGE)))
     seconds: list[float] = []
@@ -92,7 +92,7 @@ def link(transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) 
 
 
 def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, device: torch.device) -> Link:
-    """The link with what collectives of all ranks reach; their messages and bytes are counted as it counts them."""
+    """The link with the speed of collectives over all ranks; messages and bytes are counted as `Link` does."""
     own = transport()
     own.open(Mesh((("data", ranks),), None), {})
     unit = Link("unit", 1.0, 1.0)
@@ -111,10 +111,10 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 times.append(perf_counter() - start)
-            # A mean, as of operations: a rank that waits may be woken late, and the next collective waits for it.
+            # A mean, as for operations: a rank that waits may be woken late, and the next collective waits for it.
             seconds.append(fmean(sorted(times[WARM_UP:])[:-1]))
         small, large = seconds
-        # Of next to nothing the latency counts, of much the bytes: predictions may take another way for either.
+        # Small tensors measure latency, large ones bandwidth: predictions may assume another algorithm for either.
         (messages, _), (_, moved) = (counted(ranks, gathered * size) for size in (0, LARGE - SMALL))
         latencies.append(max(0.0, small - 2 * between.post) / messages)
         bandwidths.append(moved / max(large - small, 1e-9))
@@ -123,7 +123,7 @@ def collectives(between: Link, transport: Callable[[], ProcessEnd], ranks: int, 
 
 
 def host(device: Device, between: Link, transport: Callable[[], ProcessEnd], on: torch.device, ranks: int) -> Device:
-    """The device with its times of actions and steps."""
+    """The device with its overheads of actions and steps."""
     costs = []
     plans = [pipeline(ranks, microbatches) for microbatches in (FEW, MANY)]
     for plan in plans:
@@ -143,19 +143,19 @@ def host(device: Device, between: Link, transport: Callable[[], ProcessEnd], on:
 
 
 def _on(state: Compilation, device: Device, between: Link) -> Compilation:
-    """A compilation as on a device and its links."""
+    """A compilation, as if for this device and its links."""
     return evolve(state, device=device, mesh=state.mesh.joined_by(between))
 
 
 def _counts(plan: Plan, rank: int) -> tuple[int, int]:
-    """Actions and messages of a rank's step."""
+    """The numbers of actions and of messages in a rank's step."""
     instructions = plan.program.ranks[rank].instructions
     actions = sum(isinstance(each, Compute) for each in instructions)
     return actions, sum(isinstance(each, (PostSend, PostReceive)) for each in instructions)
 
 
 def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
-    """Seconds of a step: of wall time, and of the main thread's CPU time."""
+    """Seconds of a step: wall time, and the main thread's CPU time."""
     dataset = open_data(plan.program, plan.train, Path())
     found = []
     for number in range(1, WARM_UP + STEPS + 1):

@@ -1,1 +1,1 @@
-"""Ranks as processes: started, found, agreed with each other, watched, ended together."""
+"""Ranks as processes: starting, rendezvous, consistency check, watching, termination."""

@@ -1,8 +1,8 @@
-"""An attempt at a run: its ranks, and the guardian that owns their process group and their private directory.
+"""An attempt at a run: its ranks, and the reaper that owns their process group and their private directory.
 
-A rank that is started goes as far as it can without the others, through imports and the compiler, and then waits at its
-standard input for the word. So the next attempt can stand ready while this one runs, and after a failure nobody waits
-for imports. Where its supervisor ends first, a rank that waits ends too.
+A rank proceeds as far as it can alone, through imports and the compiler, and then waits on its standard input for the
+start signal. So the next attempt can be on standby while this one runs, and after a failure no time is spent on
+imports. If its supervisor exits first, a waiting rank exits too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 
 from attrs import define, field
 
-from partita.runtime.supervision import guardian
+from partita.runtime.supervision import reaper
 from partita.runtime.supervision.cores import bind, share, usable
+from partita.runtime.supervision.identity import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 from partita.runtime.supervision.isolation import NETWORK, PRIVATE, SUPERVISOR, namespaces
 from partita.runtime.supervision.processes import is_stopped, piped
-from partita.runtime.supervision.rendezvous import FLIGHT, RANK, RENDEZVOUS, STANDBY, WORD
 
-CLEAN_SECONDS = 10.0  # that a guardian may take to remove a directory
+CLEAN_SECONDS = 10.0  # for a reaper to remove a directory
 POLL_SECONDS = 0.01
 
 
 @define(eq=False)
 class Rank:
-    """One rank's process and the part of its standard error that has not made a line yet."""
+    """One rank's process and the incomplete last line of its standard error."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -39,15 +39,15 @@ class Rank:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
 
 class Attempt:
-    """The ranks of one attempt, started and waiting for the word; `directory` is theirs alone, and so is their network
-    if they are `secluded`. `inherited` are descriptors that all its processes are to have.
+    """The ranks of one attempt, started and waiting for the start signal. `directory` is theirs alone, and so is their
+    network if they are `secluded`. All processes of the attempt inherit the descriptors `inherited`.
 
-    Whoever makes one must call `end`, which leaves no process and no directory. Raises OSError.
+    The creator must call `end`, which leaves no process and no directory. Raises OSError.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Attempt:
         self.ranks: list[Rank] = []
         self.directory = Path()
         self.begun = time.monotonic()
-        self.secluded = False
+        self.private_network = False
         self._inherited = tuple(inherited)
         private = "shared" if variables.get(PRIVATE) == "0" else "private"
-        self._guardian = self._guarding(0, private, stdout=subprocess.PIPE)
-        self._group = self._guardian.pid
+        self._reaper = self._guarding(0, private, stdout=subprocess.PIPE)
+        self._group = self._reaper.pid
         spaces: tuple[int, ...] = ()
         try:
-            with piped(self._guardian.stdout) as said:
+            with piped(self._reaper.stdout) as said:
                 lines = [os.fsdecode(said.readline().rstrip(b"\n")) for _ in range(2)]
             if not all(lines):
                 raise OSError("the reaper did not start")
-            self.directory, self.secluded = Path(lines[0]), lines[1] == "private"
+            self.directory, self.private_network = Path(lines[0]), lines[1] == "private"
             own = {
                 **variables,
                 RENDEZVOUS: str(self.directory / "rendezvous"),
@@ -75,8 +75,8 @@ class Attempt:
                 STANDBY: "yes",
                 SUPERVISOR: str(os.getpid()),
             }
-            if self.secluded:
-                spaces = namespaces(self._guardian.pid)
+            if self.private_network:
+                spaces = namespaces(self._reaper.pid)
                 own[NETWORK] = ",".join(map(str, spaces))
             cores = usable()
             for number in range(ranks):
@@ -90,38 +90,38 @@ class Attempt:
                 os.close(each)
 
     @property
-    def sound(self) -> bool:
-        """Whether no rank has ended, or is stopped."""
+    def healthy(self) -> bool:
+        """Whether all ranks are running: none has ended or is stopped."""
         return all(rank.alive and not is_stopped(rank.process.pid) for rank in self.ranks)
 
     @property
     def processes(self) -> dict[int, int]:
-        """The ranks' processes."""
+        """The ranks' process ids."""
         return {rank.number: rank.process.pid for rank in self.ranks}
 
     def go(self) -> None:
-        """Give the word."""
+        """Send the start signal."""
         self.begun = time.monotonic()
         for rank in self.ranks:
-            # One that has ended is seen soon enough.
+            # A rank that has ended is noticed soon enough.
             with suppress(BrokenPipeError), piped(rank.process.stdin) as word:
                 word.write(WORD)
 
-    def guard(self) -> None:
-        """See that there is a guardian: one that was stopped goes on, and one that was killed gets a successor."""
-        if self._guardian.poll() is None:
-            if is_stopped(self._guardian.pid):
-                self._guardian.send_signal(signal.SIGCONT)
+    def ensure_reaper(self) -> None:
+        """Keep a reaper running: resume one that was stopped, replace one that was killed."""
+        if self._reaper.poll() is None:
+            if is_stopped(self._reaper.pid):
+                self._reaper.send_signal(signal.SIGCONT)
         elif any(rank.alive for rank in self.ranks):
-            # The group is there as long as any process is in it, and so is its number.
+            # The group, and with it its id, exists as long as any process is in it.
             with suppress(OSError):
-                before = self._guardian
-                self._guardian = self._guarding(self._group, "", str(self.directory))
+                before = self._reaper
+                self._reaper = self._guarding(self._group, "", str(self.directory))
                 piped(before.stdin).close()
 
     def end(self) -> None:
-        """Kill what still runs, and remove the directory: the guardian does, once nobody holds its input."""
-        process = self._guardian
+        """Kill what still runs and remove the directory. The reaper does both when its standard input closes."""
+        process = self._reaper
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -129,8 +129,8 @@ class Attempt:
         while not _ended(process.pid) and time.monotonic() < limit:
             process.send_signal(signal.SIGCONT)
             time.sleep(POLL_SECONDS)
-        # Should it not have done so, or have been killed itself, all is still there. Until it is waited for, nobody
-        # else gets its number, which is the group's.
+        # If the reaper failed, or was itself killed, do its work. Until it is waited for, its process id, which is the
+        # group's, is not reused.
         if process.returncode is None and process.pid == self._group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ class Attempt:
 
     def _guarding(self, group: int, *arguments: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guardian.__file__).resolve()), *arguments],
+            [sys.executable, "-I", "-S", str(Path(reaper.__file__).resolve()), *arguments],
             stdin=subprocess.PIPE,
             stdout=stdout,
             pass_fds=self._inherited,
@@ -171,7 +171,7 @@ class Attempt:
 
 
 def _ended(process: int) -> bool:
-    """Whether a child has ended; it stays a zombie, whose number is nobody else's."""
+    """Whether a child has ended; it remains a zombie, so its process id is not reused."""
     try:
         return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

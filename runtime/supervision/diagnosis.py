@@ -1,8 +1,8 @@
-"""Why a run stands still, or what a rank was doing when it died: from the positions of all ranks, in words.
+"""Why a run has stalled, or what a rank was doing when it died: in words, from the positions of all ranks.
 
-Every rank waits for some others, or works. Whoever is behind and works (or is stopped, or dead) is the one that the
-rest wait for: it is named first, with its action, and then who waits for it. Nothing is asked of the ranks: their
-flight recorders say how far they are, and the program what that means.
+Every rank waits for some others, or works. A rank that is behind and works (or is stopped, or dead) is the one that the
+rest wait for: it is named first, with its action, then those that wait for it. Ranks are not queried: their flight
+recorders tell how far they are, and the program tells what that means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.compiler.program import Program
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
-# What follows a step's instructions, by the marks taken after them (see `partita.runtime.tracing.stopwatch`).
+# What follows a step's instructions, by the marks taken after it (see `partita.runtime.tracing.stopwatch`).
 ENDINGS = (
     "reducing gradients",
     "exchanging gradients of tied parameters",
@@ -28,16 +28,16 @@ ENDINGS = (
     "updating parameters",
 )
 REDUCING, EXCHANGING, SUMMING = 0, 1, 3
-# How a rank may be besides.
+# Conditions of a rank.
 DEAD, STOPPED, SILENT = "dead", "stopped", "silent"
-MOST_WAITING = 4  # ranks that wait and are named one by one
-# What is done by all together, outside of steps, and what for.
+MOST_WAITING = 4  # waiting ranks that are named one by one
+# Activities of all ranks together, outside of steps, and their purpose.
 TOGETHER = {flight.AGREEING: "to agree on a checkpoint", flight.CONNECTING: "to connect to them"}
 
 
 @frozen
 class State:
-    """A rank, what it does in words, the ranks that it waits for, and whether it is stopped or dead besides."""
+    """A rank, what it does in words, the ranks that it waits for, and its condition if it is stopped or dead."""
 
     position: Position
     doing: str
@@ -53,7 +53,7 @@ class State:
 
 @frozen(eq=False)
 class Diagnosis:
-    """Reads positions by a run's programs. `conditions` are how ranks are besides, by rank."""
+    """Interprets positions by a run's programs. `conditions` are by rank."""
 
     training: Program
     evaluation: Program | None = None
@@ -64,7 +64,7 @@ class Diagnosis:
         return [self._state(position, known, (conditions or {}).get(rank, "")) for rank, position in known.items()]
 
     def lines(self, states: Sequence[State]) -> list[str]:
-        """Who holds the run up, and who waits for it; a line each."""
+        """The ranks that hold the run up, and those that wait for them; a line each."""
         blamed = blame(states)
         lines = [f"rank {each.rank} {self._doing(each)}{each.place}" for each in blamed]
         names = {each.rank for each in blamed}
@@ -76,7 +76,7 @@ class Diagnosis:
         return lines
 
     def as_text(self, cause: str, states: Sequence[State], said: Mapping[int, str]) -> bytes:
-        """All that is known, as JSON, with what ranks have said last."""
+        """All that is known, as JSON, with the ranks' last words."""
         ranks = self.as_json(states)
         for each in ranks:
             if each["rank"] in said:
@@ -84,7 +84,7 @@ class Diagnosis:
         return (json.dumps({"cause": cause, "ranks": ranks}, indent=2) + "\n").encode()
 
     def as_json(self, states: Sequence[State]) -> list[dict[str, Any]]:
-        """All that is known, and the last actions of each rank with the seconds since they ended."""
+        """All that is known, and each rank's last actions with the seconds since they ended."""
         return [
             {
                 "rank": each.rank,
@@ -138,7 +138,7 @@ class Diagnosis:
             return State(position, "between steps", self._step(position), (), condition)
         waits: tuple[int, ...] = ()
         if ending == SUMMING:
-            # Pipeline ranks have other marks: who is not yet summing is behind, whatever their numbers.
+            # Pipeline ranks have different marks: a rank is behind if it is not summing yet, whatever its count.
             waits = tuple(o.rank for o in known.values() if o.rank != rank and not self._past(o, position, SUMMING))
         elif ending == EXCHANGING:
             peers = {mesh.peer(rank, each.transfer.channel.source) for each in record.receives}
@@ -151,7 +151,7 @@ class Diagnosis:
         return State(position, ENDINGS[ending], self._step(position), waits, condition)
 
     def _outside_steps(self, position: Position, known: Mapping[int, Position], condition: str) -> State:
-        """A rank that runs no program; only to agree with all others does it wait for them."""
+        """The state of a rank outside of steps; it waits for others only in an activity of all ranks together."""
         doing, waits = flight.ACTIVITIES[position.activity], list[int]()
         if position.activity in TOGETHER:
             waits = [other.rank for other in known.values() if other.turn < position.turn]
@@ -160,7 +160,7 @@ class Diagnosis:
         return State(position, doing, self._step(position), tuple(waits), condition)
 
     def _past(self, other: Position, own: Position, ending: int) -> bool:
-        """Whether another rank has come to some ending of this rank's step."""
+        """Whether another rank has reached `ending` in this rank's step."""
         program = self._program(own)
         record = program.ranks[program.mesh.pipe_rank(other.rank)]
         return self._reached(other, own, 2 + len(record.instructions) + ending)
@@ -194,7 +194,7 @@ class Diagnosis:
         pipe_rank = channel.source if arrives else channel.destination
         other = mesh.peer(rank, pipe_rank)
         post = PostSend(transfer) if arrives else PostReceive(transfer)
-        posted = program.ranks[pipe_rank].instructions.index(post) + 2  # marks of whoever is past the post
+        posted = program.ranks[pipe_rank].instructions.index(post) + 2  # marks of a rank past the post
         if other in known and self._reached(known[other], position, posted + 1):
             doing = f"takes {what} from rank {other}" if arrives else f"hands {what} to rank {other}"
             return State(position, f"at the wait that {doing}", step, (), condition)
@@ -203,7 +203,7 @@ class Diagnosis:
 
     @staticmethod
     def _reached(other: Position, own: Position, marks: int) -> bool:
-        """Whether another rank has taken so many marks of this rank's step."""
+        """Whether another rank has taken `marks` marks of this rank's step."""
         return other.marks >= marks if other.turn == own.turn else other.turn > own.turn
 
     @staticmethod
@@ -215,13 +215,13 @@ class Diagnosis:
         return f" (after step {position.step})" if position.step > 0 else ""
 
     def _history(self, position: Position) -> list[dict[str, Any]]:
-        """The instructions of this step that the recorder still knows, the last first."""
+        """The instructions of this step that the recorder still has, the last first."""
         if position.activity not in (flight.TRAINING, flight.EVALUATING):
             return []
         program = self._program(position)
         instructions = program.ranks[program.mesh.pipe_rank(position.rank)].instructions
         found = []
-        # The last mark ended what is before the present place; mark 2 ended nothing but the prologue.
+        # The last mark ended what precedes the current position; mark 2 ended only the prologue.
         for back, age in enumerate(position.ages):
             index = position.marks - 3 - back
             if index < 0:
@@ -232,9 +232,9 @@ class Diagnosis:
 
 
 def blame(states: Sequence[State]) -> list[State]:
-    """Who holds the others up: the dead and the stopped, else who works though others wait for it.
+    """The ranks that hold the others up: the dead and the stopped, otherwise one that works while others wait for it.
 
-    Of ranks that wait for each other in a circle, all.
+    If the ranks wait for each other in a cycle, all of them.
     """
     for conditions in ((DEAD, STOPPED), (SILENT,)):
         if ill := [each for each in states if each.condition in conditions]:
@@ -250,7 +250,7 @@ def blame(states: Sequence[State]) -> list[State]:
 
 
 def body(source: str, function: str) -> str:
-    """The text of an emitted function, and of those that it calls."""
+    """The text of an emitted function, and of those it calls."""
     start = source.index(f"\ndef {function}(")
     end = source.find("\ndef ", start + 1)
     own = source[start : end if end >= 0 else len(source)]
@@ -259,7 +259,7 @@ def body(source: str, function: str) -> str:
 
 
 def source_lines(source: str, function: str) -> str:
-    """Which lines of the user's file a function computes: ` (gpt.par:31 to 44)`."""
+    """The lines of the user's file that a function computes: ` (gpt.par:31 to 44)`."""
     places: dict[str, list[int]] = {}
     for file, line in re.findall(r"  # (.+):(\d+)$", body(source, function), re.M):
         places.setdefault(file, []).append(int(line))

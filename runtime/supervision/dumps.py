@@ -1,4 +1,4 @@
-"""What a process writes to standard error while C++ or the interpreter aborts it: long, and one line of it says why."""
+"""What C++ or the interpreter writes to standard error when it aborts a process: long, with one line that says why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 BEGINNINGS = (b"terminate called", b"libc++abi", b"Fatal Python error", b"*** SIG", b"FATAL: ")
-# What it died of, and the place: `what():  [enforce fail at …/tcp/pair.cc:598] …`.
+# The cause, and its location: `what():  [enforce fail at …/tcp/pair.cc:598] …`.
 CAUSE = re.compile(r"(?:what\(\): |uncaught exception of type [^:]*: |Fatal Python error: )\s*(.+)")
 MOST_BYTES = 1 << 16
 LONGEST_CAUSE = 300
@@ -16,13 +16,13 @@ LONGEST_CAUSE = 300
 
 @define(eq=False)
 class Dump:
-    """The dump of one process, if it writes one: all from its first line on."""
+    """The dump of one process, if it writes one: everything from its first line on."""
 
     _lines: list[bytes] = field(factory=list)
     _bytes: int = 0
 
     def without(self, lines: Sequence[bytes]) -> list[bytes]:
-        """The lines that are not part of it; those that are, are kept."""
+        """Returns the lines that are not part of the dump, and keeps those that are."""
         if self._lines:
             first = 0
         else:
@@ -35,12 +35,12 @@ class Dump:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The full dump."""
         return b"\n".join(self._lines).decode(errors="replace")
 
     @property
     def cause(self) -> str:
-        """The line that says why; empty where there is no dump."""
+        """The line that says why; empty if there is no dump."""
         text = self.text
         found = CAUSE.search(text)
         line = found[1] if found else text.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What a rank that a supervisor has started does first: enter the run's own network, and tie its life to his."""
+"""The first actions of a supervised rank: it enters the run's private network and ties its life to the supervisor's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from partita.runtime.supervision.guardian import CLONE_NEWNET, CLONE_NEWUSER
+from partita.runtime.supervision.reaper import CLONE_NEWNET, CLONE_NEWUSER
 
 NETWORK = "PARTITA_NETWORK"  # descriptors of the user namespace and the network to enter
-SUPERVISOR = "PARTITA_SUPERVISOR"  # its process
+SUPERVISOR = "PARTITA_SUPERVISOR"  # its process id
 PRIVATE = "PARTITA_PRIVATE_NETWORK"  # `0` in the user's environment: ranks stay in the machine's network
 PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 
@@ -22,9 +22,9 @@ def namespaces(process: int) -> tuple[int, ...]:
 
 
 def settle(variables: Mapping[str, str]) -> None:
-    """Enter the network, if there is one, and be killed when the supervisor ends. Raises OSError.
+    """Enter the network, if there is one, and have this process killed when the supervisor ends. Raises OSError.
 
-    To be called while the process has one thread.
+    Must be called while the process has a single thread.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -38,7 +38,7 @@ def settle(variables: Mapping[str, str]) -> None:
         os.close(network)
     if variables.get(SUPERVISOR):
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != int(variables[SUPERVISOR]):  # it has ended before
+        if os.getppid() != int(variables[SUPERVISOR]):  # it has ended already
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,21 +1,21 @@
 """The supervisor: starts a mesh's ranks on this machine, watches them, and ends them all together.
 
-In: a command, run once per rank with `PARTITA_RANK`, `PARTITA_RANKS` and `PARTITA_RENDEZVOUS` (a file in a
-private directory) in its environment. Out: an exit status. What holds:
+It runs a command once per rank with `PARTITA_RANK`, `PARTITA_RANKS` and `PARTITA_RENDEZVOUS` (a file in a private
+directory) in its environment, and returns an exit status. Invariants:
 
-- when one rank dies the others are killed at once, and one message names the rank and what it died of;
-- the same when nothing moves any more: ranks record what they do in files that a lookout reads;
-- ranks connect over a network of their own, where the system allows it; where it does not, and somebody else reaches
-  their ports while they connect, they are started again;
-- after either, all ranks begin again as often as was asked for, each time with a rendezvous of their own; those of the
-  next attempt are started while this one runs (`attempts`), so that nobody waits for imports then;
-- Ctrl-C (or SIGHUP) ends all ranks, with one line; so does SIGTERM, once they have saved, if they do;
-- where standard error cannot be written to any more, the run goes on without it;
-- nothing remains however the supervisor itself ends, by SIGKILL too: `guardian` sees to that;
+- when one rank dies the others are killed at once, and one message names the rank and the cause;
+- the same if the run stalls: ranks record their progress in files that a watchdog reads;
+- ranks connect over a private network, if the system permits; otherwise, if another process reaches their ports while
+  they connect, they are restarted;
+- after a failure all ranks restart, as often as requested, each time with a new rendezvous; the ranks of the next
+  attempt are started while this one runs (`attempts`), so that no time is spent on imports then;
+- Ctrl-C (or SIGHUP) ends all ranks, with one line of output; so does SIGTERM, after they have saved, if they do;
+- if standard error can no longer be written to, the run continues without it;
+- nothing remains however the supervisor itself ends, including by SIGKILL (`reaper`);
 - nothing listens beyond the loopback interface.
 
-The ranks share the supervisor's standard output (one of them writes to it, by agreement); their standard
-error passes through the supervisor, which puts the rank before each line. torch is not imported here.
+The ranks share the supervisor's standard output (by convention only one writes to it); their standard error passes
+through the supervisor, which prefixes each line with the rank. torch is not imported here.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from attrs import define, field
 from partita.runtime.supervision.attempts import Attempt, Rank
 from partita.runtime.supervision.cores import usable
 from partita.runtime.supervision.dumps import Dump
-from partita.runtime.supervision.lookout import LOOK_SECONDS, Lookout
+from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.processes import piped
-from partita.runtime.supervision.rendezvous import INTERFACES, LOOPBACK_INTERFACE, RANKS
 from partita.runtime.supervision.statuses import (
     ASKED,
     FAILED,
     FINAL,
-    FOLLOWING,
     NOT_FINITE,
     PEER_LOST,
     REFUSED,
-    STRANGER,
+    SECONDARY,
     UNSAVED,
+    UNTRUSTED_PEER,
     WRONG_INPUT,
 )
+from partita.runtime.supervision.watchdog import LOOK_SECONDS, Watchdog
 
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-QUIET_SECONDS = 30.0  # that ranks which save before they end may do nothing that is seen
+QUIET_SECONDS = 30.0  # without visible progress, for ranks that save before they end
 POLL_SECONDS = 0.02
-PATIENCE_SECONDS = 1.0  # for a rank to end whose peers have lost it
-MOST_STARTS = 3  # of an attempt whose ranks do not come to connect
+PATIENCE_SECONDS = 1.0  # for a rank to end after its peers lost it
+MOST_STARTS = 3  # of an attempt whose ranks fail to connect
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LONGEST_LINE = 1 << 16
 SAID_BY_RANKS = frozenset((PEER_LOST, ASKED, NOT_FINITE, REFUSED, UNSAVED))
@@ -62,7 +62,7 @@ WORDS = {
     PEER_LOST: "lost its connection to another rank",
     ASKED: "ended because another rank was asked to",
     UNSAVED: "could not write its part of the last checkpoint",
-    STRANGER: "was connected to a process that is not a rank of this run",
+    UNTRUSTED_PEER: "was connected to a process that is not a rank of this run",
 }
 
 
@@ -71,7 +71,7 @@ def launch(
     ranks: int,
     *,
     restarts: int = 0,
-    lookout: Lookout | None = None,
+    watchdog: Watchdog | None = None,
     environment: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
     saves: bool = False,
@@ -80,12 +80,12 @@ def launch(
 ) -> int:
     """Run `command` as each of `ranks` ranks; returns the exit status of the whole.
 
-    0 when every rank ended with 0, 1 when one refused its input, 3 when one failed, 128 + the signal's number when a
-    signal ended the run. After a failure that may not happen again all ranks are started anew, up to `restarts` times.
-    `lookout` notices stalls, says what ranks were doing, and when they have begun, so that the next ones can be
-    prepared. `environment` is what ranks inherit (default: this process's), and `inherited` the descriptors that
-    they and all other processes of the run do; `saves` says that ranks save before they end, when they get SIGTERM.
-    `errors` is where their standard error and its own lines go (default: standard error).
+    That is 0 if every rank ended with 0, 1 if one refused its input, 3 if one failed, 128 + the signal's number if a
+    signal ended the run. After a failure that may not repeat, all ranks are restarted, up to `restarts` times.
+    `watchdog` detects stalls, says what ranks were doing, and when they have begun, so that the next ones can be
+    prepared. `environment` is what ranks inherit (default: this process's), `inherited` the descriptors that all
+    processes of the run do. `saves` says that ranks save when they get SIGTERM. `errors` receives their standard error
+    and the supervisor's own lines (default: standard error).
     """
     variables = rank_environment(os.environ if environment is None else environment, ranks)
     output = sys.stderr.buffer if errors is None else errors
@@ -93,12 +93,12 @@ def launch(
     with _signals() as received, _Attempts(command, ranks, variables, inherited) as attempts:
         while True:
             ahead = attempts.prepare if restart < restarts else None
-            supervision = _Supervision(attempts.begin(), received, grace, saves, output, lookout, ahead)
+            supervision = _Supervision(attempts.begin(), received, grace, saves, output, watchdog, ahead)
             status = supervision.run()
             starts += 1
-            if received or not supervision.may_go_on:
+            if received or not supervision.may_restart:
                 return status
-            if supervision.may_be_disturbed and starts < MOST_STARTS:
+            if supervision.may_be_interference and starts < MOST_STARTS:
                 supervision.say(
                     "restarting all ranks: the ports at which they connect are open to all of this machine, and "
                     "another process may have connected to them"
@@ -112,7 +112,7 @@ def launch(
 
 @define(eq=False)
 class _Attempts:
-    """The attempt under way, and the next one where it is prepared; a context manager, which ends both."""
+    """The current attempt, and the next one if it is prepared; a context manager, which ends both."""
 
     command: Sequence[str]
     ranks: int
@@ -130,8 +130,8 @@ class _Attempts:
                 attempt.end()
 
     def prepare(self) -> Attempt:
-        """Start the ranks of the next attempt, which wait for its beginning; those of one that has failed, anew."""
-        if self.next is not None and not self.next.sound:
+        """Start the ranks of the next attempt, which wait for its start; again if they have failed."""
+        if self.next is not None and not self.next.healthy:
             failed, self.next = self.next, None
             failed.end()
         if self.next is None:
@@ -139,7 +139,7 @@ class _Attempts:
         return self.next
 
     def begin(self) -> Attempt:
-        """The next attempt, begun; the one before ends."""
+        """End the current attempt, and begin the next."""
         before, self.present = self.present, None
         if before is not None:
             before.end()
@@ -152,7 +152,7 @@ class _Attempts:
 def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
     """The variables of all ranks: an equal share of the cores each, and Gloo and NCCL on the loopback interface.
 
-    Thread counts that the user has set stay as they are.
+    Thread counts that the user has set are kept.
     """
     variables = dict(environment)
     threads = str(max(1, len(usable()) // ranks))
@@ -165,9 +165,9 @@ def rank_environment(environment: Mapping[str, str], ranks: int) -> dict[str, st
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects the signals that ask for the end of the run, in the order in which they come.
+    """Collects the signals that ask the run to end, in order of arrival.
 
-    What was ignored before stays ignored: `nohup` and a shell's background jobs rely on that.
+    Signals that were ignored before stay ignored: `nohup` and a shell's background jobs rely on that.
     """
     received: list[int] = []
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -182,42 +182,44 @@ def _signals() -> Iterator[list[int]]:
 
 @define(eq=False)
 class _Supervision:
-    """The watch over started ranks until none is left."""
+    """Watches started ranks until all have ended."""
 
     attempt: Attempt
     received: list[int]
     grace: float
     saves: bool
     output: BinaryIO
-    lookout: Lookout | None = None
-    prepare: Callable[[], object] | None = None  # called once the ranks have begun: for the next attempt
-    deadline: float | None = None  # when what has not ended by itself is killed
+    watchdog: Watchdog | None = None
+    prepare: Callable[[], object] | None = None  # called once the ranks have begun: prepares the next attempt
+    deadline: float | None = None  # when ranks that still run are killed
     causes: list[Rank] = field(factory=list)
-    patience: float | None = None  # until when those that lost a peer are not yet taken for the cause
+    following: float | None = None  # since when there are only ranks that lost a peer or were asked to end
     stall: str | None = None
-    doing: str = ""  # what the ranks did when some died
-    connecting: bool = False  # whether they had not come to their first step by then
+    doing: str = ""  # what the ranks were doing when some died
+    connecting: bool = False  # whether none had reached its first step by then
     next_look: float = 0.0
     dumps: dict[int, Dump] = field(factory=dict)  # by rank
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        """The ranks that are watched."""
+        """The watched ranks."""
         return self.attempt.ranks
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether the run failed, and may do better when it is started again."""
+    def may_restart(self) -> bool:
+        """Whether the run failed, and may succeed if restarted."""
         statuses = {rank.process.returncode for rank in self.causes}
         return self.stall is not None or bool(statuses and not statuses & FINAL)
 
     @property
-    def may_be_disturbed(self) -> bool:
-        """Whether the run failed while its ranks connected, over a network that others reach too."""
-        if self.attempt.secluded or self.lookout is None:
+    def may_be_interference(self) -> bool:
+        """Whether the run failed while its ranks connected over a network that other processes can reach."""
+        if self.attempt.private_network or self.watchdog is None:
             return False
         statuses = {rank.process.returncode for rank in self.causes}
-        return STRANGER in statuses or (self.connecting and (self.stall is not None or -signal.SIGABRT in statuses))
+        return UNTRUSTED_PEER in statuses or (
+            self.connecting and (self.stall is not None or -signal.SIGABRT in statuses)
+        )
 
     def run(self) -> int:
         with selectors.DefaultSelector() as selector:
@@ -226,14 +228,13 @@ class _Supervision:
             while any(rank.alive for rank in self.ranks):
                 self._forward(selector, POLL_SECONDS)
                 self._watch()
-            # What the ranks wrote last; their children may hold the pipes open, so there is no waiting for
-            # its end.
+            # The ranks' last output; their children may hold the pipes open, so do not wait for end of file.
             self._forward(selector, 0.0)
-        self.causes = self.causes or self._failed()  # the last ones may end together, between two looks
+        self.causes = self.causes or self._failed()  # the last ones may end together, between two polls
         for rank in self.ranks:
             self._write(rank, bytes(rank.rest))
             if rank.process.returncode >= 0 and rank.number in self.dumps and self.dumps[rank.number].text:
-                self._print(self.dumps[rank.number].text.encode() + b"\n")  # it has not died of that
+                self._print(self.dumps[rank.number].text.encode() + b"\n")  # not the cause of its end
         if self.deadline is not None:
             _restore_terminal()
         return self._conclude()
@@ -242,58 +243,58 @@ class _Supervision:
         if not self.causes and not self.received and self.stall is None:
             failed = self._failed()
             self.causes = [] if self._may_follow(failed) else failed
-            if self.lookout is not None:
-                self._look(self.lookout)
+            if self.watchdog is not None:
+                self._look(self.watchdog)
         if self.deadline is None and (self.causes or self.received or self.stall is not None):
-            # Ranks have nothing to put in order, but to save when they are asked to.
+            # Ranks have nothing to clean up, but save when asked to.
             asked = not self.causes and self.received[:1] == [signal.SIGTERM]
             self.deadline = time.monotonic() + (self.grace if asked else 0.0)
             self._signal(signal.SIGTERM if asked else signal.SIGKILL)
-            self._signal(signal.SIGCONT)  # a stopped rank hears no other signal
+            self._signal(signal.SIGCONT)  # a stopped rank receives no other signal
         if self.deadline is not None and len(self.received) < 2 and self._saving():
             self.deadline = time.monotonic() + self.grace
         if self.deadline is not None and (time.monotonic() > self.deadline or len(self.received) > 1):
             self._signal(signal.SIGKILL)
 
     def _saving(self) -> bool:
-        """Whether ranks that were asked to end are still about to save."""
-        if not self.saves or self.lookout is None or self.received[:1] != [signal.SIGTERM]:
+        """Whether ranks that were asked to end are still saving."""
+        if not self.saves or self.watchdog is None or self.received[:1] != [signal.SIGTERM]:
             return False
         if {rank.process.returncode for rank in self._failed()} - {-signal.SIGTERM, ASKED}:
-            return False  # one has failed, for which the others would wait
-        positions = self.lookout.positions(self.attempt.directory)
+            return False  # one has failed, and the others would wait for it
+        positions = self.watchdog.positions(self.attempt.directory)
         return bool(positions) and min(each.seconds for each in positions) < QUIET_SECONDS
 
     def _failed(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.process.poll() not in (None, 0)]
 
     def _may_follow(self, failed: Sequence[Rank]) -> bool:
-        """Whether those that have ended have only lost a peer, which may be about to end and say why."""
+        """Whether the ranks that ended have only lost a peer, which may be about to end and say why."""
         statuses = {rank.process.returncode for rank in failed}
-        if not statuses or statuses - FOLLOWING or not any(rank.alive for rank in self.ranks):
+        if not statuses or statuses - SECONDARY or not any(rank.alive for rank in self.ranks):
             return False
-        # Who was asked to end may still be about to commit what all have saved.
+        # The rank that was asked to end may still be committing what all have saved.
         seconds = QUIET_SECONDS if ASKED in statuses else PATIENCE_SECONDS
-        self.patience = self.patience or time.monotonic() + seconds
-        return time.monotonic() < self.patience
+        self.following = self.following or time.monotonic()
+        return time.monotonic() < self.following + seconds
 
-    def _look(self, lookout: Lookout) -> None:
-        """What do the flight recorders say: of a death at once, else now and then whether anything moves."""
+    def _look(self, watchdog: Watchdog) -> None:
+        """Read the flight recorders: after a death at once, otherwise periodically to detect a stall."""
         directory = self.attempt.directory
         if self.causes:
-            self.connecting = lookout.connecting(directory)
+            self.connecting = watchdog.connecting(directory)
             known = all(rank.process.returncode in SAID_BY_RANKS for rank in self.causes)
             dead = [rank.number for rank in self.causes]
-            self.doing = "" if known else lookout.died(directory, dead, self._last_words())
+            self.doing = "" if known else watchdog.died(directory, dead, self._last_words())
         elif time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            self.attempt.guard()
-            self.stall = lookout.stalled(directory, self.attempt.begun, self.attempt.processes)
+            self.attempt.ensure_reaper()
+            self.stall = watchdog.stalled(directory, self.attempt.begun, self.attempt.processes)
             if self.stall is not None:
-                self.connecting = lookout.connecting(directory)
+                self.connecting = watchdog.connecting(directory)
                 self.say(f"{self.stall}\n  ending all ranks")
-            elif self.prepare is not None and lookout.begun(directory):
-                with suppress(OSError):  # this attempt goes on; the next one is then started when it is needed
+            elif self.prepare is not None and watchdog.begun(directory):
+                with suppress(OSError):  # this attempt continues; the next is then started when needed
                     self.prepare()
                 self.prepare = None
 
@@ -303,7 +304,7 @@ class _Supervision:
                 rank.process.send_signal(number)
 
     def _forward(self, selector: selectors.BaseSelector, timeout: float) -> None:
-        """Pass on what the ranks have written, line by line."""
+        """Pass on the ranks' output, line by line."""
         if not selector.get_map():
             time.sleep(timeout)
             return
@@ -328,11 +329,11 @@ class _Supervision:
         self._print(b"".join(prefix + line + b"\n" for line in shown))
 
     def _last_words(self) -> dict[int, str]:
-        """What ranks that aborted have said of it."""
+        """The dumps of ranks that aborted."""
         return {number: dump.text for number, dump in self.dumps.items() if dump.text}
 
     def _print(self, data: bytes) -> None:
-        """Write to where errors go. A disk that is full, or a reader that has left, ends no run."""
+        """Write to the error output. A full disk, or a reader that has left, does not end the run."""
         try:
             self.output.write(data)
             self.output.flush()
@@ -348,12 +349,11 @@ class _Supervision:
             return FAILED
         if not self.causes:
             return 0
-        # Of several that died together, those that a signal killed come before those that ended by
-        # themselves, and those that only lost their peer last.
-        first = min(self.causes, key=lambda rank: (rank.process.returncode in FOLLOWING, rank.process.returncode > 0))
+        # If several died together, ranks killed by a signal come first, and ranks that only lost a peer last.
+        first = min(self.causes, key=lambda rank: (rank.process.returncode in SECONDARY, rank.process.returncode > 0))
         status = first.process.returncode
         if any(rank.process.returncode == REFUSED for rank in self.causes):
-            return WRONG_INPUT  # which has been said
+            return WRONG_INPUT  # the rank has printed it
         if status == NOT_FINITE:
             self.say("the parameters are unaffected")
             return FAILED
@@ -364,19 +364,19 @@ class _Supervision:
         return FAILED
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Print a line of the supervisor's own."""
         self._print(f"partita: {text}\n".encode())
 
 
 def _restore_terminal() -> None:
-    """Show the cursor, on a new line: a display that was killed leaves it hidden, and its line open."""
+    """Show the cursor, on a new line: a killed display leaves it hidden, in an open line."""
     if os.isatty(1):
         with suppress(OSError):
             os.write(1, b"\n\x1b[?25h")
 
 
 def death(status: int) -> str:
-    """What a process died of, by its exit status: `was killed by SIGKILL (…)`, `ended with exit status 1`."""
+    """What a process died of, by exit status: `was killed by SIGKILL (…)`, `ended with exit status 1`."""
     if status in WORDS:
         return WORDS[status]
     if status >= 0:

@@ -1,4 +1,4 @@
-"""What the system says of a process."""
+"""The state of processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import IO
 
 
 def piped(stream: IO[bytes] | None) -> IO[bytes]:
-    """Our end of a pipe to a process that was started with one."""
+    """This side of a pipe to a process that was started with one."""
     assert stream is not None
     return stream
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process is stopped, by SIGSTOP or a terminal; False where the system does not say."""
+    """Whether a process is stopped, by SIGSTOP or a terminal; False if the system does not tell."""
     return _state(process) in ("T", "t")
 
 
@@ -33,7 +33,7 @@ def is_gone(process: int) -> bool:
 
 
 def _state(process: int) -> str:
-    """The letter of a process's state; empty where there is no such process, or the system does not say."""
+    """The letter of a process's state; empty if there is no such process, or the system does not tell."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:

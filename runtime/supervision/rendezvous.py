@@ -1,149 +1,195 @@
-"""Which rank this process is, who started it, and how it finds the others.
+"""The rendezvous of an attempt's ranks: a store, and a protocol in it by which all ranks find each other.
 
-A process is one of many under torchrun (and Kubernetes' PyTorchJob, which sets the same variables), under
-Slurm's `srun`, or under the supervisor of `partita.runtime.supervision.launcher`; otherwise it was started by hand and
-stands alone.
+A launcher that restarts ranks may keep one store over all attempts, with the keys of earlier attempts still in it:
+torch's own rendezvous reads them, and waits for processes that are gone. So ranks greet each other first. Rank 0 draws
+a name for the attempt; each rank announces itself with its own nonce, receives the name in answer to that nonce, and
+acknowledges it; when all have, rank 0 says so, and from then on the name prefixes all keys. A greeting of an earlier
+attempt is answered too, but nobody acknowledges the answer.
+
+Ranks that are missing at the deadline are named.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import sys
-from collections.abc import Mapping
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 from attrs import frozen
 
-RANK, RANKS, RENDEZVOUS = "PARTITA_RANK", "PARTITA_RANKS", "PARTITA_RENDEZVOUS"
-DIRECTORY = "PARTITA_DIRECTORY"  # descriptors of the run's directory and its lock
-FLIGHT = "PARTITA_FLIGHT"  # the directory of the flight recorders
-STANDBY = "PARTITA_STANDBY"  # set where a rank is to wait at its standard input, before it connects, for this word
-WORD = b"!"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables that say over which one to meet
+from partita.runtime.naming import named
+from partita.runtime.supervision import store as stores
+from partita.runtime.supervision.identity import INTERFACES, LOOPBACK_INTERFACE, Identity
+from partita.runtime.supervision.store import Store
+from partita.runtime.tracing.flight import machine
+from partita.runtime.transports.failures import ConnectionLost, cause, post
+
+POLL_SECONDS = (0.01, 0.5)  # between two polls: at first, and later
+PREFIX = "partita"
+SECRET_BYTES = 16
+CONNECT_SECONDS = 1800.0
 
 
-@frozen
-class Identity:
-    """One rank of a run.
+@frozen(eq=False)
+class Rendezvous:
+    """The ranks of an attempt, all present.
 
-    `local_rank` counts the ranks of one machine, of which there are `local_ranks`, and chooses the GPU. `launcher` is
-    `partita`, `torchrun` or `slurm`; `rendezvous` says where ranks meet (`meeting`), as `file://PATH` or
-    `tcp://HOST:PORT`, and `hosted` that a process which is no rank keeps the store there; `local` says that all ranks
-    are on this machine; `own_gpu` that each sees no GPU but its own.
+    `run` identifies the run as long as one store is kept over its attempts. `store` is theirs alone; `again` opens
+    another connection to it, for a thread that must not wait for this one. `machines` are the machines' ids by rank.
+    `secret` is known only to those who can read the store, the run's ranks, which recognize each other by it.
     """
 
-    rank: int
-    ranks: int
-    local_rank: int
-    local_ranks: int
-    launcher: str
-    rendezvous: str
-    local: bool
-    own_gpu: bool = False
-    hosted: bool = False
+    run: str
+    store: Store
+    again: Callable[[], Store]
+    machines: tuple[int, ...]
+    secret: bytes
 
 
-def rank_from_environment(environment: Mapping[str, str] | None = None) -> Identity | None:
-    """Which rank the environment says this process is; None if nothing started it as one.
+def meet(identity: Identity, seconds: float) -> Rendezvous:
+    """Wait up to `seconds` for all ranks. Raises `ConnectionLost`, which names the missing ones."""
+    kind, _, place = identity.rendezvous.partition("://")
+    if kind == "file":
+        return _met_in_directory(identity, place)
+    host, _, port = place.rpartition(":")
+    return _met_at_address(identity, host, int(port), seconds)
 
-    ValueError, with what is missing or wrong, where the variables of a launcher are incomplete.
+
+def connect(
+    identity: Identity, backend: str, meeting: Rendezvous | None = None, seconds: float = CONNECT_SECONDS
+) -> Rendezvous:
+    """Make torch.distributed's process group of all ranks, after their rendezvous if it is yet to come; each may take
+    `seconds`.
+
+    On one machine Gloo and NCCL's bootstrap are bound to the loopback interface. Raises `ConnectionLost`.
     """
-    variables = os.environ if environment is None else environment
-    for marker, read in (
-        (RANK, _from_supervisor),
-        ("SLURM_PROCID", _from_slurm),
-    ):
-        # torchrun can itself run under srun: its variables are then the ones that name ranks.
-        if marker in variables and not ("RANK" in variables and marker == "SLURM_PROCID"):
-            return read(variables)
-    return _from_torchrun(variables) if "RANK" in variables and "WORLD_SIZE" in variables else None
+    import torch.distributed as dist
 
-
-def await_word() -> bool:
-    """Wait until the supervisor lets this rank begin; False where it has ended instead."""
-    return STANDBY not in os.environ or os.read(0, len(WORD)) == WORD
-
-
-def _from_supervisor(variables: Mapping[str, str]) -> Identity:
-    rank = _number(variables, RANK)
-    path = _text(variables, RENDEZVOUS)
-    ranks = _number(variables, RANKS)
-    return Identity(rank, ranks, rank, ranks, "partita", f"file://{path}", local=True)
-
-
-def _from_torchrun(variables: Mapping[str, str]) -> Identity:
-    ranks = _number(variables, "WORLD_SIZE")
-    address = _text(variables, "MASTER_ADDR")
-    port = _number(variables, "MASTER_PORT")
-    # Kubernetes' operators start one rank a pod, without these, and name the first pod to itself as localhost.
-    alone = not (variables.get("LOCAL_RANK") or variables.get("LOCAL_WORLD_SIZE"))
-    local = not alone and (address in LOOPBACK or variables.get("LOCAL_WORLD_SIZE") == str(ranks))
-    rank = _number(variables, "RANK")
-    if not 0 <= rank < ranks:
-        raise ValueError(f"RANK is {rank}, but WORLD_SIZE is {ranks}")
-    local_rank = _number(variables, "LOCAL_RANK", 0 if alone else rank)
-    local_ranks = _number(variables, "LOCAL_WORLD_SIZE", ranks if local else local_rank + 1)
-    hosted = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    place = f"tcp://{address}:{port}"
-    return Identity(rank, ranks, local_rank, local_ranks, "torchrun", place, local, hosted=hosted)
-
-
-def _from_slurm(variables: Mapping[str, str]) -> Identity | None:
-    # A batch script sees SLURM_PROCID=0 and the whole job's SLURM_NTASKS; only a step (srun) is one of
-    # several.
-    if "SLURM_STEP_ID" not in variables and "SLURM_STEPID" not in variables:
-        return None
-    ranks = _number(variables, "SLURM_STEP_NUM_TASKS" if variables.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS")
-    if ranks == 1:
-        return None  # `srun --pty bash`, or one task on purpose: either way nobody else is there
-    hosts = variables.get("SLURM_STEP_NODELIST") or _text(variables, "SLURM_JOB_NODELIST")
-    address = variables.get("MASTER_ADDR") or first_host(hosts)
-    # The same port on every rank, another one for another job on the same machine; below the ephemeral ports.
-    port = _number(variables, "MASTER_PORT", 15_000 + _number(variables, "SLURM_JOB_ID", 0) % 15_000)
-    local = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
-    local_rank = _number(variables, "SLURM_LOCALID", 0)
-    return Identity(
-        _number(variables, "SLURM_PROCID"),
-        ranks,
-        local_rank,
-        ranks if local else _slurm_tasks(variables, local_rank + 1),
-        "slurm",
-        f"tcp://{address}:{port}",
-        local,
-        own_gpu=variables.get("SLURM_GPUS_PER_TASK") == "1",
+    if identity.local:
+        for name in INTERFACES:
+            os.environ.setdefault(name, LOOPBACK_INTERFACE)
+    meeting = meeting or meet(identity, seconds)
+    post(
+        "connecting to the other ranks",
+        dist.init_process_group,
+        backend,
+        store=meeting.store,
+        rank=identity.rank,
+        world_size=identity.ranks,
+        timeout=timedelta(seconds=seconds),
     )
+    return meeting
 
 
-def _slurm_tasks(variables: Mapping[str, str], otherwise: int) -> int:
-    """The tasks of this machine: `8(x2),4` says those of three, in the order of their numbers."""
-    text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
-    counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
-    number = _number(variables, "SLURM_NODEID", 0)
-    return counts[number] if number < len(counts) else otherwise
+def _met_in_directory(identity: Identity, path: str) -> Rendezvous:
+    """For ranks of one supervisor, whose directory is private and has never been used by another attempt."""
+
+    def opened() -> Store:
+        return stores.in_file(path)
+
+    store = opened()
+    store.set_timeout(timedelta(days=1))  # stalls are the supervisor's to report
+    if identity.rank == 0:
+        store.set("secret", secrets.token_hex(SECRET_BYTES))
+    return Rendezvous("", store, opened, (machine(),) * identity.ranks, bytes.fromhex(store.get("secret").decode()))
 
 
-def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: `gpu[003-007,9],login1` gives `gpu003`."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes)
-    if match is None:
-        raise ValueError(f"cannot read the node list {nodes!r}; set MASTER_ADDR to the host of rank 0")
-    prefix, number, suffix = match.groups()
-    return prefix + (number or "") + (suffix or "")
+def _met_at_address(identity: Identity, host: str, port: int, seconds: float) -> Rendezvous:
+    end = time.monotonic() + seconds
+    hosts = identity.rank == 0 and not identity.hosted
+
+    def opened(first: bool = False) -> Store:
+        left = max(1.0, end - time.monotonic()) if first else 10.0
+        return stores.at_address(host, port, first and hosts, left)
+
+    try:
+        store = opened(first=True)
+    except RuntimeError as error:
+        raise ConnectionLost(
+            f"cannot reach the store at {host}:{port}, used for the rendezvous: {cause(error)}"
+        ) from error
+    try:
+        attempt, told = (_invited if identity.rank == 0 else _arrived)(store, identity, end)
+    except RuntimeError as error:
+        if isinstance(error, ConnectionLost):
+            raise
+        raise ConnectionLost(f"lost the store at {host}:{port}, used for the rendezvous: {cause(error)}") from error
+    own = stores.within(f"{PREFIX}/{attempt}", store)
+    own.set_timeout(timedelta(seconds=seconds))
+    machines = tuple(int(each["machine"]) for each in told["places"])
+
+    def again() -> Store:
+        # Kept alive by the prefix store, and used by one thread only.
+        return stores.within(f"{PREFIX}/{attempt}", opened())
+
+    return Rendezvous(told["run"], own, again, machines, bytes.fromhex(attempt))
 
 
-def _text(variables: Mapping[str, str], name: str) -> str:
-    if not variables.get(name):
-        raise ValueError(f"the environment sets a rank, but {name} is not set")
-    return variables[name]
+def _own_place() -> dict[str, Any]:
+    return {"machine": machine(), "host": socket.gethostname(), "process": os.getpid()}
 
 
-def _number(variables: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-    """A number; `otherwise`, where it is not set and need not be."""
-    if otherwise is not None and not variables.get(name):
-        return otherwise
-    value = _text(variables, name)
-    if not value.isdigit():
-        raise ValueError(f"the environment variable {name} must be a number, not {value!r}")
-    return int(value)
+def _invited(store: Store, identity: Identity, end: float) -> tuple[str, dict[str, Any]]:
+    """Rank 0's part: answer greetings until all ranks have acknowledged."""
+    attempt = secrets.token_hex(SECRET_BYTES)
+    missing = set(range(1, identity.ranks))
+    greeted: dict[int, dict[str, Any]] = {}
+    pause = _Pause(end)
+    while missing:
+        for rank in sorted(missing):
+            if store.check([_key("hello", rank)]):
+                said = json.loads(store.get(_key("hello", rank)))
+                if greeted.get(rank) != said:
+                    greeted[rank] = said
+                    store.set(_key("welcome", rank, said["word"]), attempt)
+            if rank in greeted and store.check([_key("here", attempt, rank)]):
+                missing.discard(rank)
+        if missing and pause.over():
+            have = "has" if len(missing) == 1 else "have"
+            raise ConnectionLost(f"{named(sorted(missing))} {have} not come to the rendezvous")
+    if not store.check([_key("run")]):
+        store.set(_key("run"), secrets.token_hex(SECRET_BYTES))
+    places = [_own_place(), *(greeted[rank] for rank in range(1, identity.ranks))]
+    told = {"run": store.get(_key("run")).decode(), "places": places}
+    store.set(_key("complete", attempt), json.dumps(told))
+    return attempt, told
+
+
+def _arrived(store: Store, identity: Identity, end: float) -> tuple[str, dict[str, Any]]:
+    """Every other rank's part: greet, and acknowledge each answer until all ranks are present."""
+    word = secrets.token_hex(SECRET_BYTES)
+    store.set(_key("hello", identity.rank), json.dumps({**_own_place(), "word": word}))
+    welcome, attempt = _key("welcome", identity.rank, word), ""
+    pause = _Pause(end)
+    while not attempt or not store.check([_key("complete", attempt)]):
+        if store.check([welcome]):
+            told = store.get(welcome).decode()
+            if told != attempt:
+                attempt = told
+                store.set(_key("here", attempt, identity.rank), "yes")
+        if pause.over():
+            what = "other ranks have not come to the rendezvous" if attempt else "rank 0 has not come to the rendezvous"
+            raise ConnectionLost(what)
+    return attempt, json.loads(store.get(_key("complete", attempt)))
+
+
+class _Pause:
+    """Waits between two polls, a little longer each time, until a deadline."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.seconds = POLL_SECONDS[0]
+
+    def over(self) -> bool:
+        time.sleep(self.seconds)
+        self.seconds = min(1.2 * self.seconds, POLL_SECONDS[1])
+        return time.monotonic() > self.end
+
+
+def _key(*parts: object) -> str:
+    return "/".join((f"{PREFIX}-meeting", *map(str, parts)))

@@ -1,4 +1,4 @@
-"""The store by which ranks find each other: what is asked of those of torch.distributed, and how they are opened."""
+"""The store of the rendezvous: the interface used of torch.distributed's stores, and how they are opened."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """Keys and values that all ranks see. All methods raise RuntimeError where it cannot be reached."""
+    """Keys and values shared by all ranks. All methods raise RuntimeError if the store cannot be reached."""
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
+        """Set a value."""
 
     def get(self, key: str) -> bytes:
-        """A value, as soon as it is there."""
+        """Wait for a value and return it."""
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; what it is now."""
+        """Add to a number, which starts at 0; returns the new value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when the keys are there; raises RuntimeError where that takes longer."""
+        """Wait until the keys exist; raises RuntimeError on timeout."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` waits."""
+        """Set how long `get` waits."""
 
 
-# torch does not name its stores as its own to type checkers.
+# torch does not export its stores to type checkers.
 
 
 def in_file(path: str) -> Store:
-    """A store in a file, which goes with its directory."""
+    """A store in a file, which is removed with its directory."""
     import torch.distributed as dist
 
     found: Store = dist.FileStore(path, -1)  # type: ignore[attr-defined]
@@ -40,9 +40,10 @@ def in_file(path: str) -> Store:
 
 
 def at_address(host: str, port: int, keeps: bool, seconds: float) -> Store:
-    """A connection to the store at an address, which this process `keeps` or waits for so long. Raises RuntimeError.
+    """A connection to the store at an address. This process hosts the store if it `keeps` it; otherwise it waits for it
+    up to `seconds`. Raises RuntimeError.
 
-    Ranks of other runs may share it; who keeps it waits for nobody here.
+    Ranks of other runs may share the store; its host does not wait for other ranks here.
     """
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""SIGTERM, as schedulers send it before they end a job: the run saves at the end of the step, and ends then.
+"""Handles SIGTERM, which schedulers send before they end a job: the run saves at the end of the step, then ends.
 
-A handler runs between two instructions of the interpreter, and a rank may wait in a library where there are none: for a
-rank that is gone, say. So a thread looks on, and ends the process where nothing moves.
+A Python handler runs between two bytecode instructions, but a rank may be blocked in a library: waiting for a rank that
+is gone, say. So a thread watches, and ends the process if it makes no progress.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from partita.runtime.supervision.statuses import TERMINATED
 from partita.runtime.tracing.flight import Flight
 
 QUIET_SECONDS = 10.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class Termination:
-    """Notes SIGTERM while it is entered, if the run `saves`; without, the system ends the process, as ever.
+    """A context manager that records SIGTERM if the run `saves`; otherwise SIGTERM keeps its default effect.
 
-    A second SIGTERM ends it at once. `flight` says whether anything moves.
+    A second SIGTERM ends the process at once. `flight` shows whether the process makes progress.
     """
 
     def __init__(self, saves: bool, flight: Flight | None = None) -> None:
@@ -61,7 +61,7 @@ class Termination:
             self._pair = None
 
     def end(self) -> None:
-        """End as whoever is asked to ends, now that all is saved."""
+        """End by SIGTERM's default action, now that everything is saved."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -72,7 +72,7 @@ class Termination:
 
     @staticmethod
     def _look_on(ours: socket.socket, flight: Flight) -> None:
-        """Written by the system, whatever the interpreter does: the numbers of signals."""
+        """Wait for SIGTERM on the wakeup socket, to which the system writes even if Python is blocked; then watch."""
         try:
             while signal.SIGTERM not in ours.recv(64):
                 pass
@@ -82,5 +82,5 @@ class Termination:
         while time.monotonic() - since < QUIET_SECONDS:
             if flight.marks != marks:
                 marks, since = flight.marks, time.monotonic()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         os._exit(TERMINATED)

@@ -1,8 +1,8 @@
-"""What the machines of a run see of their ranks, told to each other before one of them says who holds the run up.
+"""Each machine's view of its ranks, exchanged before one rank reports who holds the run up.
 
-A rank's recorder can be read on its own machine alone. From elsewhere whoever waits for a stopped rank looks like the
-cause. So a rank that finds that nothing moves asks, through the store by which all have met, and each machine answers
-with the positions of its ranks, and which of them are stopped. A machine that does not answer in time is silent.
+A rank's recorder can only be read on its own machine; from elsewhere, a rank that waits for a stopped one looks like
+the cause. So a rank that sees no progress asks, through the store of the rendezvous, and each machine answers with the
+positions of its ranks and which of them are stopped. A machine that does not answer in time is silent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Position
 
 ASKED, SPOKEN = "views/asked", "views/spoken"
-ASK_SECONDS = 2.0  # between two looks whether somebody has asked
+ASK_SECONDS = 2.0  # between two checks for a request
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
 @frozen
 class Seen:
-    """The positions of all ranks, and how they are besides, by rank."""
+    """The positions of ranks, and their conditions by rank."""
 
     positions: list[Position]
     conditions: dict[int, str]
@@ -37,7 +37,7 @@ class Seen:
 
 @define(eq=False)
 class Views:
-    """One rank's part in it. `machines` are numbers, by rank; `connect` gives a store that nobody else waits at."""
+    """One rank's part in the exchange. `machines` are ids by rank; `connect` opens a store nobody else waits on."""
 
     rank: int
     machines: Sequence[int]
@@ -47,17 +47,17 @@ class Views:
     _next: float = field(default=0.0, init=False)
 
     def answer(self, seen: Callable[[], Seen]) -> None:
-        """Answer whoever has asked."""
+        """Answer pending requests."""
         if len(set(self.machines)) == 1 or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + ASK_SECONDS
-        with suppress(RuntimeError):  # the store is gone: so is who could ask
+        with suppress(RuntimeError):  # the store is gone, and with it anyone who could ask
             store = self._connected()
             if store.check([ASKED]):
                 self._answer(store, store.add(ASKED, 0), seen())
 
     def collect(self, own: Seen) -> Seen:
-        """What all machines see; ranks of which none has answered are silent."""
+        """The views of all machines; ranks of a machine that does not answer are silent."""
         mine = self.machines[self.rank]
         answers = {mine: own}
         with suppress(RuntimeError):
@@ -80,7 +80,7 @@ class Views:
         return Seen(sorted(positions, key=lambda each: each.rank), conditions)
 
     def speaks(self) -> bool:
-        """Whether nobody has spoken before this rank; where nobody can tell, it speaks."""
+        """Whether this rank is the first to report; True if the store cannot be reached."""
         try:
             return self._connected().add(SPOKEN, 1) == 1
         except RuntimeError:
@@ -92,7 +92,7 @@ class Views:
         return self._store
 
     def _answer(self, store: Store, asked: int, seen: Seen) -> None:
-        """Answer all questions up to a number."""
+        """Answer all requests up to a number."""
         for number in range(self._answered + 1, asked + 1):
             store.set(_key(number, self.machines[self.rank]), _written(seen))
         self._answered = max(self._answered, asked)
@@ -103,7 +103,7 @@ def _key(number: int, machine: int) -> str:
 
 
 def _written(seen: Seen) -> str:
-    """Without what only the details of a machine's own ranks need."""
+    """Without the details that only a machine's own ranks need."""
     positions = [attrs.asdict(attrs.evolve(each, ages=())) for each in seen.positions]
     return json.dumps({"positions": positions, "conditions": {str(k): text for k, text in seen.conditions.items()}})
 

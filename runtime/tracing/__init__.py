@@ -1,1 +1,1 @@
-"""What a rank does and when: marks in a file that outlives it, and timelines made of them."""
+"""What a rank does and when: marks in a file that outlives it, and timelines made from them."""

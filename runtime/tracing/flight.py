@@ -1,11 +1,11 @@
 """The flight recorder: what each rank is doing, in a small file that outlives it.
 
-A rank takes a mark whenever it has done something (the same marks in every step, see `stopwatch`): a
-counter and the time go into a file that is mapped into memory, which costs a fraction of a microsecond and no system
-call. Whoever watches maps the file too, and sees how far a rank is though it hangs, is stopped or is dead: the system
-keeps a page that was written to.
+A rank takes a mark whenever it has done something (the same marks in every step, see `stopwatch`): a counter and the
+time are written to a memory-mapped file, which costs a fraction of a microsecond and no system call. A watcher reads
+the file, and sees how far a rank is even if it hangs, is stopped or is dead: the system keeps pages that were written
+to.
 
-The file is 64-bit integers: a head (below), then the times of the last `RING` marks, mark n at n modulo `RING`.
+The file is 64-bit integers: a header (below), then the times of the last `RING` marks, mark n at n modulo `RING`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from attrs import frozen
 
 RING = 256
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-# The head: what the rank is about, marks so far, marks before this step, the step, the process, collectives begun so
-# far: where ranks of one program are at the same mark, that says who is behind. All ranks turn to the same things in
-# the same order, so their turns can be compared, whatever they do. Times are those of the machine's clock.
+# The header: the activity, marks so far, marks before this step, the step, the process id, collectives begun so far
+# (which tell what rank is behind among ranks of one program at the same mark), the number of activities begun (all
+# ranks begin the same ones in the same order, so this can be compared between ranks), and the machine. Times are of the
+# machine's clock.
 ACTIVITY, MARKS, BEGUN, STEP, PROCESS, COLLECTIVES, TURN, MACHINE, HEAD = range(9)
 STARTING, TRAINING, EVALUATING, BETWEEN, ENDED, LOADING, SAVING, AGREEING, READY, CONNECTING = range(10)
 ACTIVITIES = (
@@ -51,10 +52,10 @@ def path_of(directory: Path, rank: int) -> Path:
 
 
 class Flight:
-    """One rank's recorder. Without a path it records into memory of its own: nobody watches.
+    """One rank's recorder. Without a path it records into private memory: nobody watches.
 
-    The path is relative to the open directory `parent`, where there is one. Raises OSError, also where the file has no
-    room: a page of it that the disk could not take would end the process.
+    The path is relative to the open directory `parent`, if given. Raises OSError, also if the disk is full: a page that
+    could not be written would end the process.
     """
 
     def __init__(self, path: Path | str | None, parent: int | None = None) -> None:
@@ -75,21 +76,21 @@ class Flight:
 
     @property
     def marks(self) -> int:
-        """How many it has taken."""
+        """The number of marks taken."""
         return self._next
 
     def mark(self) -> None:
-        """The rank has done something."""
+        """Take a mark: the rank has done something."""
         view, number = self._view, self._next
         view[HEAD + number % RING] = monotonic_ns()
         view[MARKS] = self._next = number + 1
 
     def collective(self) -> None:
-        """The rank begins a collective."""
+        """Count a collective that the rank begins."""
         self._view[COLLECTIVES] += 1
 
     def begin(self, activity: int, step: int = 0) -> None:
-        """The rank turns to something else: to a training step or an evaluation, whose marks are counted from here."""
+        """Begin another activity, such as a training step or an evaluation; its marks are counted from here."""
         view = self._view
         view[STEP], view[BEGUN], view[ACTIVITY] = step, self._next, activity
         view[TURN] += 1
@@ -97,7 +98,7 @@ class Flight:
 
     @contextmanager
     def within(self, activity: int) -> Iterator[None]:
-        """The rank does something else for a while, and then goes on with what it did."""
+        """Do another activity for a while, then return to the previous one."""
         before, step = self._view[ACTIVITY], self._view[STEP]
         self.begin(activity, step)
         yield
@@ -106,10 +107,10 @@ class Flight:
 
 @frozen
 class Position:
-    """How far a rank is: `marks` of the `activity` are taken, the last one `seconds` ago.
+    """How far a rank is: it has taken `marks` marks of the `activity`, the last one `seconds` ago.
 
-    `ages` are those of the last marks, latest first; `total` counts all marks of the rank, ever, `collectives` those
-    that it has begun, and `turn` how often it has turned to something else.
+    `ages` are those of the last marks, latest first; `total` counts all marks that the rank ever took, `collectives`
+    those it has begun, and `turn` the activities it has begun.
     """
 
     rank: int
@@ -126,19 +127,19 @@ class Position:
 
 @cache
 def machine() -> int:
-    """A number of this machine since it was started: who reads the same one shares its clock and its processes."""
+    """An id of this machine since its boot: processes that read the same one share its clock and process ids."""
     return int.from_bytes(hashlib.sha256(clock_name().encode()).digest()[:8], "little", signed=True)
 
 
 def clock_name() -> str:
-    """Names the clock of this machine: processes that give the same name can compare their times as they are."""
+    """The name of this machine's clock: times of processes that read the same name are comparable."""
     return BOOT.read_text().strip() if BOOT.exists() else platform.node()
 
 
 def read(directory: Path, rank: int) -> Position | None:
-    """Where a rank of this machine is; None before it has a recorder.
+    """The position of a rank of this machine; None before it has a recorder.
 
-    What is read while the rank writes may be a mark old, never torn: each number is one aligned word.
+    What is read while the rank writes may be one mark old but is never torn: each number is an aligned word.
     """
     try:
         data = path_of(directory, rank).read_bytes()

@@ -1,23 +1,23 @@
-"""Marks of all ranks → what ran when, and what the simulator makes of the same costs.
+"""From the marks of all ranks to timelines: what ran when, and what the simulator predicts from the same costs.
 
-In: a program and the `Marks` of every rank. Out: a timeline of each recorded step, and the timeline that the simulator
-predicts from the costs that were measured, of a whole step each: from when a rank asks for its batch to when its
-parameters are updated. Beside the schedule's actions a rank has some of its own: P (batch and prologue), R (reductions,
-as far as they are still waited for), S (statistics: norms, loss and metrics), U (update).
+The input is a program and the `Marks` of every rank. The output is a timeline of each recorded step, and the one that
+the simulator predicts from the measured costs. Both cover a full step, from when a rank requests its batch to when its
+parameters are updated. In addition to the schedule's actions a rank has P (batch and prologue), R (exposed reductions),
+S (statistics: norms, loss and metrics) and U (update).
 
-Costs are means over the middle half of the steps by duration; a mean, because the length of a step is a sum of such
+Costs are means over the middle half of the steps by duration: means, because the length of a step is a sum of such
 durations, and the middle half, because single steps are disturbed.
 
-- An action costs its function and the posts around it. Collectives along the mesh are part of the action that waits for
+- An action costs its function and the posts around it. Collectives along the mesh belong to the action that waits for
   them.
-- How long a transfer takes shows only where its receiver was waiting already when both ends had posted it: from there
-  to the end of the wait. A wait that began later says nothing of it, and one counted from its own beginning would hold
-  the sender's delay. The cost is the mean over such transfers of the same message, or, if there are none, of the same
-  size; what nobody ever waited for costs nothing.
+- The time of a transfer only shows if its receiver was already waiting when both ends had posted it: from there to the
+  end of the wait. A wait that began later gives no information, and one measured from its own start would include the
+  sender's delay. The cost is the mean over such transfers of the same message, or else of the same size; transfers that
+  nobody ever waited for cost nothing.
 - Each rank begins its step, and its update, as late after the first one as it did in the run.
 
-Ranks of one machine share a clock. Those of others are shifted, step by step, so that the sum over all ranks ends
-everywhere at once: right to about the latency of a message.
+Ranks of one machine share a clock. Those of other machines are shifted, step by step, so that the sum over all ranks
+ends at the same time everywhere: accurate to about the latency of a message.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from partita.compiler.instructions import (
 from partita.compiler.mesh import Mesh
 from partita.compiler.program import Program
 from partita.compiler.schedules.schedule import Action
-from partita.compiler.simulator import Costs, simulate
-from partita.compiler.timeline import Interval, Timeline
+from partita.compiler.schedules.simulator import Costs, simulate
+from partita.compiler.schedules.timeline import Interval, Timeline
 from partita.runtime.tracing.stopwatch import BEGUN, EXCHANGED, FINISHED, READY, REDUCED, SUMMED, UPDATED, Marks
 
-# What a rank does in a step beside the schedule's actions; kinds, as theirs are.
+# A rank's own actions in a step, in addition to the schedule's.
 PROLOGUE, REDUCE, STATISTICS, UPDATE = (Action(kind, 0, 0) for kind in "PRSU")
 
 
 @frozen(eq=False)
 class Step:
-    """One recorded step, which began `start` seconds after the first recorded one. Its timeline counts from then."""
+    """One recorded step, which began `start` seconds after the first recorded one; its timeline starts at 0."""
 
     number: int
     start: float
@@ -62,8 +62,9 @@ class Step:
 
 @frozen(eq=False)
 class Measurement:
-    """A measured run. `seconds` is the median duration of its steps, `typical` the step nearest to that, and
-    `simulated` the timeline that the measured costs give. Timelines have a row for each rank of the mesh."""
+    """A measured run. `seconds` is the median step time, `typical` the step closest to it, and `simulated` the timeline
+    predicted from the measured costs. Timelines have a row for each rank of the mesh.
+    """
 
     steps: tuple[Step, ...]
     simulated: Timeline
@@ -72,12 +73,12 @@ class Measurement:
 
     @property
     def difference(self) -> float:
-        """By how much the simulated step is longer than the measured one, as a share of that."""
+        """By how much the simulated step is longer than the measured one, relative to the latter."""
         return self.simulated.makespan / self.seconds - 1
 
 
 def measure(program: Program, marks: Sequence[Marks]) -> Measurement:
-    """What the marks of all ranks of the program's mesh say."""
+    """Evaluate the marks of all ranks of the program's mesh."""
     steps = marks[0].steps
     assert all(own.steps == steps for own in marks), "ranks have recorded different steps"
     times = [_aligned(own, marks[0]) for own in marks]
@@ -108,10 +109,10 @@ def _aligned(marks: Marks, first: Marks) -> np.ndarray:
 
 
 class _Rank:
-    """A rank of the mesh: all that it does in a step as instructions, each with the marks before and after it.
+    """A rank of the mesh: everything it does in a step as instructions, each with the marks before and after it.
 
-    `times[i, j]` is mark j of step i. Channels are between ranks of the mesh; so that each rank has costs of its own,
-    its actions are those of stages that no other rank has.
+    `times[i, j]` is mark j of step i. Channels are between ranks of the mesh. Stages are numbered so that no two ranks
+    share one: each rank has its own costs.
     """
 
     def __init__(self, program: Program, rank: int, times: np.ndarray) -> None:
@@ -139,7 +140,7 @@ class _Rank:
         self.program.append((Compute(STATISTICS, first), exchanged, finished))
 
     def actions(self, step: int) -> Iterator[Interval]:
-        """What the rank computed in a step."""
+        """The intervals in which the rank computed in a step."""
         times = self.times[step].tolist()
         for instruction, before, after in self.program:
             if isinstance(instruction, Compute):
@@ -168,7 +169,7 @@ class _Rank:
 
 
 def _of_rank(transfer: Transfer, rank: int, mesh: Mesh) -> Transfer:
-    """A transfer between pipeline ranks, as the one between ranks of the mesh that are on the coordinates of `rank`."""
+    """A transfer between pipeline ranks, as one between ranks of the mesh, at the coordinates of `rank`."""
     channel = transfer.channel
     source, destination = (mesh.peer(rank, end) for end in (channel.source, channel.destination))
     return evolve(transfer, channel=Channel(source, destination, channel.direction))
@@ -179,10 +180,10 @@ def _of_rank(transfer: Transfer, rank: int, mesh: Mesh) -> Transfer:
 
 @define(eq=False)
 class _Sent:
-    """A transfer by step: when each end had posted it, when its receiver's wait for it began, and when that, or the
-    wait for a later one of the channel, ended: it was through by then.
+    """A transfer, by step: when each end had posted it, when its receiver's wait for it began, and by when it was
+    complete: the end of that wait, or of the wait for a later one of the channel.
 
-    `share` is its part of what the wait was for, by bytes: tied totals are waited for together.
+    `share` is its part, by bytes, of what was waited for: tied totals are waited for together.
     """
 
     transfer: Transfer
@@ -193,12 +194,12 @@ class _Sent:
 
     @property
     def ready(self) -> np.ndarray:
-        """When both ends had posted it. A short one may be through before its post returns."""
+        """When both ends had posted it. A short transfer may complete before its post returns."""
         return np.asarray(np.minimum(np.max(self.posts, axis=0), self.ended))
 
     @property
     def awaited(self) -> np.ndarray:
-        """Whether the receiver waited already when it could begin."""
+        """Whether the receiver was already waiting when the transfer could begin."""
         return np.asarray(self.begun <= self.ready)
 
 
@@ -251,7 +252,7 @@ def _transfer_costs(sent: Mapping[Channel, Sequence[_Sent]], steps: np.ndarray) 
 def _measured(
     ranks: Sequence[_Rank], sent: Mapping[Channel, Sequence[_Sent]], costs: Mapping[Message, float], step: int
 ) -> Timeline:
-    """The timeline of a step. Where nobody waited for a transfer, its end is estimated from its cost."""
+    """The timeline of a step. If nobody waited for a transfer, its end is estimated from its cost."""
     transfers = {}
     for channel, line in sent.items():
         intervals: list[Interval] = []
@@ -267,7 +268,7 @@ def _measured(
 
 
 def _simulated(ranks: Sequence[_Rank], transfer_costs: Mapping[Message, float], steps: np.ndarray) -> Timeline:
-    """The timeline of a step by the simulator. The sum over all ranks is a barrier between statistics and updates."""
+    """The simulated timeline of a step. The sum over all ranks is a barrier between statistics and updates."""
     costs: dict[tuple[int, str], float] = {}
     for rank in ranks:
         costs.update(rank.costs(steps))

@@ -1,8 +1,8 @@
-"""Where a partitioned program first differs from the single-device one: both traced, value by value.
+"""Finds where a partitioned program first differs from the single-device one: both are traced, value by value.
 
-A traced program hands every value that it makes to `c.record`. A value of the model is put together again from what
-the ranks hold of it, by its layout, and from the microbatches, and compared with the value of the same name in the
-single-device program, in the order of that program.
+A traced program passes every value it makes to `c.record`. A value of the model is assembled from the ranks' shards, by
+its layout, and from the microbatches, and compared with the value of the same name in the single-device program, in the
+order of that program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from attrs import define, field, frozen
 
 from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.layout import MAX, SUM, whole_type
+from partita.compiler.layout import MAX, SUM, global_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
@@ -21,7 +21,7 @@ from partita.dsl.types import Type
 from partita.runtime.context import Context
 from partita.runtime.regions import region_of
 
-# What a rank made of a value, by microbatch and rank.
+# Shards of a value, by microbatch and rank.
 Parts = dict[int, dict[int, torch.Tensor]]
 Differs = Callable[[torch.Tensor, torch.Tensor], bool]
 
@@ -37,12 +37,12 @@ class Culprit:
 
 @define(eq=False)
 class Recorder:
-    """Collects what the ranks of a run make, by the value's name."""
+    """Collects the values that the ranks of a run make, by name."""
 
     made: dict[str, Parts] = field(factory=dict)
 
     def of(self, rank: int, context: Context) -> Callable[[str, torch.Tensor], None]:
-        """What the context of a rank calls."""
+        """The `record` function for the context of a rank."""
 
         def record(name: str, tensor: torch.Tensor) -> None:
             self.made.setdefault(name, {}).setdefault(context.microbatch, {})[rank] = tensor.detach().clone()
@@ -51,10 +51,10 @@ class Recorder:
 
 
 class Recorded:
-    """Functions hand every value of a microbatch that they make to `c.record`, by its name: a `Probe`."""
+    """A `Probe` that passes every value of a microbatch to `c.record`, by its name."""
 
     def begin(self) -> list[str]:
-        """Nothing."""
+        """Nothing to begin with."""
         return []
 
     def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
@@ -65,14 +65,14 @@ class Recorded:
 
 
 def traced(state: Compilation) -> Compilation:
-    """A compilation whose program records what it makes."""
+    """A compilation whose program records its values."""
     return assembled(state, Recorded())
 
 
 def first_difference(
     state: Compilation, made: Mapping[str, Parts], single: Compilation, expected: Mapping[str, Parts], differs: Differs
 ) -> Culprit | None:
-    """The first value, in the order of the single-device program, that differs from it."""
+    """The first value that differs, in the order of the single-device program."""
     values = _values(state)
     for _, reference in _nodes(single):
         if reference.name not in made or reference.name not in expected or reference.name not in values:
@@ -93,7 +93,7 @@ def _nodes(state: Compilation) -> Iterator[tuple[Node, Value]]:
 
 
 def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
-    """Values by name; those that stages hold in different layouts are left out."""
+    """Values by name, without those that stages hold in different layouts."""
     found: dict[str, tuple[Node, Value]] = {}
     unclear = set()
     for node, value in _nodes(state):
@@ -104,8 +104,8 @@ def _values(state: Compilation) -> dict[str, tuple[Node, Value]]:
 
 
 def _wholes(value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole value from each set of ranks that holds a copy of it; nothing where it cannot be put together."""
-    type = whole_type(value.type, value.layout, mesh.sizes)
+    """The full value from each set of ranks that holds a copy of it; nothing if it cannot be assembled."""
+    type = global_type(value.type, value.layout, mesh.sizes)
     microbatches = [_copies(value, type, by_rank, mesh) for _, by_rank in sorted(parts.items())]
     if sorted(type.without([batch]).axes, key=str) != sorted(wanted.without([batch]).axes, key=str):
         return
@@ -121,7 +121,7 @@ def _wholes(value: Value, parts: Parts, mesh: Mesh, wanted: Type, batch: str) ->
 
 
 def _copies(value: Value, type: Type, by_rank: Mapping[int, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
-    """The whole of one microbatch's value, by the coordinates along the mesh axes on which it is replicated."""
+    """The full tensors of one microbatch's value, by the coordinates along the mesh axes on which it is replicated."""
     states = dict(value.layout.states)
     found: dict[str, torch.Tensor] = {}
     for rank, part in by_rank.items():

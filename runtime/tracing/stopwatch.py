@@ -1,11 +1,11 @@
-"""When a rank did what: marks in time, taken while it trains, and kept in one file a rank.
+"""When a rank did what: timestamps taken during training, stored in one file per rank.
 
-A step takes the same marks every time, in the same order, so a mark is a number that goes into the next place of an
-array made beforehand: no names, no allocation, well under a microsecond. On a GPU a mark is an event in the stream on
-which the rank computes, and says when the device got there, not the host; events are read between steps.
+A step takes the same marks every time, in the same order, so a mark is just a number stored in the next element of a
+preallocated array: no names, no allocation, well under a microsecond. On a GPU a mark is an event in the compute
+stream, and tells when the device got there, not the host; events are read between steps.
 
-The first step of a run is left out: in it memory is allocated and connections are tried for the first time. The next
-`MOST_STEPS` are recorded, and the file is written once they are done, or the run is.
+The first step of a run is not recorded: it allocates memory and uses connections for the first time. The next
+`MOST_STEPS` are, and the file is written when they are done, or the run is.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from attrs import frozen
 from partita.runtime.tracing.flight import clock_name
 
 WARM_UP_STEPS, MOST_STEPS = 1, 20
-# Marks of a step by position, from its start or from its end: it begins with asking for its batch, is ready for its
-# instructions, each of which has a mark; its gradients are reduced, those of tied parameters exchanged, its statistics
-# finished, those summed over all ranks, and its parameters updated.
+# Marks of a step by index from its start or end: its batch is requested; it is ready for its instructions, each of
+# which has a mark; its gradients are reduced, those of tied parameters exchanged, its statistics computed, those summed
+# over all ranks, and its parameters updated.
 BEGUN, READY = 0, 1
 REDUCED, EXCHANGED, FINISHED, SUMMED, UPDATED = -5, -4, -3, -2, -1
 MARKS_OF_A_STEP = 7
 
 
 class Stopwatch:
-    """Records the marks of one rank's steps: `begin` at the start of each, then `mark` as long as `recording`."""
+    """Records the marks of one rank's steps: `begin` at the start of each, then `mark` while `recording`."""
 
     def __init__(self, path: Path, instructions: int, device: torch.device) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Stopwatch:
         self.mark = self._clock.mark
 
     def begin(self, step: int) -> None:
-        """A step begins: take its first mark, where it is one of those that are recorded."""
+        """Begin a step, and take its first mark if it is to be recorded."""
         if self.recording and len(self._steps) == MOST_STEPS:
             self.finish()
         self._begun += 1
@@ -56,7 +56,7 @@ class Stopwatch:
             self.mark()
 
     def finish(self) -> None:
-        """Write what has been recorded; there is nothing to do where that is done already, or there are no steps."""
+        """Write the record, unless that is done already or there are no steps."""
         if self.recording:
             self.recording = False
             times = np.array(self._clock.read(), dtype=np.int64).reshape(len(self._steps), self._marks)
@@ -74,7 +74,7 @@ class _HostClock:
         """Nothing to prepare."""
 
     def mark(self) -> None:
-        """It is now."""
+        """Take a mark."""
         self._times[self._next] = perf_counter_ns()
         self._next += 1
 
@@ -84,9 +84,9 @@ class _HostClock:
 
 
 class _EventClock:
-    """Marks in the current stream of the GPU, brought to the host's clock by one moment at which the device was idle.
+    """Marks in the current stream of the GPU, mapped to the host's clock at a moment when the device was idle.
 
-    Times between events are short floats, exact within a step only: so steps are chained from first mark to first mark.
+    Times between events are 32-bit floats, exact only within a step: so steps are chained by their first marks.
     """
 
     def __init__(self, marks: int) -> None:
@@ -100,7 +100,7 @@ class _EventClock:
         self._first_ns = perf_counter_ns()
 
     def begin(self) -> None:
-        """Read the events of the step before, to take them again."""
+        """Read the events of the previous step, to reuse them."""
         if self._next:
             self._events[-1].synchronize()
             first = self._events[0]
@@ -110,7 +110,7 @@ class _EventClock:
             self._next = 0
 
     def mark(self) -> None:
-        """The device has come to this."""
+        """Record an event."""
         self._events[self._next].record()
         self._next += 1
 
@@ -130,14 +130,14 @@ def _ns(start: Any, end: Any) -> int:
 
 @frozen(eq=False)
 class Marks:
-    """What one rank recorded: `times[i, j]` is mark j of `steps[i]`, in nanoseconds of the clock of that name."""
+    """One rank's record: `times[i, j]` is mark j of `steps[i]`, in nanoseconds of the clock named `clock`."""
 
     steps: tuple[int, ...]
     times: np.ndarray
     clock: str
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         aside = path.with_suffix(".new")
         with aside.open("wb") as file:
             np.savez(file, steps=np.array(self.steps, dtype=np.int64), times=self.times, clock=np.array(self.clock))
@@ -145,7 +145,7 @@ class Marks:
 
     @classmethod
     def read(cls, path: Path) -> Marks:
-        """Read what `write` wrote. Raises FileNotFoundError."""
+        """Read a file that `write` wrote. Raises FileNotFoundError."""
         with np.load(path, allow_pickle=False) as found:
             return cls(tuple(found["steps"].tolist()), found["times"], str(found["clock"]))
 

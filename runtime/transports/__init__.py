@@ -1,1 +1,1 @@
-"""Transports: how tensors get from rank to rank."""
+"""Transports: how tensors are sent between ranks."""

@@ -1,6 +1,6 @@
-"""What each collective computes, written down directly: the tensors of all ranks of a group in, those of all out.
+"""Reference semantics of the collectives: maps the tensors of all ranks of a group to the results of all.
 
-The virtual transport runs these; the process transport must give the same (on Gloo: the same bits).
+The virtual transport runs these; the process transport must give the same results (on Gloo: the same bits).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL = "all-gather", "reduce-scatt
 
 
 def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
-    """The sum (or the maximum) in the order of the parts, in their dtype; a new tensor."""
+    """A new tensor: the sum (or maximum) of the parts, in order and in their dtype."""
     combine = torch.maximum if maximum else torch.add
     result = parts[0].clone()
     for part in parts[1:]:
@@ -25,29 +25,29 @@ def total(parts: Parts, maximum: bool = False) -> torch.Tensor:
 
 
 def all_gather(parts: Parts, dim: int) -> list[torch.Tensor]:
-    """Everyone gets the parts one after the other along `dim`."""
+    """Every rank gets the parts concatenated along `dim`."""
     whole = torch.cat(tuple(parts), dim)
     return [_own(whole) for _ in parts]
 
 
 def reduce_scatter(parts: Parts, dim: int) -> list[torch.Tensor]:
-    """Everyone gets a part of the sum, cut along `dim`."""
+    """Every rank gets its part of the sum, cut along `dim`."""
     return [_own(part) for part in _cut(total(parts), len(parts), dim)]
 
 
 def all_reduce(parts: Parts, maximum: bool) -> list[torch.Tensor]:
-    """Everyone gets the sum or maximum."""
+    """Every rank gets the sum or maximum."""
     whole = total(parts, maximum)
     return [_own(whole) for _ in parts]
 
 
 def all_to_all(parts: Parts, gathered: int, cut: int) -> list[torch.Tensor]:
-    """Part j along `cut` goes to rank j, where what comes is put together along `gathered`."""
+    """Part j along `cut` goes to rank j, which concatenates what it receives along `gathered`."""
     pieces = zip(*(_cut(part, len(parts), cut) for part in parts), strict=True)
     return [_own(torch.cat(arriving, gathered)) for arriving in pieces]
 
 
-# Arguments beside the tensors' parts are each tensor's own.
+# Arguments after the parts are specific to each tensor.
 COLLECTIVES: Mapping[str, Callable[..., list[torch.Tensor]]] = {
     ALL_GATHER: all_gather,
     REDUCE_SCATTER: reduce_scatter,
@@ -71,5 +71,5 @@ def _cut(tensor: torch.Tensor, parts: int, dim: int) -> tuple[torch.Tensor, ...]
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy: nothing that ranks hold is shared."""
+    """A contiguous copy: ranks share no memory."""
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""What a process is told when another one has gone: operations of torch.distributed, and the errors they end with."""
+"""Errors of torch.distributed operations when another process is gone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class ConnectionLost(RuntimeError):
-    """Another rank has gone; the message names the operation and the rank at its other end, or the mesh axis."""
+    """Another rank is gone; the message names the operation and the peer rank or mesh axis."""
 
 
-class Stranger(RuntimeError):
-    """Who is at the other end of a connection is no rank of this run."""
+class UntrustedPeer(RuntimeError):
+    """The peer of a connection is not a rank of this run."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ def wait(work: Any, description: str) -> None:
 
 
 def cause(error: RuntimeError) -> str:
-    """The first sentence of a backend's message, without the place in its source that stands before it."""
+    """The first sentence of a backend's message, without the source location in front of it."""
     first = str(error).strip().split("\n")[0]
     if first.startswith("["):
         first = first.partition("] ")[2]

@@ -1,4 +1,4 @@
-"""Gloo: ranks that are processes and compute on processors."""
+"""Gloo: ranks are processes that compute on CPUs."""
 
 from __future__ import annotations
 

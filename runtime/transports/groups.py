@@ -1,10 +1,10 @@
-"""Collectives among the processes along a mesh axis, in buckets, over one process group.
+"""Bucketed collectives among the processes along a mesh axis, over one process group.
 
-Gathers and exchanges move bytes, so a bucket of any dtypes is one operation; sums take one for each dtype in it. NCCL
-sums in the dtype of the tensor and in an order of its own, the same in every run. Gloo would too, but not in the order
-of the coordinate: there sums are made here, of exchanged parts, and so have the bits of the virtual transport's.
+All-gather and all-to-all move bytes, so a bucket of any dtypes is one operation; reductions take one per dtype in it.
+NCCL reduces in the dtype of the tensor and in its own order, the same in every run. Gloo would too, but not in
+coordinate order: there exchanged parts are summed here, which gives the same bits as the virtual transport.
 
-A collective is a generator here: it yields what it waits for and returns its results.
+A collective is a generator: it yields what it waits for and returns its results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partita.runtime.transports.failures import post, wait
 from partita.runtime.transports.packing import pack, unpack
 from partita.runtime.transports.transport import Tensors
 
-Launches = Generator[list[Any], None, Tensors]
+CollectiveSteps = Generator[list[Any], None, Tensors]
 
 # Renamed in torch 2.13.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -31,15 +31,15 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 
 @define(eq=False)
 class Collecting:
-    """A posted collective; a `Collective`. Keeps all that takes part alive until it is done."""
+    """A posted collective; a `Collective`. Keeps all its tensors alive until it is done."""
 
     description: str
-    launches: Launches | None
+    launches: CollectiveSteps | None
     works: list[Any]
     results: Tensors | None = None
 
     def done(self) -> bool:
-        """Wait (on NCCL: let the current stream wait) and answer True; raises `ConnectionLost`."""
+        """Wait (on NCCL: make the current stream wait) and return True. Raises `ConnectionLost`."""
         while self.launches is not None:
             for work in self.works:
                 wait(work, self.description)
@@ -51,7 +51,7 @@ class Collecting:
         return True
 
     def result(self) -> Tensors:
-        """What it gives, once."""
+        """The results; to be taken once."""
         self.done()
         assert self.results is not None, f"the result of {self.description} is taken again"
         results, self.results = self.results, None
@@ -60,9 +60,7 @@ class Collecting:
 
 @frozen(eq=False)
 class AxisGroup:
-    """This process and the others along a mesh axis, in order of their coordinate. `sums` says whether the group's own
-    are taken.
-    """
+    """This process and its peers along a mesh axis, in coordinate order. `sums`: the backend's reductions are used."""
 
     axis: str
     size: int
@@ -71,7 +69,7 @@ class AxisGroup:
 
     def collective(self, kind: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Collecting:
         """Post a collective."""
-        started: Mapping[str, Callable[..., Launches]] = {
+        started: Mapping[str, Callable[..., CollectiveSteps]] = {
             ALL_GATHER: self._all_gather,
             REDUCE_SCATTER: partial(self._for_each_dtype, self._reduce_scatter),
             ALL_REDUCE: partial(self._for_each_dtype, self._all_reduce),
@@ -82,20 +80,20 @@ class AxisGroup:
 
     # ------------------------------------------------------------ the collectives
 
-    def _all_gather(self, tensors: Tensors, dims: Sequence[int]) -> Launches:
+    def _all_gather(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
         row, pieces = pack(tensors, dims, 1)
         rows = row.new_empty(self.size, row.shape[1])
         yield [self._post(_gather, rows.view(-1), row.view(-1))]
         return unpack(rows, pieces, dims)
 
-    def _all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> Launches:
+    def _all_to_all(self, tensors: Tensors, gathered_dims: Sequence[int], cut_dims: Sequence[int]) -> CollectiveSteps:
         sent, pieces = pack(tensors, cut_dims, self.size)
         rows = torch.empty_like(sent)
         yield [self._post(dist.all_to_all_single, rows, sent)]
         return unpack(rows, pieces, gathered_dims)
 
-    def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> Launches:
-        """Of tensors of one dtype."""
+    def _reduce_scatter(self, tensors: Tensors, dims: Sequence[int]) -> CollectiveSteps:
+        """For tensors of one dtype."""
         rows, pieces = pack(tensors, dims, self.size)
         sent = rows.view(tensors[0].dtype)
         if self.sums:
@@ -107,18 +105,19 @@ class AxisGroup:
             part = total(exchanged.unbind())
         return unpack(part.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
 
-    def _all_reduce(self, tensors: Tensors, operations: Sequence[bool]) -> Launches:
-        """Of tensors of one dtype; all of `operations` are the same."""
+    def _all_reduce(self, tensors: Tensors, operations: Sequence[bool]) -> CollectiveSteps:
+        """For tensors of one dtype; `operations` are all equal."""
         maximum = operations[0]
         row, pieces = pack(tensors, (0,) * len(tensors), 1)
         flat = row.view(-1).view(tensors[0].dtype)
         if self.sums:
             if len(tensors) == 1:
-                flat = flat.clone()  # NCCL reduces in place, and a bucket of one may be the tensor itself
+                flat = flat.clone()  # in place, and a bucket of one may be the tensor itself
             yield [self._post(dist.all_reduce, flat, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)]
         else:
-            # Each rank reduces a part and all gather the parts: as many bytes as a ring sends.
+            # Each rank reduces a part, then all gather the parts: as many bytes as a ring sends.
             size = flat.numel()
+            del row  # which the padded copy takes the place of
             if size % self.size:
                 flat = torch.nn.functional.pad(flat, (0, -size % self.size))
             exchanged = torch.empty_like(flat)
@@ -129,9 +128,9 @@ class AxisGroup:
         return unpack(flat.view(1, -1).view(torch.uint8), pieces, (0,) * len(pieces))
 
     def _for_each_dtype(
-        self, reduction: Callable[[Tensors, Sequence[Any]], Launches], tensors: Tensors, arguments: Sequence[Any]
-    ) -> Launches:
-        """A reduction of the tensors of each dtype, side by side."""
+        self, reduction: Callable[[Tensors, Sequence[Any]], CollectiveSteps], tensors: Tensors, arguments: Sequence[Any]
+    ) -> CollectiveSteps:
+        """Run a reduction for the tensors of each dtype, concurrently."""
         places: dict[torch.dtype, list[int]] = {}
         for i, tensor in enumerate(tensors):
             places.setdefault(tensor.dtype, []).append(i)

@@ -1,7 +1,7 @@
-"""The lines of a virtual cluster: what its ranks post, in what order it completes, and what is wrong with it.
+"""The lines of a virtual cluster: what its ranks post, the order of completion, and the errors.
 
-A *line* is what completes in order: a channel between two ranks, the collectives of a group along a mesh axis, or the
-sums over all ranks. Operation i of a line is what every one of its ends posts as its i-th.
+A *line* is an in-order sequence of operations: a channel between two ranks, the collectives of a group along a mesh
+axis, or the sums over all ranks. Operation i of a line is the i-th that each of its ends posts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from partita.runtime.transports.packing import as_bytes
 
 
 class CommunicationError(RuntimeError):
-    """The ranks' programs do not fit together."""
+    """The ranks' programs do not match."""
 
 
 class Deadlock(CommunicationError):
-    """No rank can go on.
+    """No rank can make progress.
 
-    In `cycle` each rank waits for the next, the last for the first; it is empty where a rank waits for one
-    that has finished.
+    In `cycle` each rank waits for the next, and the last for the first; it is empty if one waits for a finished rank.
     """
 
     def __init__(self, message: str, cycle: tuple[int, ...]) -> None:
@@ -41,36 +40,36 @@ class BufferReused(CommunicationError):
     """A tensor was changed between the post of its operation and its completion."""
 
 
-class Stray(CommunicationError):
-    """A run ended with operations that not all ends have posted."""
+class UnmatchedOperation(CommunicationError):
+    """A run ended with operations that not all ends had posted."""
 
 
 @define(eq=False, slots=True)
 class Post:
-    """One end's operation: a `Handle`, and a `Collective`. `index` counts the rank's operations on this line.
+    """One end's operation: a `Handle` and a `Collective`. `index` counts the rank's operations on this line.
 
-    A collective has `arguments` for each of its tensors. `sent` is what the tensors held when they were posted.
+    A collective has `arguments` for each tensor. `sent` is what the tensors held when they were posted.
     """
 
     rank: int
     kind: str
-    line: Line
+    line: OrderedQueue
     index: int
     tensors: tuple[torch.Tensor, ...]
     arguments: tuple[tuple[Any, ...], ...]
     sent: tuple[torch.Tensor, ...]
-    waiting: list[Post]  # where the rank notes what it waits for
+    waiting: list[Post]  # where the rank records what it waits for
     complete: bool = False
     results: tuple[torch.Tensor, ...] | None = None
 
     def done(self) -> bool:
-        """Whether it is complete; if not, the rank waits for it."""
+        """Whether the operation is complete; if not, records that the rank waits for it."""
         if not self.complete:
             self.waiting.append(self)
         return self.complete
 
     def result(self) -> tuple[torch.Tensor, ...]:
-        """What a collective gives, once."""
+        """The results of a collective; to be taken once."""
         assert self.complete, f"rank {self.rank} takes the result of its {self} before that is complete"
         assert self.results is not None, f"rank {self.rank} takes the result of its {self} again"
         results, self.results = self.results, None
@@ -81,8 +80,8 @@ class Post:
 
 
 @define(eq=False, slots=True)
-class Line:
-    """`posted[end]` holds the operations that each of the `ends` (ranks) has posted and that are not complete."""
+class OrderedQueue:
+    """`posted[end]` holds the incomplete operations of each of the `ends` (ranks)."""
 
     name: str
     ends: tuple[int, ...]
@@ -98,7 +97,7 @@ class Line:
         waiting: list[Post],
         strict: bool,
     ) -> Post:
-        """Post the next operation of a rank. Strict: a buffer is filled with garbage, and what is sent is kept."""
+        """Post a rank's next operation. Strict: receive buffers are filled with garbage, and sent data is saved."""
         end = self.ends.index(rank)
         sent: tuple[torch.Tensor, ...] = ()
         if strict and kind == "receive":
@@ -116,15 +115,15 @@ class Line:
         return all(self.posted)
 
     def missing(self) -> tuple[int, ...]:
-        """The ranks without which the next operation of this line cannot complete."""
+        """The ranks that the line's next operation still waits for."""
         return tuple(rank for rank, posts in zip(self.ends, self.posted, strict=True) if not posts)
 
     def oldest(self, post: Post) -> Post:
-        """The operation that must complete before anything else of this line can."""
+        """The operation that must complete before any other on this line can."""
         return min((posts[0] for posts in self.posted if posts), key=lambda each: each.index, default=post)
 
     def complete(self) -> None:
-        """Do the oldest operation, which all ends have posted. Raises `Mismatch`, `BufferReused`."""
+        """Run the oldest operation, which all ends have posted. Raises `Mismatch`, `BufferReused`."""
         posts = [queue.popleft() for queue in self.posted]
         self._hold_equal(posts)
         for post in posts:
@@ -153,14 +152,14 @@ class Line:
             raise Mismatch(f"operation {posts[0].index} on {self.name} differs between its ends: {ends}")
 
 
-@torch.inference_mode()  # as executors make their buffers
+@torch.inference_mode()  # like the executors' buffers
 def _fill(buffer: torch.Tensor, content: torch.Tensor) -> None:
     buffer.copy_(content)
 
 
-def line(name: str, ends: tuple[int, ...]) -> Line:
-    """A line on which nothing is posted yet."""
-    return Line(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
+def line(name: str, ends: tuple[int, ...]) -> OrderedQueue:
+    """A line without operations."""
+    return OrderedQueue(name, ends, tuple(deque() for _ in ends), [0] * len(ends))
 
 
 def _form(post: Post) -> tuple[object, ...]:
@@ -182,7 +181,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def fill_with_garbage(tensor: torch.Tensor) -> None:
-    """NaN, the smallest integer, or the opposite: what nobody should read."""
+    """Fill with what nobody should read: NaN, the smallest integer, or the negation."""
     if tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     elif tensor.dtype == torch.bool:

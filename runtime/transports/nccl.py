@@ -1,7 +1,7 @@
-"""NCCL: ranks that are processes with a GPU each. Half a group on it would wait for the other half for ever.
+"""NCCL: ranks are processes with a GPU each; if only some ranks of a group use it, they hang.
 
-What NCCL does beyond what is asked of it is assumed, not checked: kernels of different communicators run side by side
-as long as their thread blocks (CTAs) fit on the device together, which is why channels ask for few.
+One assumption is not checked: kernels of different communicators run concurrently as long as their thread blocks (CTAs)
+fit on the device together, which is why channels ask for few.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from partita.runtime.transports.transport import ProcessEnd
 
-CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, few enough that dozens of channels share a GPU with its work
+CTAS_PER_CHANNEL = 2  # enough for a link's bandwidth, and few enough for dozens of channels next to the computation
 
 
 def _end(device: torch.device, secret: bytes) -> ProcessEnd:

@@ -1,6 +1,6 @@
-"""Buckets: several tensors, of any strides and dtypes, as rows of bytes that travel in one operation, and back.
+"""Buckets: several tensors, of any strides and dtypes, packed as rows of bytes for one operation, and unpacked.
 
-Moving a tensor needs no knowledge of its dtype, so buckets are bytes. Each piece starts where every dtype may.
+Moving a tensor does not depend on its dtype, so buckets are bytes. Each piece is aligned for every dtype.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ ALIGNMENT = 16
 
 @frozen
 class Piece:
-    """Where the part of one tensor lies in each row: its first byte, dtype and shape."""
+    """Where one tensor's part is in each row: its first byte, dtype and shape."""
 
     start: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The piece in all rows [rows, bytes]: [rows, *shape], a view."""
+        """The piece in all rows [rows, bytes], as a view [rows, *shape]."""
         stop = self.start + prod(self.shape) * self.dtype.itemsize
         return rows[:, self.start : stop].view(self.dtype).view(len(rows), *self.shape)
 
 
 def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tensor, tuple[Piece, ...]]:
-    """Rows [parts, bytes], row j of the j-th parts along `dims` of all tensors; and where they lie in it.
+    """Rows [parts, bytes]: row j has the j-th parts along `dims` of all tensors; and each tensor's place in a row.
 
-    No copy is made of a single tensor whose parts lie one after the other already.
+    A single tensor whose parts are contiguous already is not copied.
     """
     cut = [_cut(tensor, dim, parts) for tensor, dim in zip(tensors, dims, strict=True)]
     pieces = []
@@ -50,7 +50,7 @@ def pack(tensors: Tensors, dims: Sequence[int], parts: int) -> tuple[torch.Tenso
 
 
 def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> Tensors:
-    """Contiguous tensors, each of the rows' pieces concatenated along its dimension. They may be views of `rows`."""
+    """Contiguous tensors: each piece of the rows, concatenated along its dimension. They may be views of `rows`."""
     found = []
     for piece, dim in zip(pieces, dims, strict=True):
         parts = piece.of(rows)
@@ -59,13 +59,13 @@ def unpack(rows: torch.Tensor, pieces: Sequence[Piece], dims: Sequence[int]) -> 
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes in order, one-dimensional; a view of a contiguous tensor."""
-    # Not `view(-1)`, which keeps a stride that a contiguous tensor may have along an axis of size 1.
+    """The elements' bytes in order, one-dimensional; a view if the tensor is contiguous."""
+    # Not `view(-1)`: it keeps the stride that a contiguous tensor may have along an axis of size 1.
     return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _cut(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
-    """[parts, …]: the parts along a dimension."""
+    """The parts along a dimension: [parts, …]."""
     if parts == 1:
         return tensor.unsqueeze(0)
     cut: torch.Tensor = tensor.unflatten(dim, (parts, -1))  # type: ignore[no-untyped-call]

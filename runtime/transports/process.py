@@ -1,15 +1,14 @@
-"""Ranks that are processes: Gloo between CPUs, NCCL between GPUs, both over `torch.distributed`.
+"""The transport between processes: Gloo between CPUs, NCCL between GPUs, both over `torch.distributed`.
 
-Each channel has a communicator of its own (a process group of its two ranks) in every column of the mesh, so that no
-transfer blocks behind an unrelated one, and transfers are matched by their order in it, without tags. Between two CPU
-ranks of one machine it is memory that both share instead, where a step sends no more than that holds (`shared`). Each
-line of ranks along a mesh axis has a communicator for its collectives. Every rank goes through all of them in one
-order, creates those that it belongs to, and warms each up in that order: communicators that are set up lazily, in
-whichever order a schedule first meets them, can deadlock.
+In every column of the mesh each channel has its own communicator (a process group of its two ranks), so that no
+transfer blocks behind an unrelated one, and transfers match by order, without tags. Two CPU ranks of one machine use
+shared memory instead, if a step sends no more than fits (`shared`). The ranks along a mesh axis have a communicator for
+their collectives. All ranks go through all communicators in the same order, create those they belong to, and warm each
+up in that order: communicators set up lazily, in whatever order a schedule first uses them, can deadlock.
 
-Groups are made one by one rather than by `DeviceMesh`, which would also connect ranks along the pipeline's axis, and
-would let an axis that spans all ranks share the default group. A rank hears of the groups that it does not belong to
-only to count them (torch names groups by their number): that takes about 20 µs each.
+Groups are made one by one rather than by `DeviceMesh`, which would also connect ranks along the pipeline axis, and
+would let an axis that spans all ranks share the default group. A rank takes part in making groups it does not belong to
+only because torch names groups by number; that takes about 20 µs each.
 
 The process group must exist (`partita.runtime.supervision.rendezvous.connect`).
 """
@@ -31,17 +30,17 @@ from attrs import define, evolve
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
 from partita.runtime.transports.collectives import total
-from partita.runtime.transports.failures import ConnectionLost, Stranger, post, wait
+from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer, post, wait
 from partita.runtime.transports.groups import AxisGroup, Collecting
-from partita.runtime.transports.neighbours import Neighbours, find_neighbours
+from partita.runtime.transports.same_host import SameHostPeers, find_same_host_peers
 from partita.runtime.transports.shared import LIMIT, Incoming, Outgoing, size_for
 from partita.runtime.transports.transport import Handle, Tensors
 
 __all__ = ["ConnectionLost", "ProcessTransport"]
 
 CLOSE_SECONDS = 5.0
-# Of one operation. That a run stands still is for the lookout to say, which knows what is slow on purpose: a first step
-# that compiles, or a checkpoint on a slow disk. torch's own patience with NCCL would be 10 minutes.
+# The timeout of one operation. Stalls are the watchdog's to report: it knows what is slow on purpose, such as a first
+# step that compiles or a checkpoint on a slow disk. torch's default for NCCL would be 10 minutes.
 PATIENCE = timedelta(days=1)
 
 
@@ -54,15 +53,15 @@ class Transferring:
     description: str
 
     def done(self) -> bool:
-        """Wait (on NCCL: let the current stream wait) and answer True; raises `ConnectionLost`."""
+        """Wait (on NCCL: make the current stream wait) and return True. Raises `ConnectionLost`."""
         wait(self.work, self.description)
         return True
 
 
 class _GroupEnd:
-    """This rank's end of a channel: an operation of the communicator of its two ranks, and the other's number in it.
+    """This rank's end of a channel: its operation on the communicator of the two ranks, and the peer's number in it.
 
-    `isend` and `irecv` of torch.distributed look both up for each message, and call what is called here.
+    torch.distributed's `isend` and `irecv` look both up for each message, and then make the same call.
     """
 
     spun = 0.0  # Gloo sleeps
@@ -74,7 +73,7 @@ class _GroupEnd:
         self.description = _described(between, rank)
 
     def close(self) -> None:
-        """Nothing: groups are destroyed together."""
+        """Nothing to do: groups are destroyed together."""
 
     def post(self, tensor: torch.Tensor) -> Transferring:
         """Post the next transfer."""
@@ -91,7 +90,7 @@ class Summing:
     summed: bool = False
 
     def done(self) -> bool:
-        """Wait, add the ranks' parts into the tensor and answer True; raises `ConnectionLost`."""
+        """Wait, sum the ranks' parts into the tensor and return True. Raises `ConnectionLost`."""
         if not self.summed:
             wait(self.work, "the sum over all ranks")
             self.tensor.copy_(total(self.parts))
@@ -102,11 +101,11 @@ class Summing:
 class ProcessTransport:
     """One process's end of the communication; a `Transport`. Tensors live on `device`.
 
-    Gloo takes whoever comes first to its port for the rank that it waits for. So before anything else is sent, all who
-    are connected show each other that they know the run's `secret`. Raises `Stranger` where somebody does not.
+    Gloo takes whoever connects to its port first for the rank it waits for. So before anything else is sent, all
+    connected processes prove that they know the run's `secret`. Raises `UntrustedPeer` if one does not.
 
-    `sums` says whether the groups' own are taken, `shares` whether ranks of one machine share memory, and
-    `channel_options` makes what the group of a channel is to be made with.
+    `sums`: whether to use the groups' own reductions; `shares`: whether ranks of one machine share memory;
+    `channel_options` makes the options of a channel's group.
     """
 
     def __init__(
@@ -143,29 +142,29 @@ class ProcessTransport:
                     self._axes[axis] = AxisGroup(axis, len(ranks), group, self._sums)
                     self._greet(axis, group, ranks)
         columns = _first_ranks(mesh, mesh.pipe)
-        neighbours = find_neighbours(self._world) if channels and self._shares else Neighbours()
+        peers = find_same_host_peers(self._world) if channels and self._shares else SameHostPeers()
         for channel, traffic in sorted(channels.items()):
             for column in columns:
                 ends = mesh.peer(column, channel.source), mesh.peer(column, channel.destination)
                 between = evolve(channel, source=ends[0], destination=ends[1])
-                shared = traffic.bytes <= LIMIT and neighbours.near(*ends)
+                shared = traffic.bytes <= LIMIT and peers.near(*ends)
                 group = None if shared else self._group(ends, str(between), self._channel_options)
                 if self.rank not in ends:
                     continue
                 if group is None:
-                    self._channels[channel] = _shared(between, self.rank, traffic, neighbours)
+                    self._channels[channel] = _shared(between, self.rank, traffic, peers)
                 else:
                     self._channels[channel] = _GroupEnd(between, self.rank, group)
                     self._greet(str(between), group, ends)
             if channel in self._channels:
                 transfer = self.send if self._channels[channel].sends else self.receive
                 transfer(channel, torch.zeros(1, device=self.device)).done()
-        neighbours.close()
-        # All wait here, so that whatever is wrong with the network shows before the first step.
+        peers.close()
+        # A barrier, so that network problems show before the first step.
         self.meet()
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
-        """Post a send of a contiguous tensor; it must not change until it is done."""
+        """Post a send of a contiguous tensor; it must not change until the handle is done."""
         end = self._channels[channel]
         assert end.sends, f"rank {self.rank} cannot send on {channel}"
         assert tensor.is_contiguous(), f"{end.description}: a tensor that is not contiguous"
@@ -185,23 +184,23 @@ class ProcessTransport:
     def sum_over_ranks(self, tensor: torch.Tensor) -> Summing:
         """Post a sum over all ranks, in place.
 
-        Every rank gathers the parts and adds them in the order of the ranks: meant for what is small (losses,
-        norms, metrics), where it gives the same bits on every rank and on every transport.
+        Every rank gathers the parts and adds them in rank order: intended for small tensors (losses, norms, metrics),
+        it gives the same bits on every rank and on every transport.
         """
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         work = post("the sum over all ranks", dist.all_gather, parts, tensor, group=self._world, async_op=True)
         return Summing(work, tensor, parts)
 
     def meet(self) -> None:
-        """Wait until all ranks have come to this."""
+        """Wait until all ranks have called this."""
         greeting = torch.zeros(1, device=self.device)
         self.sum_over_ranks(greeting).done()
-        greeting.item()  # on a GPU the host waits here
+        greeting.item()  # on a GPU, synchronizes the host
 
     def close(self) -> None:
         """Destroy all groups.
 
-        Where other ranks have died this may not come to an end: then it is left after 5 s.
+        If other ranks have died this may hang: it is given up after 5 s.
         """
         for end in self._channels.values():
             end.close()
@@ -212,20 +211,18 @@ class ProcessTransport:
         closing.join(CLOSE_SECONDS)
 
     def _greet(self, what: str, group: dist.ProcessGroup | None, ranks: Sequence[int]) -> None:
-        """Show all in a group that this rank knows the secret, and see that they do. Also connects them, on NCCL."""
+        """Check that all in a group know the secret, and prove that this rank does. On NCCL this also connects them."""
         shown = (new(self._secret, f"{what} {rank}".encode(), sha256).digest() for rank in (self.rank, *sorted(ranks)))
         own, *others = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in shown)
         found = [torch.empty_like(own, device=self.device) for _ in ranks]
         post(f"connecting for {what}", dist.all_gather, found, own.to(self.device), group=group)
         if not torch.equal(torch.stack(found).cpu(), torch.stack(others)):
-            raise Stranger(what)
+            raise UntrustedPeer(what)
 
     def _group(
         self, ranks: Sequence[int] | None, what: str, made: Callable[[], Any] | None = None
     ) -> dist.ProcessGroup | None:
-        """A group of these ranks, or of all, of the backend by which they are connected; every rank asks for every
-        group.
-        """
+        """A group of these ranks, or of all, on the backend that connects them; every rank must request every group."""
         options = made() if made is not None else None
         if options is not None:
             options._timeout = PATIENCE
@@ -235,27 +232,27 @@ class ProcessTransport:
         return group
 
 
-def _shared(between: Channel, rank: int, traffic: Traffic, neighbours: Neighbours) -> Outgoing | Incoming:
-    """This rank's end of a channel in memory, of which the sender decides how much."""
+def _shared(between: Channel, rank: int, traffic: Traffic, peers: SameHostPeers) -> Outgoing | Incoming:
+    """This rank's end of a channel in shared memory, whose size the sender determines."""
     what, name = _described(between, rank), str(between)
     if between.source == rank:
-        return Outgoing(what, *neighbours.offer(name, between.destination, size_for(traffic)), traffic)
-    return Incoming(what, *neighbours.take(name), traffic, neighbours.spins)
+        return Outgoing(what, *peers.offer(name, between.destination, size_for(traffic)), traffic)
+    return Incoming(what, *peers.take(name), traffic, peers.spins)
 
 
 def _described(between: Channel, rank: int) -> str:
-    """A rank's end of a channel."""
+    """Description of a rank's end of a channel."""
     if between.source == rank:
         return f"the send to rank {between.destination} ({between})"
     return f"the receive from rank {between.source} ({between})"
 
 
 def _first_ranks(mesh: Mesh, axis: str | None) -> list[int]:
-    """The ranks at coordinate 0 of a mesh axis, in order: one for each group along it."""
+    """The ranks at coordinate 0 of a mesh axis, in order: one per group along it."""
     return [rank for rank in range(mesh.ranks) if axis is None or mesh.coordinates(rank)[axis] == 0]
 
 
 def _destroy() -> None:
-    # Only what a dead peer causes is to be expected here, and there is nobody left to be told.
+    # The only errors expected are due to dead peers, and nobody is left to report them to.
     with suppress(RuntimeError):
         dist.destroy_process_group()

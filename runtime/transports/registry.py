@@ -1,6 +1,4 @@
-"""What a transport is besides its ends, and all of them by name. One is a module, which registers its record when it is
-imported; none of that needs torch but what runs all ranks in one process.
-"""
+"""The transports by name. Each is a module that registers its record on import; only the in-process one needs torch."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 class TransportKind:
     """How a transport is chosen.
 
-    `default` says whether it is taken where none is asked for, with so many GPUs for so many ranks on this machine;
-    `problem` why it cannot serve them. Each rank has a GPU of its own with `gpu`.
+    `default` says whether it is the default for a number of GPUs and of ranks on this machine, `problem` why it cannot
+    serve them. With `gpu`, each rank has its own GPU.
     """
 
     name: str
@@ -34,8 +32,8 @@ class TransportKind:
 
 @frozen(kw_only=True)
 class Processes(TransportKind):
-    """Of ranks that are processes, which torch.distributed connects by `backend`: `end` makes that of one, on a device,
-    among those who know a secret.
+    """For ranks that are processes, connected by torch.distributed over `backend`: `end` makes the transport of one
+    rank, from its device and the run's secret.
     """
 
     backend: str
@@ -44,7 +42,7 @@ class Processes(TransportKind):
 
 @frozen(kw_only=True)
 class InProcess(TransportKind):
-    """Of ranks that are all in this process: `cluster` makes the ends of so many, strict or not, with a seed."""
+    """For ranks that are all in this process: `cluster` takes their number, whether it is strict, and a seed."""
 
     cluster: Callable[[int, bool, int], Cluster]
 

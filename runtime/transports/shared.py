@@ -1,13 +1,12 @@
-"""Channels between two processes of one machine, through memory that both have mapped.
+"""Channels between two processes of one machine, through memory that both map.
 
-A message over Gloo goes through the kernel and wakes a thread of Gloo's on either side before it wakes who waits for
-it; here it is copied once by who sends it and once by who waits. Who waits looks for a while, and then sleeps at a
-socket until the sender rings. The socket says, too, when the other process is gone.
+A message over Gloo goes through the kernel and wakes one of Gloo's threads on either side before it wakes the waiting
+thread; here the sender and the receiver copy it once each. A receiver spins for a while, and then sleeps on a socket
+until the sender wakes it. The socket also shows when the other process is gone.
 
-The memory holds a count of the messages that are there, a count of those that have been taken, whether the receiver
-sleeps, where each message lies, and the messages. A send never waits: there is room for all that a step sends, and a
-step begins when everything of the one before has been taken (its statistics are summed over all ranks). So whatever
-runs under rendezvous runs here.
+The memory holds the number of messages sent, the number taken, whether the receiver sleeps, the place of each message,
+and the messages. A send never blocks: there is room for all a step sends, and a step begins only after every message of
+the previous one was taken (its statistics are summed over all ranks). So what runs under rendezvous runs here.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from attrs import define
 from partita.compiler.instructions import Traffic
 from partita.runtime.transports.failures import ConnectionLost
 
-LIMIT = 16 << 20  # bytes: where a step sends more, copying is most of it, and Gloo does that nearly as well
-LOOK_SECONDS = 1e-3  # what one looks for before one sleeps
-LINE = 64  # bytes of a cache line; messages begin at one
-# Words of 8 bytes, in cache lines of their own: who writes one does not slow down who reads another.
+LIMIT = 16 << 20  # bytes per step: for more, copying dominates, and Gloo copies nearly as well
+POLL_SECONDS = 1e-3  # time to spin before sleeping
+LINE = 64  # bytes of a cache line; messages are aligned to it
+# Words of 8 bytes, each on its own cache line to avoid false sharing.
 SENT, TAKEN, ASLEEP, PLACES = 0, 8, 16, 24  # `PLACES`: for each message its first byte, and its bytes
 
 
 def size_for(traffic: Traffic) -> int:
-    """Bytes of the memory of a channel; it is too much for any beyond `LIMIT`."""
+    """The size of a channel's memory in bytes; not meant for traffic beyond `LIMIT`."""
     return _head(traffic) + traffic.bytes + LINE * traffic.messages
 
 
 def _head(traffic: Traffic) -> int:
-    """Where the messages begin."""
+    """The offset of the first message."""
     return _whole_lines(8 * (PLACES + 2 * traffic.messages))
 
 
@@ -48,7 +47,7 @@ def _whole_lines(size: int) -> int:
 
 
 class _End:
-    """One end of a channel: the connection with the other one, and what lies where in the memory."""
+    """One end of a channel: the connection to the other end, and the layout of the memory."""
 
     def __init__(self, description: str, connection: socket, memory: mmap, traffic: Traffic) -> None:
         self.description = description
@@ -62,34 +61,35 @@ class _End:
         self._fence = Lock()
 
     def close(self) -> None:
-        """Let the other end know that nothing comes any more."""
+        """Tell the other end that nothing more will come."""
         self._connection.close()
 
     def _view(self, start: int, like: torch.Tensor) -> torch.Tensor:
-        """The message that begins at a byte, as a tensor like another. They lie at few places as a rule, and views are
-        kept: as many as there are cache lines at most."""
+        """The message at a byte offset, as a tensor like another. Views are cached: there are usually few offsets, and
+        never more than cache lines.
+        """
         view = self._views.get(start)
         if view is None or view.dtype != like.dtype or view.shape != like.shape:
-            with torch.inference_mode(False):  # so that it may be written to in either mode
+            with torch.inference_mode(False):  # writable in either mode
                 flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
                 view = self._views[start] = flat.view(like.shape)
         return view
 
     def _place(self, number: int) -> int:
-        """The word that says where a message begins; the next one says its bytes."""
+        """The index of the word with a message's offset; the next word has its size in bytes."""
         return PLACES + 2 * (number % self._messages)
 
     def _settle(self) -> None:
-        """What was written before is seen by the other end before anything is read from now on."""
-        with self._fence:  # a locked instruction, which waits for all writes
+        """Make all earlier writes visible to the other end before any later read."""
+        with self._fence:  # a locked instruction: a full memory barrier
             pass
 
 
 class Copied:
-    """A send, which is done when it is posted: the message has been copied."""
+    """A send; the message was copied when it was posted."""
 
     def done(self) -> bool:
-        """Yes."""
+        """Always True."""
         return True
 
 
@@ -131,20 +131,20 @@ class Outgoing(_End):
         try:
             self._connection.send(b"!", MSG_DONTWAIT)
         except BlockingIOError:
-            pass  # it has been rung for often enough
+            pass  # enough wakeups are pending
         except OSError as error:
             raise ConnectionLost(f"{self.description} failed: {error.strerror}") from error
 
 
 @define(eq=False, slots=True)
 class Arriving:
-    """A receive."""
+    """A posted receive."""
 
     end: Incoming
     number: int
 
     def done(self) -> bool:
-        """Wait for it, and answer True; raises `ConnectionLost`."""
+        """Wait for the message and return True. Raises `ConnectionLost`."""
         self.end.take(self.number)
         return True
 
@@ -157,18 +157,18 @@ class Incoming(_End):
     def __init__(self, description: str, connection: socket, memory: mmap, traffic: Traffic, spins: bool) -> None:
         super().__init__(description, connection, memory, traffic)
         self._spins = spins
-        self._buffers: deque[torch.Tensor] = deque()  # of what has been posted and not been taken
+        self._buffers: deque[torch.Tensor] = deque()  # of receives posted but not yet taken
         self._posted = self._taken = 0
         self._looking = select.poll()
 
     def post(self, buffer: torch.Tensor) -> Arriving:
-        """Have the next message put into a contiguous tensor."""
+        """Post a receive of the next message into a contiguous tensor."""
         self._buffers.append(buffer)
         self._posted += 1
         return Arriving(self, self._posted - 1)
 
     def take(self, number: int) -> None:
-        """Take messages out of the memory up to this one. Raises `ConnectionLost`."""
+        """Copy messages out of the memory, up to this one. Raises `ConnectionLost`."""
         words = self._words
         while self._taken <= number:
             if words[SENT] <= self._taken:
@@ -181,12 +181,12 @@ class Incoming(_End):
             words[TAKEN] = self._taken
 
     def _wait(self, number: int) -> None:
-        """Wait until a message is there."""
+        """Wait until a message is available."""
         words = self._words
         if self._spins:
-            begin, until = thread_time(), perf_counter() + LOOK_SECONDS
+            begin, until = thread_time(), perf_counter() + POLL_SECONDS
             while words[SENT] <= number and perf_counter() < until:
-                self._looking.poll(0)  # lets go of the interpreter: another thread of this process may get it
+                self._looking.poll(0)  # releases the GIL for another thread of this process
             self.spun += thread_time() - begin
         while words[SENT] <= number:
             words[ASLEEP] = 1
@@ -196,6 +196,6 @@ class Incoming(_End):
             rung = b""
             with suppress(OSError):
                 rung = self._connection.recv(1)
-            if not rung and words[SENT] <= number:  # it may have rung, and gone, since
+            if not rung and words[SENT] <= number:  # it may have sent the message since, and exited
                 raise ConnectionLost(f"{self.description} failed: the other process is gone")
         words[ASLEEP] = 0

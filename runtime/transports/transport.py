@@ -1,18 +1,17 @@
-"""What the executor asks of a transport: in-order channels between two ranks, collectives along the axes of the mesh,
-and sums over all ranks.
+"""The transport interface of the executor: in-order channels between two ranks, collectives along the mesh's axes, and
+sums over all ranks.
 
-Transports (`registry`) differ only behind this interface. The executor's step is a
-generator: it asks a handle whether it is done and yields while it is not. Real transports block inside `done` (their
-ranks are processes of their own), so there a step never yields; the virtual transport answers at once and its driver
-steps another rank.
+The executor's step is a generator that asks a handle whether it is done and yields while it is not. Real transports
+block inside `done` (each rank is a process), so there a step never yields; the virtual transport answers at once and
+its driver runs another rank. The transports are listed in `registry`.
 
-Channels name pipeline ranks. Each column of the mesh (the ranks on equal coordinates but the pipeline's) has a copy of
-its own of every channel.
+Channels name pipeline ranks. Each column of the mesh (the ranks with equal coordinates on all axes but the pipeline's)
+has its own copy of every channel.
 
 A collective is among the ranks of `mesh.group(rank, axis)`, in order of their coordinate. It takes a bucket of tensors,
-of any strides and not all of one dtype, that travel together, with arguments for each. They must not change
-until the handle is done; results are new, contiguous tensors. The ranks of a group post the same collectives along an
-axis, and wait for them, in the same order. Sums are in the dtype of the tensor.
+of any strides and possibly several dtypes, with arguments for each. They must not change until the handle is done;
+results are new, contiguous tensors. The ranks of a group post the same collectives along an axis, and wait for them, in
+the same order. Sums are in the dtype of the tensor.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ class Handle(Protocol):
     """A posted operation. It keeps its tensors alive until it is done."""
 
     def done(self) -> bool:
-        """Whether the operation is complete; a real transport waits for it and answers True."""
+        """Whether the operation is complete; a real transport waits for it and returns True."""
 
 
 class Collective(Handle, Protocol):
     """A posted collective."""
 
     def result(self) -> Tensors:
-        """A tensor for each that was given. To be taken once, when it is done; the handle then lets go of all."""
+        """A tensor for each one given. To be taken once, when the handle is done; the handle then drops all tensors."""
 
 
 class Transport(Protocol):
@@ -50,17 +49,17 @@ class Transport(Protocol):
 
     @property
     def spun(self) -> float:
-        """Seconds of waiting that count as CPU time of this thread, since the transport was made."""
+        """Seconds of waiting since the transport was made that count as CPU time of this thread."""
 
     def open(self, mesh: Mesh, channels: Mapping[Channel, Traffic]) -> None:
         """Create and warm up the groups along the mesh's axes, and the channels of the whole program.
 
-        Every rank calls it once, with the same arguments. No step sends more on a channel than it says, and between
-        two steps are sums over all ranks.
+        Every rank calls it once, with the same arguments. No step sends more on a channel than the channel's traffic,
+        and there is a sum over all ranks between two steps.
         """
 
     def send(self, channel: Channel, tensor: torch.Tensor) -> Handle:
-        """Post a send of a contiguous tensor; it must not be changed until the handle is done."""
+        """Post a send of a contiguous tensor; it must not change until the handle is done."""
 
     def receive(self, channel: Channel, buffer: torch.Tensor) -> Handle:
         """Post a receive into a contiguous tensor; its content is undefined until the handle is done."""
@@ -69,24 +68,24 @@ class Transport(Protocol):
         """Post a collective of a kind (`partita.runtime.transports.collectives`), with arguments for each tensor."""
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> Handle:
-        """Post the sum of a small contiguous tensor over all ranks, in place, added in the order of the ranks."""
+        """Post the sum of a small contiguous tensor over all ranks, in place, added in rank order."""
 
     def close(self) -> None:
         """Release everything; called once at the end, also after a failure."""
 
 
 class ProcessEnd(Transport, Protocol):
-    """The end of a rank that is a process."""
+    """The transport of a rank that is a process."""
 
     def meet(self) -> None:
-        """Wait until all ranks have come to this."""
+        """Wait until all ranks have called this."""
 
 
 class Cluster(Protocol):
     """All ranks in one process."""
 
     def transport(self, rank: int) -> Transport:
-        """The end of one rank."""
+        """The transport of one rank."""
 
     def run(self, steps: Sequence[Iterator[None]]) -> None:
-        """Run one generator per rank, each until it yields because it waits, until all are exhausted."""
+        """Run one generator per rank, each until it yields to wait, until all are exhausted."""

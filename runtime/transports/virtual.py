@@ -1,19 +1,19 @@
-"""All ranks in one process and one thread: deterministic, exact about deadlock, and unkind on purpose.
+"""All ranks in one process and one thread: deterministic, exact about deadlock, and adversarial on purpose.
 
-Each rank's step is a generator that yields while it waits; `VirtualCluster.run` resumes whoever can go on
-until all are through. Strict mode behaves as NCCL may at its least helpful:
+Each rank's step is a generator that yields while it waits; `VirtualCluster.run` resumes the ranks that can continue
+until all are finished. Strict mode simulates the worst behavior that NCCL permits:
 
-- rendezvous: a transfer completes only when both ends have posted it and every earlier one of its channel is
-  through, a collective only when all ranks of its group have, and every earlier one of the group is through;
-- nothing completes before nobody can go on without it, and then in an order that the seed chooses;
-- data is copied at completion, so a sender that writes to its buffer too early is caught (by comparing), and
-  a receiver that reads too early sees garbage (NaN, or the smallest integer), with which a posted buffer is
-  filled; a collective has no result before it is complete;
-- at the end of a run nothing may be left that not all ends have posted.
+- rendezvous: a transfer completes only when both ends have posted it and every earlier one of its channel is complete,
+  a collective only when all ranks of its group have, and every earlier one of the group is complete;
+- operations complete only when no rank can continue otherwise, and then in an order chosen by the seed;
+- data is copied at completion, so a sender that overwrites its buffer too early is caught (by comparison), and a
+  receiver that reads too early sees the garbage (NaN, or the smallest integer) with which a posted buffer is filled; a
+  collective has no result before it is complete;
+- at the end of a run no operation may remain that not all ends have posted.
 
-Otherwise (`strict=False`) operations complete as soon as all ends have posted them. Both modes refuse ends
-that differ in kind, dtype, shape or dimensions, and both find deadlock exactly: when no rank can go on, the error
-names for every rank what it waits for, and the cycle.
+With `strict=False`, operations complete as soon as all ends have posted them. Both modes reject ends that differ in
+kind, dtype, shape or dimensions, and both detect deadlock exactly: when no rank can continue, the error names what each
+rank waits for, and the cycle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attrs import define, evolve, field
 
 from partita.compiler.instructions import Channel
 from partita.compiler.mesh import Mesh
-from partita.runtime.transports.lines import Deadlock, Line, Post, Stray, line
+from partita.runtime.transports.lines import Deadlock, OrderedQueue, Post, UnmatchedOperation, line
 from partita.runtime.transports.registry import InProcess, register
 from partita.runtime.transports.transport import Tensors
 
@@ -40,16 +40,16 @@ class VirtualTransport:
     ranks: int
     cluster: VirtualCluster = field(repr=False)
     waiting: list[Post] = field(factory=list, repr=False)
-    channels: dict[Channel, Line] = field(factory=dict, repr=False)
-    groups: dict[str, Line] = field(factory=dict, repr=False)
+    channels: dict[Channel, OrderedQueue] = field(factory=dict, repr=False)
+    groups: dict[str, OrderedQueue] = field(factory=dict, repr=False)
 
     @property
     def spun(self) -> float:
-        """None."""
+        """Always zero."""
         return 0.0
 
     def open(self, mesh: Mesh, channels: Iterable[Channel]) -> None:
-        """Open the groups along the mesh's axes, and the channels of the program that end here."""
+        """Open the groups along the mesh's axes, and the program's channels that end at this rank."""
         assert mesh.ranks == self.ranks, f"{mesh} is not a mesh of {self.ranks} ranks"
         for axis in mesh.sharding:
             ends = mesh.group(self.rank, axis)
@@ -71,11 +71,11 @@ class VirtualTransport:
         return self._transfer("receive", channel, 1, buffer)
 
     def collective(self, kind: str, axis: str, tensors: Tensors, arguments: Sequence[tuple[Any, ...]]) -> Post:
-        """Post a collective along a mesh axis; sums are in order of the coordinate."""
+        """Post a collective along a mesh axis; sums are in coordinate order."""
         return self._post(kind, self.groups[axis], tensors, tuple(arguments))
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> Post:
-        """Post a sum over all ranks, in place; added in the order of the ranks."""
+        """Post a sum over all ranks, in place, added in rank order."""
         assert tensor.is_contiguous(), "a sum over all ranks of a tensor that is not contiguous"
         return self._post("sum", self.cluster.sums, (tensor,))
 
@@ -89,7 +89,9 @@ class VirtualTransport:
         assert tensor.is_contiguous(), f"rank {self.rank}: {kind} on {line.name} of a tensor that is not contiguous"
         return self._post(kind, line, (tensor,))
 
-    def _post(self, kind: str, line: Line, tensors: Tensors, arguments: tuple[tuple[Any, ...], ...] = ()) -> Post:
+    def _post(
+        self, kind: str, line: OrderedQueue, tensors: Tensors, arguments: tuple[tuple[Any, ...], ...] = ()
+    ) -> Post:
         assert not arguments or len(arguments) == len(tensors), f"{kind}: an entry for each tensor"
         strict = self.cluster.strict
         post = line.post(self.rank, kind, tensors, arguments, self.waiting, strict)
@@ -105,17 +107,17 @@ class VirtualCluster:
     def __init__(self, ranks: int, strict: bool = True, seed: int = 0) -> None:
         self.ranks = ranks
         self.strict = strict
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, OrderedQueue] = {}
         self.sums = self.line("the sums over all ranks", tuple(range(ranks)))
         self._random = Random(seed)
         self._transports = tuple(VirtualTransport(rank, ranks, self) for rank in range(ranks))
 
     def transport(self, rank: int) -> VirtualTransport:
-        """The end of one rank."""
+        """The transport of one rank."""
         return self._transports[rank]
 
-    def line(self, name: str, ends: tuple[int, ...]) -> Line:
-        """The line of this name, for all of its ends the same one; made where it is not there yet."""
+    def line(self, name: str, ends: tuple[int, ...]) -> OrderedQueue:
+        """The line of this name, shared by all its ends; created on first use."""
         found = self.lines.setdefault(name, line(name, ends))
         assert found.ends == ends, f"{name} has ends {found.ends} and {ends}"
         return found
@@ -123,7 +125,7 @@ class VirtualCluster:
     def run(self, steps: Sequence[Iterator[None]]) -> None:
         """Run one generator per rank until all are exhausted.
 
-        Raises `Deadlock`, `Mismatch`, and in strict mode `BufferReused` or `Stray`.
+        Raises `Deadlock`, `Mismatch`, and in strict mode `BufferReused` or `UnmatchedOperation`.
         """
         assert len(steps) == self.ranks, "one step per rank"
         running = dict(enumerate(steps))
@@ -146,7 +148,7 @@ class VirtualCluster:
             self._finish()
 
     def _relent(self, running: dict[int, Iterator[None]]) -> None:
-        """Nobody can go on: complete one operation that somebody waits for, or report the deadlock."""
+        """No rank can continue: complete one operation that some rank waits for, or report the deadlock."""
         awaited = {
             id(post.line): post.line for rank in running for post in self._transports[rank].waiting if post.line.ready()
         }
@@ -160,7 +162,7 @@ class VirtualCluster:
                 each.complete()
         left = [f"rank {post.rank}: {post}" for each in self.lines.values() for posts in each.posted for post in posts]
         if left:
-            raise Stray("operations that no other rank has matched:\n  " + "\n  ".join(left))
+            raise UnmatchedOperation("operations that no other rank has matched:\n  " + "\n  ".join(left))
 
     def _deadlock(self, running: dict[int, Iterator[None]]) -> Deadlock:
         lines = []
@@ -173,7 +175,7 @@ class VirtualCluster:
             for post in transport.waiting:
                 missing = post.line.missing()
                 next_rank.setdefault(rank, missing[0])
-                # An earlier operation of the same line may be what is in the way.
+                # An earlier operation on the same line may be in the way.
                 oldest = post.line.oldest(post)
                 behind = "" if oldest.index == post.index else f", which is behind operation {oldest.index} of it"
                 reasons.append(f"{post}{behind}, which {_ranks(missing)} not posted")

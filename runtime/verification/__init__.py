@@ -1,1 +1,1 @@
-"""`partita verify`: the proofs of a file, and its miniature run against one device."""
+"""`partita verify`: translation validation of a file, and a run of its proxy against one device."""

@@ -1,7 +1,6 @@
-"""A shrunken copy of a file, run on all its ranks and compared with what the file means (`experiment`).
+"""Runs the proxy of a file on all its ranks and compares it with the single-device program (`experiment`).
 
-Where the two differ, both run again, traced, and the first value that differs is named with its source line and its
-layout.
+If the two differ, both run again, traced, and the first value that differs is reported with its source line and layout.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ HELP = "this is a bug in Partita, not in the file: please report it with the fil
 
 @frozen(eq=False)
 class Execution:
-    """What a shrunken copy showed. `sizes` and `mesh` are its own; `worst` names the tensor of the `largest` error,
-    which is relative to its scale. `blurred` are figures that rounding decides, with how much it changes them: those
-    were not `compared`.
+    """The result of running a proxy. `sizes` and `mesh` are the proxy's; `worst` names the tensor with the `largest`
+    error, which is relative to its scale. `blurred` are quantities that rounding decides, with how much it changes
+    them; they were not `compared`.
     """
 
     sizes: Mapping[str, int]
@@ -81,9 +80,9 @@ class Execution:
 
 
 def verify_execution(given: Spec, hoist: bool = True) -> Execution:
-    """Shrink a file that compiles, run it, and compare (E0702). `hoist`: whether it gathers parameters once a step.
+    """Run the proxy of a file that compiles, and compare (E0702). `hoist`: the file gathers parameters once per step.
 
-    Raises Undecided where no copy of the file tells right from wrong.
+    Raises Undecided if no proxy of the file is conclusive.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
@@ -103,7 +102,7 @@ def verify_execution(given: Spec, hoist: bool = True) -> Execution:
 def executed(experiment: Experiment) -> Execution:
     """Run both programs of an experiment, and compare.
 
-    Raises Undecided where a step is not finite, or rounding errors grow beyond what is compared.
+    Raises Undecided if a step is not finite, or if rounding errors grow beyond what can be compared.
     """
     start = perf_counter()
     plan = experiment.plan
@@ -116,7 +115,7 @@ def executed(experiment: Experiment) -> Execution:
     blurred_: dict[str, float] = {}
     try:
         found = figures(plan, experiment.rate)
-    # The program that runs is what is being tested: whatever it raises is a finding.
+    # The partitioned program is under test: whatever it raises is a finding.
     except Exception as error:
         problems.append(_failure(experiment, error))
     else:
@@ -149,7 +148,7 @@ def executed(experiment: Experiment) -> Execution:
 
 
 def _changes(experiment: Experiment, expected: Figures) -> dict[str, float]:
-    """How much of its scale each figure of the single-device program changes with the last digits of its parameters."""
+    """By how much of its scale each quantity on a single device changes with the last digits of the parameters."""
     changes = dict.fromkeys(expected, 0.0)
     for trial in range(1, TRIALS + 1):
         try:
@@ -173,13 +172,13 @@ def _failure(experiment: Experiment, error: Exception) -> Diagnostic:
 
 
 def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, float]) -> Diagnostic:
-    """What differs, and the first value that does."""
+    """Reports what differs, and the first value that does."""
     notes = [f"{what} differs by {errors[what]:.1e} of its scale" for what in wrong[:3]]
     if len(wrong) > 3:
         notes.append(f"and {len(wrong) - 3} more of {len(errors)}")
     culprit = _culprit(experiment)
     if culprit is None:
-        # Each value is right, and what was made of it by the end of the step is not.
+        # Each value is right, but not what the end of the step makes of them.
         message = f"{wrong[0]} differs from the single-device program"
         return Diagnostic("E0702", message, _parameter(experiment.plan.training, wrong[0]), tuple(notes), HELP)
     value = culprit.value
@@ -191,7 +190,7 @@ def _difference(experiment: Experiment, wrong: list[str], errors: Mapping[str, f
 
 
 def _culprit(experiment: Experiment) -> Culprit | None:
-    """Run both programs again, traced."""
+    """Run both programs again, traced, and find the first value that differs."""
     recorders = Recorder(), Recorder()
     for plan, recorder in zip((experiment.plan, experiment.single), recorders, strict=True):
         figures(evolve(plan, training=traced(plan.training)), experiment.rate, recorder)
@@ -204,5 +203,5 @@ def _culprit(experiment: Experiment) -> Culprit | None:
 
 
 def _parameter(state: Compilation, what: str) -> Span | None:
-    """The place of the parameter that a figure is about."""
+    """The location of the parameter that a quantity is about."""
     return next((each.span for each in state.forward.parameters if f"`{each.name}`" in what), None)

@@ -1,18 +1,18 @@
-"""An experiment on a file: shrunken, with values that hide nothing, run and measured; the material of `verify`.
+"""The experiments of `verify`: the proxy of a file, with values that hide no errors, run and measured.
 
-The copy (`partita.compiler.shrinking.shrink`) runs on the virtual cluster, at its least helpful, in float64; so does
-the same model on one device, in one piece. Parameters begin with random values of order 1, dropout is active, and
-gradients that are clipped are so at half their norm: nothing is hidden behind zeros, tiny numbers or a limit that is
-never met.
+The proxy (`partita.compiler.verify.proxy`) runs in float64 on the virtual cluster in strict mode, and so does the same
+model, unpartitioned, on one device. Parameters start with random values of order 1, dropout is active, and gradients
+that are clipped are clipped at half their norm: nothing hides behind zeros, tiny numbers or a limit that is never
+reached.
 
-Compared are, of two steps, the loss, the metrics, the gradient norm, every gradient, every parameter after each, and
-the loss and metrics of an evaluation of two batches. A tensor `a` equals its reference `b` where every element has
+The comparison covers two steps (loss, metrics, gradient norm, every gradient, every parameter after each update) and
+the loss and metrics of an evaluation of two batches. A tensor `a` equals its reference `b` if every element has
 
     |a - b| <= 1e-10 * max(largest |b|, 1e-4 * unit)
 
-with 1 for the unit, or, for a gradient, the norm of all gradients where that is larger: one that is zero in exact
-arithmetic is rounding noise of the others. Where that does not hold, the model runs again on one device with parameters
-whose last digits differ: what changes as much by that is decided by rounding, and by nothing that a layout does.
+where the unit is 1 or, for a gradient, the norm of all gradients if that is larger: a gradient that is zero in exact
+arithmetic is rounding noise of the others. Otherwise the model runs again on one device with parameters that differ in
+their last digits: whatever changes as much by that is decided by rounding, and not by the layout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from math import isfinite
 import torch
 from attrs import evolve, frozen
 
-from partita.compiler.lowering.resized import Initial, as_declared, of_order_one, unless_zero
+from partita.compiler.passes.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
-from partita.compiler.shrinking.shrink import shrink, single
+from partita.compiler.verify.proxy import proxy_of, single
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call, Spec
 from partita.runtime.bad_steps import NotFinite
@@ -36,20 +36,20 @@ from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
 
 TOLERANCE, LEAST = 1e-10, 1e-4
-# A change of parameters by their last digits, how often that is tried, and how much more than it does rounding may do.
+# A change of parameters in their last digits, how often it is tried, and by which factor errors may exceed its effect.
 LAST_DIGITS, TRIALS, LEEWAY = 1e-15, 5, 10.0
-# A figure that rounding changes by so much of its scale tells nothing.
+# A quantity that rounding changes by this much of its scale is inconclusive.
 BLUR = 1e-3
 # Integers that index nothing are drawn below this.
 SMALL_INTEGERS = 3
-# The length of an update beside parameters of order 1: long enough to be seen, short enough to stay there.
+# The length of an update relative to parameters of order 1: large enough to be seen, small enough to keep that order.
 UPDATE = 0.05
-# A gradient norm below this is none.
+# A gradient norm below this counts as zero.
 NO_NORM = 1e-8
-# Adam divides by the root of the second moment; where a gradient is rounding noise, so would be the update. This,
-# beside the gradient norm, keeps it from that.
+# Adam divides by the root of the second moment: where a gradient is rounding noise, so would be the update. An
+# epsilon of at least this, times the gradient norm, prevents that.
 ADAM_EPSILON = 1e-3
-# How many seeds are tried before it is said that an experiment decides nothing.
+# How many seeds are tried before an experiment is called inconclusive.
 SEEDS = 3
 
 
@@ -63,7 +63,7 @@ class Undecided(Exception):
 
 @frozen
 class Figure:
-    """A tensor that is compared, and the unit of its tolerance."""
+    """A tensor to compare, and the unit of its tolerance."""
 
     value: torch.Tensor
     unit: float = 1.0
@@ -74,7 +74,7 @@ Figures = dict[str, Figure]
 
 @frozen(eq=False)
 class Experiment:
-    """A shrunken file, compiled as it is laid out and for one device, and the rate of its updates."""
+    """A proxy, compiled for its mesh and for one device, and the learning rate of its updates."""
 
     plan: Plan
     single: Plan
@@ -85,14 +85,14 @@ class Experiment:
 
 
 def experiments(given: Spec, hoist: bool = True) -> Iterator[Experiment]:
-    """Shrink a file and compile it: with values at which all is finite, first with parameters of order 1, then as they
-    are declared, and with several seeds. Raises Undecided where there are none.
+    """Shrink a file and compile it, with values at which everything is finite: for each seed with parameters of order
+    1, then with zeros replaced only, then as declared. Raises Undecided if there are none.
     """
     values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
     found = False
     for seed in range(SEEDS):
         for initial in values:
-            small = shrunken(given, initial, hoist)
+            small = proxy(given, initial, hoist)
             _, train = small.trained
             experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)))
             if experiment is not None:
@@ -107,16 +107,16 @@ def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
     return next(experiments(given, hoist))
 
 
-def shrunken(given: Spec, initial: Initial, hoist: bool) -> Spec:
-    """A small copy of a file. Raises Undecided where there is none."""
+def proxy(given: Spec, initial: Initial, hoist: bool) -> Spec:
+    """The proxy of a file. Raises Undecided if there is none."""
     try:
-        return shrink(given, initial, hoist)
+        return proxy_of(given, initial, hoist)
     except Refused as refused:
         raise Undecided(refused.diagnostics[0]) from refused
 
 
 def never_finite(small: Spec) -> Undecided:
-    """What is said of a model that comes to no finite loss and gradient."""
+    """The verdict on a model whose loss or gradient is never finite."""
     return _undecided(
         f"on random data, model `{small.model.name if small.model else ''}` has no finite loss and gradient",
         small,
@@ -130,7 +130,7 @@ def _undecided(message: str, small: Spec, notes: Iterable[str] = (), help: str |
 
 
 def blurred(small: Spec, what: str, change: float) -> Undecided:
-    """What is said of a model that makes of the last digits of its parameters as much as of anything else."""
+    """The verdict on a model in which the last digits of its parameters change as much as anything else."""
     return _undecided(
         "rounding errors grow so much in this model that execution is inconclusive",
         small,
@@ -140,13 +140,14 @@ def blurred(small: Spec, what: str, change: float) -> Undecided:
 
 
 def settled(small: Spec) -> Experiment | None:
-    """An experiment on a file as it is, but that it clips, if it does, at half the norm of its first gradient, and
-    that updates neither vanish nor explode; None where that norm is not finite."""
+    """An experiment on a file as it is, except that it clips, if it does, at half the norm of its first gradient, and
+    that updates neither vanish nor explode; None if that norm is not finite.
+    """
     _, train = small.trained
     norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None)))))
     if not isfinite(norm):
         return None
-    # Of a gradient that is zero nothing can be taken.
+    # Nothing can be scaled to a gradient of zero.
     norm = norm if norm > NO_NORM else 1.0
     optimizer, rate = train.optimizer, UPDATE
     if "eps" in optimizer.arguments:
@@ -160,7 +161,7 @@ def settled(small: Spec) -> Experiment | None:
 
 
 def _plain(small: Spec) -> Spec:
-    """The file on one device, nothing of it compiled by torch: what all is held against."""
+    """The file on one device, without torch.compile: the reference."""
     _, train = small.trained
     return single(evolve(small, train=evolve(train, compile=False)))
 
@@ -179,7 +180,7 @@ def _compiled(small: Spec) -> Plan:
 
 
 def _norm(plan: Plan) -> float:
-    """The gradient norm of the first step; not a number where that, or the loss, is not finite."""
+    """The gradient norm of the first step; NaN if it or the loss is not finite."""
     try:
         _, norm = VirtualRun(plan).step(1, batches(plan.program, plan.train.seed)[0])
     except NotFinite:
@@ -203,9 +204,9 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
 
 
 def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: int = 0) -> Figures:
-    """All that is compared, in the order in which it is made. With a recorder, the first step alone is run.
+    """Everything that is compared, in the order in which it is made. With a recorder, only the first step is run.
 
-    In a `trial`, parameters begin with values whose last digits differ, in each by others.
+    In a `trial`, parameters start with different last digits, other ones in each trial.
     """
     run = VirtualRun(plan)
     if trial:
@@ -243,26 +244,27 @@ def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: in
 
 
 def essential(what: str) -> bool:
-    """Whether an experiment decides nothing where it does not decide this figure: those of the first step, but for
-    metrics, whose ties may be a model's nature."""
+    """Whether an experiment is inconclusive without this quantity: true of those of the first step, except for metrics,
+    whose ties may be in the nature of a model.
+    """
     return "metric" not in what and ("step 1" in what or "after an update" in what)
 
 
 def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:
-    """The tensor with elements larger and smaller by a small part of their order of magnitude."""
+    """The tensor, with elements changed up or down by a small fraction of their order of magnitude."""
     pattern = (torch.arange(tensor.numel()).view(tensor.shape) * (2 * trial + 1) + trial) % 5 - 2
     return tensor + LAST_DIGITS * pattern * tensor.abs().clamp(min=0.1)
 
 
 def compare(found: Figures, expected: Figures) -> dict[str, float]:
-    """The error of each figure, relative to its scale; infinite where one is missing or not a number."""
+    """The error of each quantity, relative to its scale; infinite if it is missing, or finite in only one."""
     return {what: error_of(found.get(what), figure) for what, figure in expected.items()}
 
 
 def error_of(found: Figure | None, expected: Figure) -> float:
-    """The largest difference of any element, relative to the scale of the whole.
+    """The largest difference of any element, relative to the scale of the tensor.
 
-    Metrics may be infinite or no number on random data: then they must be so in both.
+    Metrics may be infinite or NaN on random data: then they must be so in both.
     """
     if found is None or found.value.shape != expected.value.shape:
         return float("inf")

@@ -1,8 +1,8 @@
-"""`partita verify`: what is proved of one file, and what is tried.
+"""`partita verify`: what is proved of a file, and what is tested.
 
-The program of the file as it stands is compiled, which holds its schedule and messages to the laws (E05xx) and bounds
-its memory; the file's claims are held against it. It is certified: every operation and every change of layout is
-checked against its rule, without running any (`partita.compiler.certificate`). And a shrunken copy is run
+The file's program is compiled, which checks the invariants of its schedule and messages (E05xx) and bounds its memory;
+the file's claims are checked. Translation validation checks every operation and every resharding against its rule,
+without running any (`partita.compiler.verify.equivalence`). And a proxy is run
 (`partita.runtime.verification.execution`).
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.compiler.certificate import Certificate, certify
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
 from partita.compiler.pipeline import compile_run
@@ -23,15 +22,16 @@ from partita.compiler.report.claims import Outcome as Held
 from partita.compiler.report.claims import failures, outcomes
 from partita.compiler.report.summary import Summary, summarize
 from partita.compiler.state import Compilation
-from partita.dsl.brief import count, outline
+from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.reprs import count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.verification.execution import Execution, verify_execution
 from partita.runtime.verification.experiment import Undecided
 
 
 class Outcome(StrEnum):
-    """What `verify` comes to: all holds; something does not; or the proofs hold, and no copy could be compared."""
+    """The verdict: everything holds; something does not; or the proofs hold, and no proxy could be compared."""
 
     VERIFIED = "verified"
     WRONG = "wrong"
@@ -40,12 +40,12 @@ class Outcome(StrEnum):
 
 @frozen(eq=False)
 class Verification:
-    """All that `verify` finds out about a file. `peak_memory` is the bound of each rank in bytes, `memory` what its
-    device has, where the mesh declares one.
+    """The results of verifying a file. `peak_memory` is the bound of each rank in bytes, `memory` what its device has,
+    if the mesh declares one.
 
-    `certificates` are those of the programs of training and, where the file evaluates, of evaluation. `execution` is
-    None where no small copy of the file tells right from wrong; the `reason` (W0702) says why. `refusals` say that it
-    is too large (E0704). `claims` are those of its `expect` blocks.
+    `validations` are those of the training program and, if the file evaluates, of the evaluation program. `execution`
+    is None if no proxy is conclusive; `reason` (W0702) says why. `refusals`: the program is too large (E0704). `claims`
+    are those of the file's `expect` blocks.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Verification:
     messages: int
     peak_memory: tuple[int, ...]
     memory: int | None
-    certificates: tuple[Certificate, ...]
+    validations: tuple[Validation, ...]
     execution: Execution | None
     reason: Diagnostic | None
     claims: tuple[Held, ...]
@@ -67,19 +67,19 @@ class Verification:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of the whole mesh."""
+        """The number of ranks."""
         return len(self.peak_memory)
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """What is wrong."""
-        problems = [problem for certificate in self.certificates for problem in certificate.problems]
+        """Everything that is wrong."""
+        problems = [problem for validation in self.validations for problem in validation.problems]
         execution = self.execution.diagnostics if self.execution else ()
         return (*self.refusals, *problems, *execution, *failures(self.claims))
 
     @property
     def outcome(self) -> Outcome:
-        """What all that comes to."""
+        """The verdict."""
         if self.diagnostics:
             return Outcome.WRONG
         return Outcome.VERIFIED if self.execution is not None else Outcome.UNDECIDED
@@ -90,7 +90,7 @@ class Verification:
         return self.outcome is Outcome.VERIFIED
 
     def as_json(self) -> dict[str, Any]:
-        """The stable object of `verify --json`."""
+        """The object of `verify --json`, a stable format."""
         return {
             "name": self.name,
             "passed": self.passed,
@@ -101,9 +101,9 @@ class Verification:
             "peak_memory": list(self.peak_memory),
             "memory": self.memory,
             "certificate": {
-                "passed": all(each.passed for each in self.certificates),
-                "nodes": sum(each.nodes for each in self.certificates),
-                "moves": sum(each.moves for each in self.certificates),
+                "passed": all(each.passed for each in self.validations),
+                "nodes": sum(each.nodes for each in self.validations),
+                "moves": sum(each.reshardings for each in self.validations),
             },
             "execution": self.execution.as_json() if self.execution else None,
             "expectations": [each.as_json() for each in self.claims],
@@ -113,10 +113,10 @@ class Verification:
 
 
 def verify(given: Spec) -> Verification:
-    """Verify a file. Raises Refused for one that does not compile."""
+    """Verify a file. Raises Refused if it does not compile."""
     start = perf_counter()
     state, evaluation = compile_run(given)
-    certificates = tuple(certify(each, laws=False) for each in (state, evaluation) if each is not None)
+    validations = tuple(validate(each, invariants=False) for each in (state, evaluation) if each is not None)
     summary, mesh = summarize(state), state.mesh
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
@@ -131,7 +131,7 @@ def verify(given: Spec) -> Verification:
         sum(transfer["count"] for transfer in summary.transfers),
         tuple(summary.peak_memory[mesh.pipe_rank(rank)] for rank in range(mesh.ranks)),
         memory,
-        certificates,
+        validations,
         execution,
         reason,
         outcomes(state, summary),
@@ -142,7 +142,7 @@ def verify(given: Spec) -> Verification:
 
 
 def _too_large(state: Compilation, summary: Summary, memory: int | None) -> Iterator[Diagnostic]:
-    """A program that needs more than the memory of its device."""
+    """Yields E0704 for a program that needs more memory than its device has."""
     ranks = range(len(summary.peak_memory))
     worst = max(ranks, key=lambda rank: summary.peak_memory[rank])
     most = summary.peak_memory[worst]

@@ -9,10 +9,11 @@ import attrs
 import pytest
 
 import partita
-from partita.dsl.brief import MOST
+from partita.dsl.reprs import MOST
+from tests.files import SPECS
 
-SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.par"))
-SMALL = Path(__file__).parents[2] / "specs" / "mlp.par"
+FILES = sorted(SPECS.glob("*.par"))
+SMALL = SPECS / "mlp.par"
 
 
 def records(value: object, seen: set[int]) -> Iterator[object]:
@@ -32,7 +33,7 @@ def records(value: object, seen: set[int]) -> Iterator[object]:
         yield from records(each, seen)
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_results_of_every_spec(path: Path) -> None:
     state = partita.compile(path)
     results = {"Spec": partita.load(path), "Compilation": state, "Summary": partita.summary(state)}
@@ -50,7 +51,7 @@ def test_results_of_every_spec(path: Path) -> None:
 
 
 def test_a_compilation_says_what_it_is() -> None:
-    path = next(each for each in SPECS if each.name == "tiny.par")
+    path = next(each for each in FILES if each.name == "tiny.par")
     assert repr(partita.compile(path)).startswith("<Compilation of tiny.par: 2 ranks, ")
     assert repr(partita.compile(path)).endswith(" operations, interleaved_1f1b>")
     assert repr(partita.load(path)) == "<Spec tiny.par: model tiny, layout stages, schedule fast, 2 ranks>"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-BENCH = str(Path(__file__).parents[2] / "bench")
+from tests.files import ROOT
+
+BENCH = str(ROOT / "bench")
 
 if BENCH not in sys.path:
     sys.path.append(BENCH)

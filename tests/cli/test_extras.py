@@ -13,8 +13,9 @@ import pytest
 
 from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
+from tests.files import ROOT
+from tests.marks import every
 
-ROOT = Path(__file__).parents[2]
 BASE = ("attr", "attrs", "lark", "rich", "pygments", "markdown_it", "mdurl")
 FILE = """\
 axis batch = 8, embed = 6
@@ -82,22 +83,25 @@ def ran(command: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "--version",
-        "--help",
-        "check m.par",
-        "fmt --check m.par",
-        "compile m.par",
-        "explain m.par",
-        "schedule m.par",
-        "schedule m.par -o picture.json",
-        "plan m.par --devices 2 --within 1",
-        "checkpoint ls kept",
-        "checkpoint list kept",
-        "checkpoint show kept",
-        "run --help",
-        "checkpoint verify --help",
-    ],
+    every(
+        4,
+        [
+            "--version",
+            "--help",
+            "check m.par",
+            "fmt --check m.par",
+            "compile m.par",
+            "explain m.par",
+            "schedule m.par",
+            "schedule m.par -o picture.json",
+            "plan m.par --devices 2 --within 1",
+            "checkpoint ls kept",
+            "checkpoint list kept",
+            "checkpoint show kept",
+            "run --help",
+            "checkpoint verify --help",
+        ],
+    ),
 )
 def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
     done = ran(command, bare, work)
@@ -106,17 +110,23 @@ def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [
-        ("run m.par", "`partita run` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-        ("run m.par --transport virtual", "`partita run` needs torch"),
-        ("verify m.par", "`partita verify` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-        ("profile", "`partita profile` needs torch, numpy, safetensors: pip install 'partita[run]'"),
-        ("checkpoint verify kept", "`partita checkpoint` needs torch, numpy, safetensors"),
-        ("checkpoint export kept -o out.safetensors", "`partita checkpoint` needs torch"),
-        ("checkpoint import new out.safetensors m.par", "`partita checkpoint` needs torch"),
-        ("schedule m.par -o picture.svg", "drawing picture.svg needs matplotlib, numpy: pip install 'partita[plot]'"),
-        ("schedule m.par -o picture.png", "or name a .json file (a Chrome trace)"),
-    ],
+    every(
+        3,
+        [
+            ("run m.par", "`partita run` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+            ("run m.par --transport virtual", "`partita run` needs torch"),
+            ("verify m.par", "`partita verify` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+            ("profile", "`partita profile` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+            ("checkpoint verify kept", "`partita checkpoint` needs torch, numpy, safetensors"),
+            ("checkpoint export kept -o out.safetensors", "`partita checkpoint` needs torch"),
+            ("checkpoint import new out.safetensors m.par", "`partita checkpoint` needs torch"),
+            (
+                "schedule m.par -o picture.svg",
+                "drawing picture.svg needs matplotlib, numpy: pip install 'partita[plot]'",
+            ),
+            ("schedule m.par -o picture.png", "or name a .json file (a Chrome trace)"),
+        ],
+    ),
 )
 def test_what_needs_one(command: str, message: str, bare: Path, work: Path) -> None:
     done = ran(command, bare, work)

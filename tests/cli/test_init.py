@@ -8,8 +8,7 @@ import pytest
 
 from partita.cli.main import main
 from partita.dsl.load import load
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.files import SPECS
 
 
 @pytest.fixture(autouse=True)

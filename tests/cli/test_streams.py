@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import every
+
 FILE = """\
 axis batch = 8, embed = 6
 
@@ -74,7 +76,7 @@ def ran(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", every(4, COMMANDS))
 def test_ascii(command: str, work: Path) -> None:
     done = ran(command, work, PYTHONIOENCODING="ascii")
     assert b"Traceback" not in done.stderr, done.stderr.decode()

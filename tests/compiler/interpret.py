@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from partita.compiler.emission.writer import HEADER, Writer
+from partita.compiler.codegen.writer import HEADER, Writer
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.op import Argument
 from partita.runtime.context import Context

@@ -10,26 +10,26 @@ from hypothesis import strategies as st
 
 from partita.compiler import pipeline
 from partita.compiler.graph import Graph
-from partita.compiler.partition.cut import PartitionedGraph
-from partita.compiler.partition.text import parse_stages, parse_update, stages_text, update_text
+from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.shard.shard import ShardedGraph
 from partita.compiler.pipeline import compile_spec
-from partita.compiler.sharding.shard import ShardedGraph
-from partita.compiler.sharding.text import parse_sharded, sharded_text
-from partita.compiler.text import graph_text, parse_graph
+from partita.compiler.text.graph import graph_text, parse_graph
+from partita.compiler.text.partitioned import parse_stages, parse_update, stages_text, update_text
+from partita.compiler.text.sharded import parse_sharded, sharded_text
 from partita.dsl.diagnostic import Refused
 from partita.dsl.spec import Spec
 from tests.compiler.same import difference
-from tests.files import checked
+from tests.files import ROOT, checked
+from tests.marks import soak
 from tests.programs import programs, sharded_programs
 from tests.reference.programs import Maker
 
-ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "specs").glob("*.par")), *sorted((ROOT / "tests" / "planted" / "files").glob("*.par"))]
 
 
 def check_every_pass(spec: Spec, training: bool = True) -> None:
     """Run the passes one by one, and read back the text of what each has made."""
-    settled = pipeline._settled(spec, training, None, False)
+    settled = pipeline._configured(spec, training, None, False)
     built = pipeline._build(settled)
     check_graph(built.forward)
     placed = pipeline._place(built)
@@ -98,7 +98,7 @@ def test_text_of_many_random_programs(text: str) -> None:
     check_if_it_compiles(text)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("training", [True, *soak(False)], ids=["training", "evaluation"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_text_of_files(file: Path, training: bool) -> None:
     check_every_pass(checked(file.read_text(encoding="utf-8"), file.name), training)

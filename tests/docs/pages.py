@@ -32,7 +32,8 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-ROOT = Path(__file__).parents[2]
+from tests.files import ROOT
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Relative difference that a number in an output may have; those of training depend on the interpreter's own text too.
 NEAR, NEAR_IN_TRAINING = 0.02, 0.25

@@ -10,6 +10,7 @@ import pytest
 from partita.dsl.format import format_text
 from partita.dsl.load import load
 from tests.docs.pages import PAGES, ROOT, Fence, Session, commands, fences, files, same
+from tests.marks import soak
 
 FILES = [each for page in PAGES for each in files(page)]
 # Whole files; `loose.par` is what `fmt` is shown with.
@@ -36,7 +37,13 @@ def test_a_file_in_the_documentation_is_in_canonical_form(fence: Fence, text: st
     assert format_text(text, str(fence)) == text
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=name_of)
+# Pages whose sessions train or search for long; `make docs` runs all of them, too.
+LONG = ("run.md", "plan.md", "checkpoints.md")
+
+
+@pytest.mark.parametrize(
+    "page", [each for page in SESSIONS for each in (soak(page) if page.name in LONG else [page])], ids=name_of
+)
 def test_a_session_in_the_documentation_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     session = Session(page, tmp_path)
     for command in commands(page):

@@ -155,6 +155,7 @@ def test_hard_inputs_give_only_diagnostics(text):
     only_diagnostics(text)
 
 
+@pytest.mark.soak
 def test_hard_inputs_are_checked_within_500_mebibytes(tmp_path):
     """All of them in one process of its own, whose address space is limited to that."""
     for i, text in enumerate(HARD.values()):
@@ -186,7 +187,7 @@ def test_any_text_for_ten_minutes():
         max_examples=2000,
         deadline=2000,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.proxy_of],
         database=None,
     )
     @given(anything)

@@ -1,7 +1,6 @@
 """Models become bodies in single-assignment form, numbered and named as `partita.dsl.spec` describes."""
 
 from math import sqrt
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,8 +10,8 @@ from partita.dsl import spec
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.load import load, load_text
 from partita.dsl.types import Axis, Type
+from tests.files import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 AXES = "axis batch = 4, seq = 8, keys = 8, embed = 6, heads = 2, key = 3, half = 2, big = 12\n"
 
 

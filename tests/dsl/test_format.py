@@ -1,7 +1,5 @@
 """parse∘print is the identity on trees; formatting keeps trees and comments, and is idempotent."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 
@@ -13,8 +11,7 @@ from partita.dsl.parser import parse_file
 from partita.dsl.report import Report
 from partita.dsl.source import Source
 from tests.dsl.strategies import files, texts, words
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.files import SPECS
 
 
 def parsed(text):

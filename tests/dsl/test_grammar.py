@@ -1,7 +1,6 @@
 """The grammar has no conflicts, and the table beside it is its table."""
 
 import json
-from pathlib import Path
 
 import pytest
 from lark import Lark
@@ -11,8 +10,9 @@ from partita.dsl.lexer import language, tokenize
 from partita.dsl.parser import BUILDERS
 from partita.dsl.report import Report
 from partita.dsl.source import Source
+from tests.files import SPECS
 
-SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.par"))
+FILES = sorted(SPECS.glob("*.par"))
 GRAMMAR = tables.GRAMMAR.read_text()
 
 
@@ -29,7 +29,7 @@ def test_every_rule_has_a_builder():
     assert built == set(BUILDERS)
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_tokens_are_larks(path):
     text = path.read_text()
     lark = Lark(GRAMMAR, parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))

@@ -61,6 +61,20 @@ def test_overrides(overrides, read, expected):
 
 
 @pytest.mark.parametrize(
+    ("written", "override", "expected"),
+    [
+        ("(gpipe(microbatches = 4))", "schedule.microbatches=2", {"microbatches": 2}),
+        ("interleaved_1f1b(chunks = 2, 4)", "schedule.microbatches=2", {"chunks": 2, "microbatches": 2}),
+        ("interleaved_1f1b(chunks = 2, 4)", "schedule=looped_bfs", {"chunks": 2, "microbatches": 4}),
+        ("interleaved_1f1b(chunks = 2, 4)", "schedule.chunks=3", {"chunks": 3, "microbatches": 4}),
+    ],
+)
+def test_schedules_however_they_are_written(written, override, expected):
+    arguments = loaded(MORE.replace("schedule = s", f"schedule = {written}"), override).schedule.call.arguments
+    assert {key: arguments[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
     ("override", "code", "column", "help"),
     [
         ("batch", "E0315", 1, "`batch=128`"),

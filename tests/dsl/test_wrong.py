@@ -7,6 +7,7 @@ import pytest
 
 from partita.dsl.codes import CODES
 from partita.dsl.load import load
+from tests.files import ROOT
 
 FOLDER = Path(__file__).parent / "wrong"
 FILES = sorted(FOLDER.glob("*.par"))
@@ -40,10 +41,9 @@ def test_most_codes_of_the_front_end_have_a_wrong_file():
 
 
 def test_every_reported_code_is_in_the_index():
-    house = Path(__file__).parents[2]
     found = set()
     for folder in ("dsl", "compiler", "runtime", "cli"):
-        for path in (house / folder).rglob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             if path.name != "codes.py":
                 found |= set(re.findall(r'"([EW]0\d{3})"', path.read_text()))
     assert found

@@ -13,7 +13,7 @@ from partita.dsl.builtins import DATA, DEVICES, INITIAL, LINKS, MEASURES, OPTIMI
 from partita.dsl.functions import FUNCTIONS
 from partita.dsl.lexer import language
 from partita.dsl.units import UNITS
-from partita.runtime.checkpoint.sealed import _tail, seal
+from partita.runtime.checkpoint.checksummed import _tail, with_checksum
 
 HERE = Path(__file__).parent
 SPECS = HERE.parents[1] / "specs"
@@ -46,7 +46,7 @@ def schedule_seeds() -> Iterator[bytes]:
 
 def manifest_seeds() -> Iterator[bytes]:
     """A manifest without its seal, of two ranks; and files with nothing in them."""
-    yield seal(MANIFEST)[: -len(_tail(b""))]
+    yield with_checksum(MANIFEST)[: -len(_tail(b""))]
     yield b"{}"
     yield b'{\n"a": [1, 2.5e3, "b", null, {"c": true}]'
 

@@ -51,7 +51,7 @@ def calls(draw: st.DrawFn) -> str:
         value = draw(st.sampled_from(FITTING[slot.kind]) | st.sampled_from(ANYTHING))
         named = slot.kind != "tensors" and "->" not in value and draw(st.booleans())
         written.append(f"{slot.name} = {value}" if named else value)
-    if function.turns[1] != 0:
+    if function.arrows[1] != 0:
         written += draw(st.lists(st.sampled_from(ARROWS), max_size=2))
     return f"{function.name}({', '.join(written)})"
 

@@ -88,8 +88,8 @@ class Walk:
                 case spec.Repeat():
                     carried = [self.operand(each, values) for each in step.carried]
                     captured = [values[index] for index in step.captured]
-                    for turn in range(step.count):
-                        made = self.body(step.body, f"{path}.{step.scope}.{turn}", [*carried, *captured])
+                    for iteration in range(step.count):
+                        made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
         return values

@@ -135,7 +135,7 @@ class Maker:
     blocks: list[Block] = field(factory=list)
     limits: dict[str, str] = field(factory=dict)
     declared: dict[str, frozenset[str]] = field(factory=dict)  # all parameters, with their axes
-    repeats: dict[str, int] = field(factory=dict)  # of the model itself, with their turns
+    repeats: dict[str, int] = field(factory=dict)  # of the model itself, with their iterations
     body: Body = field(factory=Body)
     count: int = 0
     indent: int = 1
@@ -750,7 +750,7 @@ class Maker:
         ).format(x)
 
     def model(self, staged: int) -> tuple[str, list[tuple[str, str, list[str], str | None]]]:
-        """A model, with a repeat `layer` of at least `staged` turns."""
+        """A model, with a repeat `layer` of at least `staged` iterations."""
         declared, described = self.inputs()
         # What makes one step bad: by how much of itself the loss is larger. Windows of text have no place for it.
         self.planted = self.chance(25) and described[-1][0] != "targets"
@@ -815,10 +815,10 @@ class Maker:
         if kind == 0 and count > 1:
             return f"place layer -> pipe[0..{count - 1}]"
         if kind == 1:
-            turns = [1] * count
+            iterations = [1] * count
             for _ in range(self.repeats["layer"] - count):
-                turns[self.random.randrange(count)] += 1
-            return f"stage layer -> pipe [{', '.join(map(str, turns))}]"
+                iterations[self.random.randrange(count)] += 1
+            return f"stage layer -> pipe [{', '.join(map(str, iterations))}]"
         others = self.some([name for name in self.repeats if name != "layer"], 0, 1)
         return f"stage {', '.join(['layer', *others])} -> pipe"
 

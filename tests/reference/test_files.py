@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.compiler.shrinking.shrink import single
+from partita.compiler.verify.proxy import single
 from tests.planted.trial import ROOT
 from tests.reference.compare import checked, computed, meant, wrong
 from tests.reference.programs import Program

@@ -107,7 +107,14 @@ def program() -> Program:
         return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
 
     def stage(index: int, **fields) -> StageProgram:
-        common = {"whole_inputs": (), "hand_overs": (), "released": frozenset(), "saved": 0, "kept": 0, "peaks": {}}
+        common = {
+            "full_inputs": (),
+            "local_transfers": (),
+            "released": frozenset(),
+            "saved": 0,
+            "kept": 0,
+            "peaks": {},
+        }
         names = {kind: f"{kind.lower()}{index}" for kind in "PFR"}
         return StageProgram(index=index, rank=index, chunk=0, functions=names, frame=2, **common, **fields)
 

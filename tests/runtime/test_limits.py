@@ -17,9 +17,7 @@ from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
 from partita.runtime.data.arrays import open_arrays
 from partita.runtime.data.dataset import Input
-
-SPECS = Path(__file__).parents[2] / "specs"
-
+from tests.files import SPECS
 
 # ---------------------------------------------------------------- one machine
 
@@ -122,8 +120,9 @@ def test_a_program_has_a_limit():
         compile_spec(found)
 
 
+@pytest.mark.soak
 def test_compiling_takes_memory_in_proportion_to_the_program(tmp_path: Path):
-    """A stage of thousands of turns, within an address space of 600 MiB."""
+    """A stage of thousands of iterations, within an address space of 600 MiB."""
     (tmp_path / "deep.par").write_text(DEEP)
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))\n"

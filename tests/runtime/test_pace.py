@@ -19,8 +19,8 @@ from partita.runtime.pace import BATCH, UPDATE, Slow, Sums, actions_of
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.flight import read
 from tests.commands import records
+from tests.fault_injection.processes import PROC
 from tests.marks import soak
-from tests.survival.processes import PROC
 
 TEXT = """axis batch = 96, width = 96, hidden = 384
 model m(x: [batch, width], y: [batch, width]) {

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from partita.runtime.progress import Display, duration
+from tests.marks import soak
 
 
 def shown(*, terminal: bool, steps: int, first: int = 1, seconds: float = 2.0, loss: float | None = 2.5) -> str:
@@ -103,7 +104,7 @@ def on_a_terminal(columns: int, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["tiny", "a_name_that_is_longer_than_many_a_terminal_is_wide"])
-@pytest.mark.parametrize("columns", [0, 1, 5, 10, 20, 40, 71, 72, 80, 110, 300])
+@pytest.mark.parametrize("columns", [0, 40, 80, *soak(1, 5, 10, 20, 71, 72, 110, 300)])
 def test_the_bar_stays_on_its_line(columns: int, name: str) -> None:
     written = on_a_terminal(columns, name)
     assert re.search(r"\x1b\[[0-9]*A", written) is None, "the cursor goes up: the bar took more than one line"

@@ -96,13 +96,13 @@ class Reading:
         self.rounds = 1
         self.batch = "batch"
         self.inputs = tuple(InputRecord(name, type, None) for name, type in types.items())
-        self.whole_inputs = tuple(part for part in parts if part.batch is None)
+        self.full_inputs = tuple(part for part in parts if part.batch is None)
         self.stage_inputs = tuple(part for part in parts if part.batch is not None)
 
 
 class Stage:
     def __init__(self, reading: Reading) -> None:
-        self.inputs, self.whole_inputs = reading.stage_inputs, reading.whole_inputs
+        self.inputs, self.full_inputs = reading.stage_inputs, reading.full_inputs
 
 
 def test_a_rank_reads_its_part_of_each_microbatch() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.runtime.run_directory import RunDirectory
-from partita.runtime.telemetry import FILE_NAME, Telemetry
+from partita.runtime.telemetry import FILE_NAME, Recorder, Telemetry
+from partita.runtime.training import StepResult
 
 NUMBERS = st.floats() | st.integers(-(10**9), 10**9)
 
@@ -35,11 +36,15 @@ def test_what_is_written_is_what_is_read(
     tmp_path_factory: pytest.TempPathFactory, numbers: tuple[float, ...], metrics: dict[str, float]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    with RunDirectory.open(folder) as directory, Telemetry(directory) as telemetry:
-        written = [telemetry.step(1, *numbers, metrics), telemetry.evaluation(1, numbers[0], metrics)]
+    keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+    result = StepResult(1, *numbers, metrics)
+    with RunDirectory.open(folder) as directory:
+        recorder, unwritten = Recorder(directory, pytest.fail), Recorder(None, pytest.fail)
+        written = [recorder.step(result), recorder.evaluation(1, numbers[0], metrics)]
+        recorder.close()
+        assert written == [unwritten.step(result), unwritten.evaluation(1, numbers[0], metrics)]
     found = read(folder / FILE_NAME)
     assert found == written
-    keys = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
     expected = {"step": 1, **dict(zip(keys, numbers, strict=True)), **metrics}
     finite = {key: value if math.isfinite(value) else None for key, value in expected.items()}
     assert found[0] == finite
@@ -49,9 +54,9 @@ def test_what_is_written_is_what_is_read(
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "run"
     telemetry = Telemetry(RunDirectory.open(folder))
-    telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
+    telemetry.write({"step": 1})
     assert [line["step"] for line in read(folder / FILE_NAME)] == [1]
-    telemetry.step(2, 2.0, 0.1, 1.0, 100.0)
+    telemetry.write({"step": 2})
     assert [line["step"] for line in read(folder / FILE_NAME)] == [1, 2]
     telemetry.close()
 
@@ -61,19 +66,19 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_step(tmp_path: Path, rest: str)
     directory = RunDirectory.open(tmp_path)
     with Telemetry(directory) as telemetry:
         for step in (1, 2, 3, 4):
-            telemetry.step(step, 2.0, 0.1, 1.0, 100.0)
-        telemetry.evaluation(2, 3.0)
+            telemetry.write({"step": step})
+        telemetry.write({"step": 2, "eval_loss": 3.0})
     with (tmp_path / FILE_NAME).open("a") as file:
         file.write(rest)
     with Telemetry(directory, keep_through=2) as telemetry:
-        telemetry.step(3, 1.0, 0.1, 1.0, 100.0)
+        telemetry.write({"step": 3})
     assert [line["step"] for line in read(tmp_path / FILE_NAME)] == [1, 2, 2, 3]
 
 
 def test_a_new_run_begins_anew(tmp_path: Path) -> None:
     for _ in range(2):
         with RunDirectory.open(tmp_path) as directory, Telemetry(directory) as telemetry:
-            telemetry.step(1, 2.0, 0.1, 1.0, 100.0)
+            telemetry.write({"step": 1})
     assert len(read(tmp_path / FILE_NAME)) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -94,7 +99,7 @@ for step in range(1, 21):
     if step == 18:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     try:
-        telemetry.step(step, 1.0, 0.1, 1.0, 100.0)
+        telemetry.write(dict(step=step, text="x" * 80))
     except OSError:
         refused += 1
 print(refused)

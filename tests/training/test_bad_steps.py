@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from partita import train as train_file
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Call
-from partita.runtime.bad_steps import FEWEST, BadStep, Judge, NotFinite
+from partita.runtime.bad_steps import FEWEST, BadStep, BadStepPolicy, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.training import StepResult, VirtualRun
-from tests.checkpoint.runs import Outcome, plan_of, same, tensors, trained, without_checkpoints
 from tests.commands import partita, records
+from tests.marks import every, soak
+from tests.runtime.checkpoint.runs import Outcome, plan_of, same, tensors, trained, without_checkpoints
 
 # Two stages, three mesh axes, a tied parameter; every item is seen once in eight steps.
 TEXT = """
@@ -114,7 +115,7 @@ def run_in(folder: Path, *overrides: str, keep: Path | None = None, text: str = 
 # ---------------------------------------------------------------- skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", every(3, list(LAYOUTS)))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_bad_step_changes_nothing_and_the_others_are_as_if_it_were_not(layout: str, optimizer: str, folder: Path):
     bad = steps_with({9, 36}, folder)
@@ -215,8 +216,10 @@ def test_at_most_so_many_in_all_also_over_a_restart(folder: Path, tmp_path: Path
     assert resumed.said == []  # what is done about bad steps is no other setting
 
 
-@pytest.mark.parametrize("settings", ["skip", "skip(spike = 1.05, window = 3)", "rewind(spike = 1.05, window = 2)"])
-@pytest.mark.parametrize("interrupted", [2, 4, 6])
+@pytest.mark.parametrize(
+    "settings", ["rewind(spike = 1.05, window = 2)", *soak("skip", "skip(spike = 1.05, window = 3)")]
+)
+@pytest.mark.parametrize("interrupted", [4, *soak(2, 6)])
 def test_an_interrupted_run_judges_as_the_undisturbed_one(settings: str, interrupted: int, tmp_path: Path):
     """With the same history; what a checkpoint does not have is judged again."""
     folder, keep, whole = written(tmp_path, {9: math.nan, 30: 30.0}), tmp_path / "a", tmp_path / "b"
@@ -235,7 +238,7 @@ def test_an_interrupted_run_judges_as_the_undisturbed_one(settings: str, interru
 # ---------------------------------------------------------------- spikes
 
 
-def judged(judge: Judge, figures: list[tuple[float, float]]) -> list[int]:
+def judged(judge: BadStepPolicy, figures: list[tuple[float, float]]) -> list[int]:
     """The steps that are not accepted."""
     return [
         step
@@ -257,7 +260,7 @@ FIGURES = st.lists(
 def test_a_spike_is_judged_by_the_median_of_the_good_steps_before(
     figures: list[tuple[float, float]], spike: float, window: int
 ):
-    judge = Judge(Call("skip", {"at_most": 100, "spike": spike, "window": window}))
+    judge = BadStepPolicy(Call("skip", {"at_most": 100, "spike": spike, "window": window}))
     good: list[tuple[float, float]] = []
     bad = []
     for step, pair in enumerate(figures, 1):
@@ -277,14 +280,14 @@ def test_a_spike_is_judged_by_the_median_of_the_good_steps_before(
 
 
 def test_a_spike_ends_a_run_that_asks_for_it():
-    judge = Judge(Call("stop", {"spike": 10.0, "window": 100}))
+    judge = BadStepPolicy(Call("stop", {"spike": 10.0, "window": 100}))
     with pytest.raises(BadStep) as stopped:
         judged(judge, [(0.5, 1.0)] * 12 + [(7e11, 1.0)])
     assert not isinstance(stopped.value, NotFinite)
     assert stopped.value.step == 13
     assert "the loss of step 13 is 7e+11, a spike above 0.5, the median of the 12 good steps" in str(stopped.value)
     assert "`on_bad_step = skip`" in str(stopped.value)
-    assert judged(Judge(Call("stop", {"spike": None, "window": 100})), [(0.5, 1.0)] * 12 + [(7e11, 1.0)]) == []
+    assert judged(BadStepPolicy(Call("stop", {"spike": None, "window": 100})), [(0.5, 1.0)] * 12 + [(7e11, 1.0)]) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -327,7 +330,7 @@ def by_hand(folder: Path, keep: Path, bad: int, to: int, overrides: tuple[str, .
     return run
 
 
-@pytest.mark.parametrize(("layout", "interval"), [("zero3", 2), ("zero1", 3), ("plain", 5), ("one", 8)])
+@pytest.mark.parametrize(("layout", "interval"), [("zero3", 2), *soak(("zero1", 3), ("plain", 5), ("one", 8))])
 def test_going_back_leaves_out_all_since_the_checkpoint(layout: str, interval: int, tmp_path: Path):
     folder = written(tmp_path, {9: math.nan})
     (bad,) = steps_with({9}, folder)
@@ -368,6 +371,7 @@ def test_going_back_is_said_and_ends(folder: Path, tmp_path: Path):
     assert len(results) == second - 1
 
 
+@pytest.mark.soak
 def test_a_run_that_is_killed_after_it_went_back_goes_back_again(tmp_path: Path):
     """Before its next checkpoint: nothing of what it did since the last one is left but lines of metrics."""
     folder, keep, whole = written(tmp_path, {9: math.nan}), tmp_path / "a", tmp_path / "b"
@@ -454,6 +458,7 @@ def test_an_evaluation_that_is_not_finite_is_said_and_training_goes_on(layout: s
     same(tensors(run), tensors(plain.run))
 
 
+@pytest.mark.soak
 def test_the_command_says_so(tmp_path: Path):
     """Of real ranks; and the last checkpoint is there all the same."""
     written(tmp_path, {9: math.nan, TRAINED + 3: math.inf})

@@ -14,8 +14,8 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.commands import partita, records
+from tests.files import SPECS
 
-SPECS = Path(__file__).parents[2] / "specs"
 RANKS, GOAL = 4, 0.93
 
 

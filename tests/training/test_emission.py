@@ -1,4 +1,4 @@
-"""What is emitted: alike turns and stages share functions, so that the source does not grow with depth."""
+"""What is emitted: alike iterations and stages share functions, so that the source does not grow with depth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from partita.dsl.load import load
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
-from tests.files import checked
-
-SPECS = Path(__file__).parents[2] / "specs"
+from tests.files import SPECS, checked
 
 
 def source(*overrides: str) -> str:
@@ -74,10 +72,11 @@ train { model = a layout = cut schedule = s data = random() optimizer = sgd(lr =
 """
 
 
-def test_hostile_names_shadow_nothing(tmp_path: Path):
+@pytest.mark.parametrize("repeat", ["layer", "stage0", "stage1", "rank0", "kernels"])
+def test_hostile_names_shadow_nothing(repeat: str, tmp_path: Path):
     """Names of a file that are Python's, torch's, or those of emitted functions and arguments stay names of values."""
     name = "x\nimport os; os._exit(7)  #.par"
-    spec = checked(HOSTILE, name)
+    spec = checked(HOSTILE.replace("as layer", f"as {repeat}").replace("stage layer", f"stage {repeat}"), name)
     plan = prepare(spec)
     for line in plan.program.source.splitlines():
         assert not line.startswith("import os"), line

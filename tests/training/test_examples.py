@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,9 @@ from partita.compiler.report.summary import summarize
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from tests.commands import partita
-from tests.files import checked
+from tests.files import SPECS, checked
+from tests.marks import every
 
-SPECS = Path(__file__).parents[2] / "specs"
 FILES = sorted(path.name for path in SPECS.glob("*.par"))
 
 
@@ -38,7 +37,7 @@ def test_gpt_without_its_shard_rules():
     assert (summary.ranks, len(summary.stages)) == (4, 12)
     assert [stage.rank for stage in summary.stages] == [0, 1, 2, 3] * 3
     assert [stage.chunk for stage in summary.stages] == [0] * 4 + [1] * 4 + [2] * 4
-    assert [stage.turns for stage in summary.stages] == [(f"layer.{i}",) for i in range(12)]
+    assert [stage.iterations for stage in summary.stages] == [(f"layer.{i}",) for i in range(12)]
     assert [stage.tied for stage in summary.stages] == [("gpt.wte",), *[()] * 10, ("gpt.wte",)]
     assert summary.parameters == 124_391_424  # GPT-2 small with this vocabulary, without biases
     # One activation forward and one cotangent back for each of the eleven boundaries.
@@ -54,7 +53,9 @@ def test_a_mesh_axis_that_no_rule_uses_is_an_error():
     assert "`data` of 2, `tensor` of 2" in diagnostic.message
 
 
-@pytest.mark.parametrize("form", ["graph", "joint", "microbatch", "sharded", "partitioned", "schedule", "python"])
+@pytest.mark.parametrize(
+    "form", every(4, ["sharded", "graph", "joint", "microbatch", "python", "partitioned", "schedule"])
+)
 def test_every_form_is_emitted(form: str):
     whole = partita("compile", str(SPECS / "tiny.par"), "--emit", form, timeout=100)
     assert whole.returncode == 0, whole.stderr

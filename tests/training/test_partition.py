@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from partita.compiler.graph import Phase
-from partita.compiler.partition.cut import described, join
+from partita.compiler.passes.cut import described, join
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
@@ -46,7 +46,7 @@ def close(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
 
 
 @given(program=programs(), seed=st.integers(0, 1000))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_partitioned_equals_whole(program: Program, seed: int, tmp_path_factory):
     note(program.text)
     check(program, seed, tmp_path_factory.getbasetemp())

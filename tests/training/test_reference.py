@@ -12,9 +12,8 @@ from partita.runtime.data.binding import open_data
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
+from tests.files import SPECS
 from tests.training.reference import MODELS, optimizer
-
-SPECS = Path(__file__).parents[2] / "specs"
 
 # Sizes that make a test fast; the arithmetic is the same.
 TINY = ("batch=8", "seq=16", "embed=16", "heads=2", "key=8", "train.data=random()", "train.eval=every(1)")

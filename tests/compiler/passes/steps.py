@@ -10,25 +10,26 @@ from attrs import evolve, frozen
 from partita.compiler.costs.devices import device_of
 from partita.compiler.costs.nodes import seconds
 from partita.compiler.graph import Graph, Node
-from partita.compiler.lowering import build as building
-from partita.compiler.lowering import fuse as fusing
-from partita.compiler.lowering import gradients, placement
-from partita.compiler.lowering import ids as guards
-from partita.compiler.lowering import recompute as recomputing
-from partita.compiler.lowering import rematerialize as rematerializing
-from partita.compiler.lowering.microbatches import split_batch
 from partita.compiler.mesh import Mesh, mesh_of
-from partita.compiler.partition import cut as cutting
-from partita.compiler.partition import overlap as overlapping
-from partita.compiler.partition.cut import PartitionedGraph
-from partita.compiler.partition.text import stages_text, update_text
-from partita.compiler.partition.update import update_graph
-from partita.compiler.sharding.homes import homes_of
-from partita.compiler.sharding.moves import Moves
-from partita.compiler.sharding.shard import ShardedGraph
-from partita.compiler.sharding.shard import shard as sharding
-from partita.compiler.sharding.text import parse_sharded, sharded_text
-from partita.compiler.text import graph_text
+from partita.compiler.passes import build as building
+from partita.compiler.passes import cut as cutting
+from partita.compiler.passes import differentiate as differentiating
+from partita.compiler.passes import fuse as fusing
+from partita.compiler.passes import guard as guards
+from partita.compiler.passes import overlap as overlapping
+from partita.compiler.passes import place as placing
+from partita.compiler.passes import remat_cheap as rematerializing
+from partita.compiler.passes import remat_scopes as recomputing
+from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.microbatch import split_batch
+from partita.compiler.passes.shard.defaults import default_layouts
+from partita.compiler.passes.shard.resharding import Resharding
+from partita.compiler.passes.shard.shard import ShardedGraph
+from partita.compiler.passes.shard.shard import shard as sharding
+from partita.compiler.passes.update import update_graph
+from partita.compiler.text.graph import graph_text
+from partita.compiler.text.partitioned import stages_text, update_text
+from partita.compiler.text.sharded import parse_sharded, sharded_text
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 from partita.dsl.spec import RecomputeRule, Spec
@@ -103,7 +104,7 @@ def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr =
     rules = rules or f"shard {first} -> {', '.join(re.findall(r'[a-z]+', mesh))}"  # which every mesh axis needs
     parameters = {each.name.rsplit(".", 1)[-1]: ", ".join(each.master.names) for each in graph.parameters}
     blocks = dict.fromkeys(each.name for each in graph.scopes if not each.repeat)
-    repeats = {each.name: each.turns for each in graph.scopes if each.repeat}
+    repeats = {each.name: each.iterations for each in graph.scopes if each.repeat}
     text = FILE.format(
         axes=declared,
         first=first,
@@ -111,7 +112,7 @@ def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr =
         parameters="\n  ".join(f"param {name}: [{axes}] ~ ones()" for name, axes in parameters.items()),
         uses="\n  ".join(
             [f"let y = {name}(y)" for name in blocks]
-            + [f"repeat {turns} as {name} {{ let y = y * 2.0 }}" for name, turns in repeats.items()]
+            + [f"repeat {iterations} as {name} {{ let y = y * 2.0 }}" for name, iterations in repeats.items()]
         ),
         loss=" + ".join(["mean(y)", *(f"mean({name})" for name in parameters)]),
         mesh=mesh,
@@ -125,9 +126,9 @@ def file_of(graph: Graph, mesh: str, rules: str = "", optimizer: str = "sgd(lr =
     return spec
 
 
-def mesh_and_pipe(spec: Spec, chunks: int = 1) -> tuple[Mesh, placement.Pipeline]:
+def mesh_and_pipe(spec: Spec, chunks: int = 1) -> tuple[Mesh, placing.Pipeline]:
     """The mesh of a file, and its pipeline."""
-    pipeline = placement.pipeline_of(spec.layout, spec.mesh, chunks)
+    pipeline = placing.pipeline_of(spec.layout, spec.mesh, chunks)
     return mesh_of(spec.mesh, pipeline.axis), pipeline
 
 
@@ -153,12 +154,12 @@ def place(form: Form, *, mesh: str, rules: str, chunks: int = 1) -> Form:
     def cost(node: Node) -> float:
         return seconds(node, device_of(spec.mesh))
 
-    return whole(placement.place(form.graph(), pipeline, spec.layout, cost))
+    return whole(placing.place(form.graph(), pipeline, spec.layout, cost))
 
 
 def differentiate(form: Form) -> Form:
     """Append the backward pass."""
-    return whole(gradients.differentiate(form.graph()))
+    return whole(differentiating.differentiate(form.graph()))
 
 
 def fuse(form: Form) -> Form:
@@ -166,19 +167,19 @@ def fuse(form: Form) -> Form:
     return whole(fusing.fuse(form.graph()))
 
 
-def recompute(form: Form, *, rules: str, mesh: str = "data = 1") -> Form:
+def remat_scopes(form: Form, *, rules: str, mesh: str = "data = 1") -> Form:
     """Inner values of scopes are computed again."""
     layout = file_of(form.graph(), mesh, rules).layout
     found = [rule for rule in (layout.rules if layout else ()) if isinstance(rule, RecomputeRule)]
-    return whole(recomputing.recompute(form.graph(), found))
+    return whole(recomputing.remat_scopes(form.graph(), found))
 
 
-def rematerialize(form: Form, *, gathered: bool = False) -> Form:
+def remat_cheap(form: Form, *, gathered: bool = False) -> Form:
     """What is cheap is made again."""
-    return whole(rematerializing.rematerialize(form.graph(), gathered))
+    return whole(rematerializing.remat_cheap(form.graph(), gathered))
 
 
-def split(form: Form, *, microbatches: int, over: str = "batch") -> Form:
+def microbatch(form: Form, *, microbatches: int, over: str = "batch") -> Form:
     """The graph of one microbatch, and of the end of a step."""
     return whole(split_batch(form.graph(), over, microbatches))
 
@@ -188,7 +189,7 @@ def shard(form: Form, *, mesh: str, rules: str, links: str = "", hoist: bool = T
     graph = form.graph()
     spec = file_of(graph, mesh, rules, links=links)
     on, _ = mesh_and_pipe(spec)
-    found = sharding(graph, homes_of(spec.layout, on), Moves(on), cutting.portable_values(graph), hoist)
+    found = sharding(graph, default_layouts(spec.layout, on), Resharding(on), cutting.portable_values(graph), hoist)
     return Form(sharded_text(found, places=False), found)
 
 
@@ -208,11 +209,24 @@ def update(form: Form, *, mesh: str, optimizer: str = "sgd(lr = 0.1)", clip: flo
     partitioned = form.stages()
     spec = file_of(partitioned.graph, mesh, optimizer=optimizer)
     on = mesh_of(spec.mesh, None)
-    found = update_graph(partitioned, form.layouts().parameters, Moves(on), spec.trained[1].optimizer, clip)
+    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), spec.trained[1].optimizer, clip)
     return Form(update_text(found, places=False))
 
 
 STEPS: dict[str, Step] = {
     each.__name__: each
-    for each in (build, guard, place, differentiate, fuse, recompute, rematerialize, split, shard, cut, overlap, update)
+    for each in (
+        build,
+        guard,
+        place,
+        differentiate,
+        fuse,
+        remat_scopes,
+        remat_cheap,
+        microbatch,
+        shard,
+        cut,
+        overlap,
+        update,
+    )
 }

@@ -2,9 +2,9 @@
 
 from tests.planted.planted import Planted
 
-RESUME = "tests/checkpoint/test_resume.py"
+RESUME = "tests/runtime/checkpoint/test_resume.py"
 BITS = f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit"
-RESHARD = "tests/checkpoint/test_reshard.py"
+RESHARD = "tests/runtime/checkpoint/test_reshard.py"
 REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
@@ -71,7 +71,7 @@ MISTAKES = [
         "runtime/checkpoint/shards.py",
         "        if self._copy is None:\n            self._copy =",
         "        if True:\n            self._copy =",
-        "tests/checkpoint/test_saving.py::test_a_rank_holds_one_copy_of_what_it_saves",
+        "tests/runtime/checkpoint/test_saving.py::test_a_rank_holds_one_copy_of_what_it_saves",
     ),
     Planted(
         "parts-found-from-the-outside",
@@ -120,6 +120,6 @@ MISTAKES = [
         "runtime/checkpoint/checkpoints.py",
         "problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))",
         "problems = list(commit.problems(range(rank, min(1, len(saved.files)), self.rank.plan.ranks)))",
-        "tests/checkpoint/test_damage.py::test_every_rank_falls_back_when_one_finds_damage",
+        "tests/runtime/checkpoint/test_damage.py::test_every_rank_falls_back_when_one_finds_damage",
     ),
 ]

@@ -3,7 +3,7 @@
 from tests.planted.planted import Planted
 
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
-DATA = "tests/runtime/test_data.py"
+DATA = "tests/runtime/data/test_data.py"
 
 MISTAKES = [
     Planted(
@@ -183,7 +183,7 @@ MISTAKES = [
     ),
     Planted(
         "integers-up-to-the-longest-axis",
-        "compiler/lowering/build.py",
+        "compiler/passes/build.py",
         "return min(axes, key=lambda axis: axis.size) if axes else None",
         "return max(axes, key=lambda axis: axis.size) if axes else None",
         f"{FILE}[tied]",
@@ -197,7 +197,7 @@ MISTAKES = [
     ),
     Planted(
         "accuracy-of-sums",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         "return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)",
         "return total(site.build, cast(site.build, right, dtype), right.type.names, dtype, site.name)",
         f"{FILE}[axes]",
@@ -218,10 +218,10 @@ MISTAKES = [
     ),
     Planted(
         "ids-bounded-by-one-more",
-        "compiler/lowering/ids.py",
+        "compiler/passes/guard.py",
         "if least < 0 or most >= axis.size:",
         "if least < 0 or most > axis.size:",
-        "tests/compiler/test_ids.py",
+        "tests/compiler/passes/test_guard.py",
     ),
     Planted(
         "metrics-file-forgets-its-last-step",

@@ -2,27 +2,27 @@
 
 from tests.planted.planted import Planted
 
-DERIVATIVE = "tests/compiler/test_ops.py::test_gradient_is_the_derivative"
+DERIVATIVE = "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative"
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 
 MISTAKES = [
     Planted(
         "third-contribution-lost",
-        "compiler/lowering/gradients.py",
+        "compiler/passes/differentiate.py",
         "for d, reader in contributions[parameter.value]:",
         "for d, reader in contributions[parameter.value][:2]:",
         f"{FILE}[tied]",
     ),
     Planted(
         "third-reader-of-an-activation-lost",
-        "compiler/lowering/gradients.py",
+        "compiler/passes/differentiate.py",
         "for part, reader in own[1:]:",
         "for part, reader in own[1:2]:",
         f"{FILE}[axes]",
     ),
     Planted(
         "readers-on-other-stages-lost",
-        "compiler/lowering/gradients.py",
+        "compiler/passes/differentiate.py",
         "for part in sums[1:]:",
         "for part in sums[2:]:",
         "verify tests/planted/files/skips.par",
@@ -36,7 +36,7 @@ MISTAKES = [
     ),
     Planted(
         "seed-of-the-loss",
-        "compiler/lowering/gradients.py",
+        "compiler/passes/differentiate.py",
         "Constant(1.0, graph.loss.type.dtype)",
         "Constant(2.0, graph.loss.type.dtype)",
         f"{FILE}[attention]",
@@ -134,45 +134,45 @@ MISTAKES = [
     ),
     Planted(
         "scale-and-shift-exchanged-where-fused",
-        "compiler/lowering/fuse.py",
+        "compiler/passes/fuse.py",
         "results = (node.output, to_scale.output, to_shift.output)",
         "results = (node.output, to_shift.output, to_scale.output)",
         f"{FILE}[skips]",
     ),
     Planted(
         "mean-counts-one-less",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         "result = scaled(build, total(build, value, over, dtype), 1 / count, name=name)",
         "result = scaled(build, total(build, value, over, dtype), 1 / max(1, count - 1), name=name)",
         f"{FILE}[axes]",
     ),
     Planted(
         "weights-counted-once-for-all-positions",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         "if len(weight.type.axes) < len(nll.type.axes):",
         "if not weight.type.axes:",
         f"{FILE}[axes]",
     ),
     Planted(
         "minimum-without-its-sign",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         'return pointwise(site.build, "negate", least, name=site.name)',
         "return least",
         f"{FILE}[axes]",
     ),
     Planted(
         "shift-lost-beside-a-scale",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         'return pointwise(build, "multiply_add", *unified(build, [result, scale, shift]), name=site.name)',
         'return pointwise(build, "multiply_add", *unified(build, [result, scale, scale]), name=site.name)',
         f"{FILE}[axes]",
     ),
     Planted(
         "sum-put-where-it-is-read-twice",
-        "compiler/emission/sums.py",
+        "compiler/codegen/sums.py",
         "if last not in places or last in keep or uses[last] > 1 or first in literal:",
         "if last not in places or last in keep or first in literal:",
-        "tests/compiler/test_sums.py",
+        "tests/compiler/codegen/test_sums.py",
     ),
     Planted(
         "literals-folded-wrongly",

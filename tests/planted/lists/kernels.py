@@ -3,12 +3,12 @@
 from tests.planted.planted import Planted
 
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
-WAYS = "tests/compiler/test_ways.py::test_every_way_is_sound"
-ORDERS = "tests/compiler/test_ops.py::test_results_do_not_depend_on_the_order_of_axes"
-DERIVATIVE = "tests/compiler/test_ops.py::test_gradient_is_the_derivative"
-PRODUCTS = "tests/runtime/test_products.py"
+WAYS = "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound"
+ORDERS = "tests/compiler/ops/test_ops.py::test_results_do_not_depend_on_the_order_of_axes"
+DERIVATIVE = "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative"
+PRODUCTS = "tests/runtime/kernels/test_products.py"
 DTYPES = "tests/compiler/test_dtypes.py"
-PASSES = "tests/compiler/test_passes.py::test_a_pass_makes_what_is_expected"
+PASSES = "tests/compiler/passes/test_cases.py::test_a_pass_makes_what_is_expected"
 
 MISTAKES = [
     Planted(
@@ -146,7 +146,7 @@ MISTAKES = [
     ),
     Planted(
         "scale-of-a-sample-lost",
-        "compiler/lowering/build.py",
+        "compiler/passes/build.py",
         "            scale = float(value)\n",
         "            scale = float(value) and 1.0\n",
         f"{FILE}[axes]",
@@ -191,35 +191,35 @@ MISTAKES = [
         "runtime/kernels/rows.py",
         "    if center:\n        result -= wide_d.mean(over, keepdim=True)\n",
         "",
-        "tests/compiler/test_ops.py::test_gradient_is_the_derivative",
+        "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative",
     ),
     Planted(
         "gradient-of-a-shift-by-the-scale",
         "runtime/kernels/rows.py",
         "for x in (d * y, d))",
         "for x in (d * y, d * scale))",
-        "tests/compiler/test_ops.py::test_results_do_not_depend_on_the_order_of_axes",
+        "tests/compiler/ops/test_ops.py::test_results_do_not_depend_on_the_order_of_axes",
     ),
     Planted(
         "sum-left-out-in-a-kernel",
         "runtime/kernels/rows.py",
         "    return inner if plus is None else inner.add_(plus)\n",
         "    return inner\n",
-        "tests/compiler/test_sums.py",
+        "tests/compiler/codegen/test_sums.py",
     ),
     Planted(
         "derivative-of-gelu-in-blocks",
         "runtime/kernels/pointwise.py",
         "_gelu_derivative(part, of_part).mul_(d_part)",
         "_gelu_derivative(part, of_part)",
-        "tests/runtime/test_pointwise.py",
+        "tests/runtime/kernels/test_pointwise.py",
     ),
     Planted(
         "cube-of-gelu",
         "runtime/kernels/pointwise.py",
         "CUBE = 0.044715",
         "CUBE = 0.44715",
-        "tests/runtime/test_pointwise.py",
+        "tests/runtime/kernels/test_pointwise.py",
     ),
     Planted(
         "sums-in-half-precision",
@@ -230,28 +230,28 @@ MISTAKES = [
     ),
     Planted(
         "losses-in-half-precision",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         "wide = [cast(site.build, value, accumulation(value.type.dtype)) for value in (a, b)]",
         "wide = [a, b]",
         f"{PASSES}[build/differences_in_bf16]",
     ),
     Planted(
         "softmax-in-half-precision",
-        "compiler/lowering/functions.py",
+        "compiler/passes/functions.py",
         "    x = cast(site.build, x, accumulation(x.type.dtype))\n    peak",
         "    peak",
         f"{PASSES}[build/softmax_in_bf16]",
     ),
     Planted(
         "masters-in-half-precision",
-        "compiler/lowering/build.py",
+        "compiler/passes/build.py",
         "value.type.with_dtype(accumulation(value.type.dtype)),",
         "value.type,",
         DTYPES,
     ),
     Planted(
         "comparisons-in-the-dtype-of-their-result",
-        "compiler/lowering/build.py",
+        "compiler/passes/build.py",
         "dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)",
         'dtype = "i64"',
         f"{FILE}[figures]",

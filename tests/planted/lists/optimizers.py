@@ -4,7 +4,7 @@ from tests.planted.planted import Planted
 
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 RATES = "tests/runtime/test_learning_rates.py"
-OPTIMIZERS = "tests/runtime/test_optimizers.py"
+OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
 
 MISTAKES = [
     Planted(
@@ -51,7 +51,7 @@ MISTAKES = [
     ),
     Planted(
         "what-is-read-through-a-view-does-not-decay",
-        "compiler/lowering/build.py",
+        "compiler/passes/build.py",
         "self.readers.setdefault(roots.get(value, value), []).append((node, position))",
         "self.readers.setdefault(value, []).append((node, position))",
         f"{FILE}[axes]",
@@ -121,14 +121,14 @@ MISTAKES = [
     ),
     Planted(
         "gradients-scaled-up-to-the-limit",
-        "compiler/partition/update.py",
+        "compiler/passes/update.py",
         'return pointwise(build, "minimum", ratio, constant(build, 1.0, norm), name="clip")',
         'return pointwise(build, "maximum", ratio, constant(build, 1.0, norm), name="clip")',
         f"{FILE}[tied]",
     ),
     Planted(
         "clipped-without-a-root",
-        "compiler/partition/update.py",
+        "compiler/passes/update.py",
         'norm = pointwise(build, "sqrt", total, name="norm")',
         'norm = pointwise(build, "multiply", total, constant(build, 1.0, total), name="norm")',
         f"{FILE}[tied]",

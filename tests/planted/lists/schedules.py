@@ -1,11 +1,11 @@
-"""Orders of schedules, the laws that they are held to, and the transfers between."""
+"""Orders of schedules, the invariants that they are held to, and the transfers between."""
 
 from tests.planted.planted import Planted
 
-SCHEDULES = "tests/schedules/test_schedules.py"
+SCHEDULES = "tests/compiler/schedules/test_schedules.py"
 LAWFUL = f"{SCHEDULES}::test_every_schedule_is_lawful_in_every_small_shape"
-LAWS = "tests/schedules/test_laws.py"
-COMMUNICATION = "tests/schedules/test_communication.py"
+INVARIANTS = "tests/compiler/schedules/test_invariants.py"
+COMMUNICATION = "tests/compiler/schedules/test_communication.py"
 TINY = "verify specs/tiny.par"
 
 MISTAKES = [
@@ -47,9 +47,9 @@ MISTAKES = [
     Planted(
         "backwards-of-gpipe-reversed",
         "compiler/schedules/gpipe.py",
-        "order = tuple(Action(kind, 0, m) for kind in (FORWARD, WHOLE_BACKWARD) for m in range(microbatches))",
+        "order = tuple(Action(kind, 0, m) for kind in (FORWARD, FULL_BACKWARD) for m in range(microbatches))",
         "order = tuple(Action(FORWARD, 0, m) for m in range(microbatches)) + tuple(\n"
-        "        Action(WHOLE_BACKWARD, 0, m) for m in reversed(range(microbatches))\n"
+        "        Action(FULL_BACKWARD, 0, m) for m in reversed(range(microbatches))\n"
         "    )",
         LAWFUL,
     ),
@@ -112,20 +112,20 @@ MISTAKES = [
     Planted(
         "live-activations-until-b",
         "compiler/schedules/schedule.py",
-        "last = action.kind in (WEIGHT, WHOLE_BACKWARD)",
-        'last = action.kind in ("B", WHOLE_BACKWARD)',
+        "last = action.kind in (WEIGHT, FULL_BACKWARD)",
+        'last = action.kind in ("B", FULL_BACKWARD)',
         SCHEDULES,
     ),
     Planted(
         "sends-wait-for-the-buffer-after",
-        "compiler/communication.py",
+        "compiler/schedules/communication.py",
         "program.append(WaitSend(transfers[transfer.index - depth]))",
         "program.append(WaitSend(transfers[transfer.index - depth + 1]))",
         TINY,
     ),
     Planted(
         "received-after-it-is-needed",
-        "compiler/communication.py",
+        "compiler/schedules/communication.py",
         "            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))\n"
         "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n",
         "            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))\n"
@@ -134,37 +134,37 @@ MISTAKES = [
     ),
     Planted(
         "posted-late",
-        "compiler/communication.py",
+        "compiler/schedules/communication.py",
         "earliest = min(earliest, max(0, consumed - lookahead))",
         "earliest = min(earliest, consumed)",
         COMMUNICATION,
     ),
     Planted(
         "buffers-one-too-few",
-        "compiler/communication.py",
+        "compiler/schedules/communication.py",
         "while any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):",
         "while any(a > b for a, b in zip(free, wanted[line.buffers :], strict=False)):",
         COMMUNICATION,
     ),
     Planted(
-        "law-of-order-forgets-weights",
-        "compiler/laws.py",
+        "invariant-of-order-forgets-weights",
+        "compiler/schedules/invariants.py",
         "    for chunk in forward:\n        before[WEIGHT, chunk] = BACKWARD, chunk\n",
         "",
-        LAWS,
+        INVARIANTS,
     ),
     Planted(
-        "law-of-matching-forgets-sizes",
-        "compiler/laws.py",
+        "invariant-of-matching-forgets-sizes",
+        "compiler/schedules/invariants.py",
         "if sent != received or sent.message.bytes != received.message.bytes:",
         "if sent != received:",
-        LAWS,
+        INVARIANTS,
     ),
     Planted(
-        "turns-to-the-cheapest-stage",
-        "compiler/lowering/placement.py",
-        'dearest, _ = _cut(total, parts, max, float("inf"))',
-        'dearest, _ = _cut(total, parts, min, float("inf"))',
-        "tests/compiler/test_placement.py",
+        "iterations-to-the-cheapest-stage",
+        "compiler/passes/place.py",
+        'largest, _ = _cut(total, parts, max, float("inf"))',
+        'largest, _ = _cut(total, parts, min, float("inf"))',
+        "tests/compiler/passes/test_place.py",
     ),
 ]

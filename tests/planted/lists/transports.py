@@ -2,9 +2,9 @@
 
 from tests.planted.planted import Planted
 
-COLLECTIVES = "tests/runtime/test_collectives.py"
-SHARED = "tests/runtime/test_shared.py"
-PROCESSES = "tests/runtime/test_process.py"
+COLLECTIVES = "tests/runtime/transports/test_collectives.py"
+SHARED = "tests/runtime/transports/test_shared.py"
+PROCESSES = "tests/runtime/transports/test_process.py"
 TINY, SKIPS, AXES = (
     "verify specs/tiny.par",
     "verify tests/planted/files/skips.par",
@@ -14,7 +14,7 @@ TINY, SKIPS, AXES = (
 MISTAKES = [
     Planted(
         "sent-as-it-lies",
-        "compiler/emission/statements.py",
+        "compiler/codegen/statements.py",
         'suffix = ".contiguous()" if self.sent else ""',
         'suffix = ""',
         SKIPS,

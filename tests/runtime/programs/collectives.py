@@ -82,8 +82,8 @@ def steps(transport: Transport, mesh: Mesh, found: dict[str, list[str]]) -> Iter
 
 def main() -> None:
     """On Gloo: transports one after the other, each with a mesh of its own."""
-    from partita.runtime.supervision.meeting import connect
-    from partita.runtime.supervision.rendezvous import rank_from_environment
+    from partita.runtime.supervision.identity import rank_from_environment
+    from partita.runtime.supervision.rendezvous import connect
     from partita.runtime.transports.process import ConnectionLost, ProcessTransport
 
     identity = rank_from_environment()

@@ -16,17 +16,17 @@ import torch
 
 from partita.compiler.instructions import Channel, Traffic
 from partita.compiler.mesh import Mesh
-from partita.runtime.supervision.meeting import connect
-from partita.runtime.supervision.rendezvous import rank_from_environment
-from partita.runtime.transports import neighbours
+from partita.runtime.supervision.identity import rank_from_environment
+from partita.runtime.supervision.rendezvous import connect
+from partita.runtime.transports import same_host
 from partita.runtime.transports.process import ConnectionLost, ProcessTransport
-from partita.runtime.transports.shared import LIMIT, LOOK_SECONDS, Incoming, Outgoing
+from partita.runtime.transports.shared import LIMIT, POLL_SECONDS, Incoming, Outgoing
 
 identity = rank_from_environment()
 assert identity is not None
 connect(identity, "gloo")
 if "--apart" in sys.argv:
-    neighbours.BOOT = Path(f"/proc/{os.getpid()}/cmdline") if identity.rank else neighbours.BOOT
+    same_host.BOOT = Path(f"/proc/{os.getpid()}/cmdline") if identity.rank else same_host.BOOT
 transport = ProcessTransport()
 rank, other = transport.rank, 1 - transport.rank
 ways = ("backward", "forward")
@@ -58,7 +58,7 @@ if "--pingpong" in sys.argv:
     for i in range(20_000):
         # Beside the moment at which a rank that waits lies down to sleep.
         if random.random() < 0.02:
-            sleep(random.choice((0.0, 0.5e-3, LOOK_SECONDS, 1.2e-3)))
+            sleep(random.choice((0.0, 0.5e-3, POLL_SECONDS, 1.2e-3)))
         tensor, buffer = torch.full((3,), 2.0 * i + rank), torch.zeros(3)
         transport.send(out, tensor)
         transport.receive(into, buffer).done()

@@ -1,0 +1,35 @@
+"""Formats numbers for people: `1.5 GiB`, `12.4 M`, `3.2 ms`."""
+
+from __future__ import annotations
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def count_text(value: float) -> str:
+    """A count in powers of 1000."""
+    for unit in ("", " K", " M", " B"):
+        if abs(value) < 1000:
+            return f"{value:.0f}{unit}" if unit == "" else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.1f} T"
+
+
+def seconds_text(value: float) -> str:
+    """Seconds, milliseconds or microseconds."""
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value * 1e6:.0f} µs"
+
+
+def plain_text(value: float) -> str:
+    """A number without a unit."""
+    return f"{value:,.6g}"

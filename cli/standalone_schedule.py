@@ -1,0 +1,152 @@
+"""`partita schedule NAME --stages P --microbatches M`: a schedule without a program, with times and memory as numbers.
+
+For comparing schedules: the timeline that the compiler would predict for a program with these costs. Times and memory
+are those of one microbatch on one rank, in any unit; each chunk of the rank has an equal share of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.cli.argument_types import count, number
+from partita.compiler.schedules.communication import communicate, default_messages
+from partita.compiler.schedules.conditions import Conditions, Memory
+from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_of
+from partita.compiler.schedules.invariants import check_program, check_schedule
+from partita.compiler.schedules.registry import make
+from partita.compiler.schedules.simulator import equal_costs, simulate
+from partita.dsl.builtins import BOUND
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.load import load_text
+from partita.dsl.overrides import PLACE
+
+if TYPE_CHECKING:
+    from partita.compiler.schedules.conditions import Memory
+    from partita.compiler.schedules.schedule import Schedule
+    from partita.compiler.schedules.timeline import Timeline
+    from partita.dsl.spec import Call
+
+Numbers = Mapping[str, float | None]
+
+TIMES: Numbers = {"F": 1.0, "B": 1.0, "W": 1.0, "comm": 0.0, "FB": None}
+MEMORY: Numbers = {"F": 1.0, "W": 1.0}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options for a schedule without a file."""
+    group = parser.add_argument_group("a schedule without a program", "FILE is then a schedule's name, or a call of it")
+    group.add_argument("--stages", "--ranks", type=count, metavar="P", help="number of pipeline ranks")
+    group.add_argument("--microbatches", type=count, metavar="M", help="number of microbatches")
+    group.add_argument("--chunks", type=count, metavar="V", help="stages per rank, if the schedule takes it")
+    group.add_argument(
+        "--times",
+        type=_numbers(TIMES),
+        default=TIMES,
+        metavar="F=1,B=1,W=1,comm=0",
+        help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward",
+    )
+    group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
+    group.add_argument(
+        "--memory",
+        type=_numbers(MEMORY),
+        default=MEMORY,
+        metavar="F=1,W=1",
+        help="memory of one microbatch on a rank from F to B, and from B to W",
+    )
+
+
+def asked(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with a request for a schedule without a program; "" if nothing is, None if it is for a program."""
+    sizes = {"--stages": arguments.stages, "--microbatches": arguments.microbatches}
+    named = arguments.file.partition("(")[0] in SCHEDULES and not Path(arguments.file).exists()
+    numbers = arguments.times is not TIMES or arguments.memory is not MEMORY
+    if not (named or numbers or any((*sizes.values(), arguments.chunks, arguments.memory_limit))):
+        return None
+    # A schedule that is written in a file states its own size.
+    generator = SCHEDULES.get(arguments.file.partition("(")[0])
+    written = generator is not None and generator.written is not None and "(" in arguments.file
+    missing = [] if written else [name for name, size in sizes.items() if size is None]
+    if missing:
+        return f"a schedule without a program needs {' and '.join(missing)}"
+    forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
+    if pair is not None and pair < max(forward, backward + weight):
+        return f"--times: FB={pair:g} is less than a forward or a full backward alone"
+    return ""
+
+
+def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
+    """The schedule and its timeline. Raises Refused if it cannot be made or violates an invariant or the limit."""
+    call = _call(arguments)
+    chunks, microbatches = size_of(call)
+    if arguments.chunks is not None and "chunks" not in call.arguments:
+        chunks = arguments.chunks
+    if arguments.microbatches not in (None, microbatches):
+        message = f"`{arguments.file}` has {microbatches} microbatches, not {arguments.microbatches}"
+        raise refuse("E0505", message, call.span)
+    written = SCHEDULES[call.name].written
+    ranks = arguments.stages or (written(call).ranks if written is not None else 1)
+    stages = ranks * chunks
+    times = {key: value / chunks for key, value in arguments.times.items() if value is not None}
+    costs = equal_costs(times["F"], times["B"], times["W"], arguments.times["comm"], times.get("FB"))
+    memory = None
+    if arguments.memory_limit is not None:
+        after_f, after_b = ((arguments.memory[key] / chunks,) * stages for key in ("F", "W"))
+        memory = Memory((arguments.memory_limit,) * ranks, after_f, after_b)
+    messages = default_messages(stages)
+    conditions = Conditions(costs, messages, None if memory is None else lambda placement: memory)
+    own = own_arguments(call)
+    if own.pop(BOUND.name, None) is not None:
+        raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
+    schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
+    check_schedule(schedule)
+    programs = communicate(schedule, messages, overlap="FB" in times)
+    check_program(programs)
+    if memory is not None:
+        _hold(schedule, memory)
+    return schedule, simulate(programs, costs)
+
+
+def _call(arguments: argparse.Namespace) -> Call:
+    """The call of the schedule, with the options applied."""
+    name = arguments.file.partition("(")[0].strip()
+    taken = SCHEDULES[name].names if name in SCHEDULES else ()
+    overrides = [f"one.{each}" for each in arguments.overrides]
+    for key in ("microbatches", "chunks"):
+        value = getattr(arguments, key)
+        if value is not None and key in taken:
+            overrides.append(f"one.{key}={value}")
+    written = arguments.file if "(" in arguments.file else f"{arguments.file}()"
+    spec, diagnostics = load_text(f"schedule one = {written}", PLACE, overrides, PLACE)
+    if spec is None or spec.schedule is None:
+        raise Refused([each for each in diagnostics if each.severity == "error"])
+    return spec.schedule.call
+
+
+def _hold(schedule: Schedule, memory: Memory) -> None:
+    """Refuse (E0504) a schedule that exceeds the memory limit."""
+    for rank, (actions, stages) in enumerate(zip(schedule.actions, schedule.placement, strict=True)):
+        peak = memory.peak(actions, stages)
+        if not memory.holds(rank, peak):
+            amount, limit = memory.text(peak), memory.text(memory.limit[rank])
+            message = f"rank {rank} of schedule `{schedule.name}` needs {amount}, but the limit is {limit}"
+            searched = ", ".join(f"`{each.name}`" for each in SCHEDULES.values() if each.bounded)
+            help = f"{searched} searches within the limit" if searched else None
+            raise refuse("E0504", message, help=help)
+
+
+def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
+    """Returns a parser of numbers by name, such as `F=18.5,B=18.1`; others keep their defaults."""
+
+    def read(text: str) -> Numbers:
+        found = dict(defaults)
+        for part in text.split(","):
+            key, _, value = part.partition("=")
+            if key.strip() not in found:
+                raise argparse.ArgumentTypeError(f"`{part}` is not one of {', '.join(f'{each}=…' for each in found)}")
+            found[key.strip()] = number(value)
+        return found
+
+    return read

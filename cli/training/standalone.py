@@ -1,0 +1,202 @@
+"""`partita run` started by hand: supervises the ranks that it starts, or runs all ranks in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from partita.cli import measured
+from partita.cli.source import report
+from partita.cli.training.devices import transport_of
+from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, unwritable, writable
+from partita.compiler.pipeline import compile_run
+from partita.compiler.report.claims import doubts
+from partita.dsl import limits
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.load import load
+from partita.dsl.reader import Reader
+from partita.runtime.bad_steps import BadStep
+from partita.runtime.start import begin
+from partita.runtime.supervision.diagnosis import Diagnosis
+from partita.runtime.supervision.identity import DIRECTORY
+from partita.runtime.supervision.launcher import launch
+from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
+from partita.runtime.supervision.termination import Termination
+from partita.runtime.supervision.watchdog import Watchdog
+from partita.runtime.transports.registry import InProcess, Processes
+
+if TYPE_CHECKING:
+    from partita.compiler.program import Program
+    from partita.dsl.spec import Spec
+    from partita.runtime.checkpoint.settings import Settings
+    from partita.runtime.data.binding import Bound
+    from partita.runtime.rank import Plan
+    from partita.runtime.run_directory import RunDirectory
+    from partita.runtime.training import ClusterOf
+
+
+def run_alone(arguments: argparse.Namespace) -> int:
+    """Train on this machine."""
+    reader = Reader()
+    spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, reader)
+    report(diagnostics)
+    if spec is None:
+        return WRONG_INPUT
+    try:
+        _refuse_crowd(spec)
+        kind = transport_of(arguments, spec)
+        if isinstance(kind, InProcess):
+            return _in_process(arguments, spec, reader, kind.cluster)
+        return _supervise(arguments, spec, reader, kind)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return WRONG_INPUT
+
+
+def _refuse_crowd(spec: Spec) -> None:
+    """Refuse (E0613) more ranks than an untrusted file should be able to start on one machine."""
+    mesh = spec.mesh
+    if mesh is not None and mesh.ranks > limits.LOCAL_RANKS:
+        raise refuse(
+            "E0613",
+            f"mesh `{mesh.name}` has {mesh.ranks:,} ranks; at most {limits.LOCAL_RANKS} can be started on one machine",
+            mesh.span,
+            help="start it with torchrun or Slurm on several machines, or make the mesh smaller",
+        )
+
+
+def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: Processes) -> int:
+    """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
+    from partita.runtime.data.binding import bind
+
+    state, evaluation = compile_run(spec, gpu=kind.gpu)
+    report((*state.warnings, *doubts(state)))
+    program = state.program
+    data = bind(program, state.train, folder_of(arguments))
+    report(data.doubts)
+    settings = checkpoints_of(arguments, spec)
+    directory = opened(arguments)
+    if directory is None:
+        return WRONG_USE
+    with directory:
+        if not _taken(directory, spec, program, settings, data, reader):
+            return WRONG_USE
+        trace = arguments.trace
+        if trace is not None and not recordable(spec, trace):
+            return WRONG_USE
+        if trace is not None:
+            measured.forget(trace, program)
+        diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
+        try:
+            status = launch(
+                _command(arguments, kind.name),
+                program.mesh.ranks,
+                restarts=arguments.restarts,
+                watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
+                environment={**os.environ, DIRECTORY: directory.text},
+                inherited=directory.descriptors,
+                saves=settings is not None,
+            )
+        except OSError as error:
+            print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
+            return FAILED
+    if trace is not None and status in (0, INTERRUPTED):
+        measured.draw(trace, program)
+    return status
+
+
+def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
+    """The command of a rank."""
+    command = [sys.executable, "-m", "partita", "run", arguments.file, *arguments.overrides]
+    command += ["--transport", transport]
+    for name in ("root", "run_dir", "stall_timeout", "trace"):
+        value = getattr(arguments, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    return [*command, *(["--changed-data"] if arguments.changed_data else [])]
+
+
+def _taken(
+    directory: RunDirectory,
+    spec: Spec,
+    program: Program,
+    settings: Settings | None,
+    data: Bound,
+    reader: Reader,
+) -> bool:
+    """Take the run's directory; reports and returns False if it or that of the checkpoints cannot be written to.
+
+    Raises Refused (E0801 to E0804, E0814, E0815).
+    """
+    try:
+        warning = begin(directory, spec, program, settings, data.files, reader)
+    except OSError as error:
+        unwritable(directory.path, error)
+        return False
+    if warning is not None:
+        report([warning])
+    return settings is None or writable(settings.path)
+
+
+def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, cluster: ClusterOf) -> int:
+    """Train with all ranks in this process."""
+    from partita.runtime.data.binding import bind
+    from partita.runtime.rank import prepare
+
+    plan = prepare(spec)
+    if plan.training.compiled:
+        check_compiler(plan)
+    report((*plan.training.warnings, *doubts(plan.training)))
+    data = bind(plan.program, plan.train, folder_of(arguments))
+    report(data.doubts)
+    settings = checkpoints_of(arguments, spec)
+    directory = opened(arguments)
+    if directory is None:
+        return WRONG_USE
+    with directory:
+        if not _taken(directory, spec, plan.program, settings, data, reader):
+            return WRONG_USE
+        return _train_in_process(plan, cluster, settings, data, directory)
+
+
+def _train_in_process(
+    plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
+) -> int:
+    from partita.cli.watch import Watch
+    from partita.runtime.in_process import run_in_process
+
+    with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
+        try:
+            run, saved = run_in_process(
+                plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
+            )
+        except BadStep as wrong:
+            print(f"partita: {wrong}", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    if termination.asked():
+        print("partita: ended by SIGTERM", file=sys.stderr)
+        return TERMINATED
+    return 0 if saved and not run.ranks[0].unsound else FAILED
+
+
+def say(diagnostic: Diagnostic) -> None:
+    """Print a diagnostic of the run."""
+    report([diagnostic])
+
+
+def check_compiler(plan: Plan) -> None:
+    """Refuse (E0614) a program that torch cannot compile here."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        span = plan.train.spans.get("compile")
+        raise refuse(
+            "E0614", "torch cannot find a C++ compiler", span, help="install g++, or remove `compile`"
+        ) from None

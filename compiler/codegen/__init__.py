@@ -1,0 +1,1 @@
+"""Partitioned graph and schedule → Program: statements, segments, source, frames, instructions."""

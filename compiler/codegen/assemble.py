@@ -1,0 +1,151 @@
+"""Plan → Program: emits the source and lays out the frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import asdict
+
+from partita.compiler.codegen.emit import KINDS, StageEmitter, stage_function
+from partita.compiler.codegen.functions import read_by, receives, sends
+from partita.compiler.codegen.plan import functions_of
+from partita.compiler.codegen.statements import Return
+from partita.compiler.codegen.writer import Module, Probe, Writer
+from partita.compiler.graph import Node, Parameter
+from partita.compiler.instructions import Message
+from partita.compiler.ops.op import TORCH_DTYPES, Argument
+from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.passes.cut import PartitionedGraph, message_of
+from partita.compiler.passes.update import UpdateGraph
+from partita.compiler.program import LocalTransfer, Program, RankPlan, RankProgram, StagePlan, StageProgram, StepPlan
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.types import Type
+
+# Arguments of a rank's functions.
+FINISH, UPDATE = ("t", "c"), ("m", "t", "v", "s", "c")
+
+
+def assemble(
+    plan: StepPlan,
+    partitioned: PartitionedGraph,
+    update: UpdateGraph,
+    compiled: bool = False,
+    probe: Probe | None = None,
+) -> Program:
+    """The program of a plan. With `compiled`, it uses torch.compile; a `probe` observes its values."""
+    # A repeat may be called `stage0`, and its functions are named after it.
+    entries = [stage_function(stage.index, kind) for stage in plan.stages for kind in KINDS]
+    module = Module(partitioned.graph.name, probe, compiled, entries)
+    emitters = []
+    for functions in functions_of(partitioned, plan.schedule, compiled):
+        emitter = StageEmitter(module, functions, _casts(functions.stage.parameters))
+        emitter.emit()
+        emitters.append(emitter)
+    for index, nodes in update.reduce:
+        emitters[index].emit_reductions(nodes, update.totals[index])
+    stages = tuple(
+        _stage_program(stage, emitter, emitters, plan.schedule)
+        for stage, emitter in zip(plan.stages, emitters, strict=True)
+    )
+    ranks = tuple(
+        RankProgram(
+            **asdict(rank, recurse=False),
+            finish=_emit_finish(rank, module, update),
+            update=_emit_update(rank, module, update) if update.parameters else None,
+        )
+        for rank in plan.ranks
+    )
+    return Program(**{**asdict(plan, recurse=False), "stages": stages, "ranks": ranks}, source=module.source)
+
+
+def _casts(parameters: Sequence[Parameter]) -> Mapping[str, str]:
+    """By parameter, the suffix that casts a master to the stage's compute dtype, where the two differ."""
+    return {
+        p.name: f".to({TORCH_DTYPES[p.value.type.dtype]})" for p in parameters if p.value.type.dtype != p.master.dtype
+    }
+
+
+def _stage_program(
+    plan: StagePlan, emitter: StageEmitter, emitters: Sequence[StageEmitter], schedule: Schedule
+) -> StageProgram:
+    of, stage = emitter.of, emitter.stage
+    sent: dict[Message, int] = {}
+    received: dict[Message, tuple[int, Type]] = {}
+    local_transfers: list[LocalTransfer] = []
+    for node, send in sends(stage.nodes):
+        message = message_of(node)
+        slot = emitter.slots.slot(node.inputs[0])
+        if schedule.rank_of(send.destination) == plan.rank:
+            other = emitters[send.destination]
+            target = next(n.output for n, _ in receives(other.stage.nodes) if message_of(n) == message)
+            kind = "F" if send.direction == "forward" else "B"
+            local_transfers.append(LocalTransfer(kind, slot, send.destination, other.slots.slot(target)))
+        else:
+            sent[message] = slot
+    for node, receive in receives(stage.nodes):
+        if schedule.rank_of(receive.source) != plan.rank:
+            received[message_of(node)] = (emitter.slots.slot(node.output), node.output.type)
+    read_later, read_by_weight = read_by(of.groups["BW"]), read_by(of.groups["W"])
+    released = {
+        emitter.slots.slot(node.inputs[0])
+        for node, send in sends(stage.nodes)
+        if node.inputs[0] not in (read_later if send.direction == "forward" else read_by_weight)
+    }
+    return StageProgram(
+        **asdict(plan, recurse=False),
+        input_slots=tuple(emitter.slots.slot(each.value) for each in stage.inputs if each.batch is not None),
+        frame=len(emitter.slots.of),
+        sends=sent,
+        receives=received,
+        local_transfers=tuple(local_transfers),
+        released=frozenset(released),
+        functions=emitter.functions,
+    )
+
+
+def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str]]) -> None:
+    """Names the totals that parameters' updates read."""
+    positions = {key: i for i, key in enumerate(totals)}
+    for each in update.parameters:
+        for stage, value in each.totals:
+            if (stage, each.name) in positions:
+                writer.names.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
+
+
+def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
+    writer = Writer(FINISH, probe=module.probe)
+    _totals(writer, update, rank.totals)
+    positions = {key: i for i, key in enumerate(rank.totals)}
+    mine = set(rank.stages)
+    wanted = [value for _, value, stage in update.statistics if stage in mine]
+    for accumulator, stage in update.sums:
+        if stage in mine:
+            text = f"t[{positions[stage, accumulator.name]}]"
+            writer.names.texts[accumulator.value] = Argument(text, accumulator.value.type)
+    writer.block(update.statistic_nodes(mine), set(wanted))
+    writer.add(Return(tuple(wanted), always=True))
+    name = f"rank{rank.rank}_finish"
+    module.add(name, FINISH, writer.body(), f"Statistics that rank {rank.rank} makes.")
+    return name
+
+
+def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
+    writer = Writer(UPDATE, probe=module.probe)
+    _totals(writer, update, rank.totals)
+    first = len(update.statistics) - len(update.norms)
+    for i, value in enumerate(update.norms):
+        writer.names.texts[value] = Argument(f"s[{first + i}]", value.type)
+    writer.block(update.clip, {node.output for node in update.clip})
+    states = 0
+    nodes: list[Node] = []
+    order = {name: i for i, name in enumerate(rank.parameters)}
+    for each in sorted((u for u in update.parameters if u.name in order), key=lambda u: order[u.name]):
+        writer.names.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
+        for value in each.states:
+            writer.names.texts[value] = Argument(f"v[{states}]", value.type)
+            states += 1
+        nodes += [*each.finish, *each.update]
+    writer.block(bucketed(by_depth(nodes), BUCKET_BYTES), set())
+    name = f"rank{rank.rank}_update"
+    module.add(name, UPDATE, writer.body() or ["pass"], f"The optimizer of rank {rank.rank}, in place.")
+    return name

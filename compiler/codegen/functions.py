@@ -1,0 +1,107 @@
+"""The functions of a stage: their nodes, split into runs, and the values kept between them.
+
+A run is a sequence of consecutive nodes of one iteration of a repeat, so that equal iterations can share a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from partita.compiler.codegen.segments import compiled_units
+from partita.compiler.graph import Input, Node, Phase, Value
+from partita.compiler.ops.communication import Receive, Send
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.passes.place import iteration_of
+
+Run = tuple[str | None, list[Node], set[Value]]  # its iteration, nodes and live-out values
+
+
+class StageFunctions:
+    """The nodes of a stage by function. `kinds` are those of the schedule's actions; `compiled`: uses torch.compile."""
+
+    def __init__(
+        self, partitioned: PartitionedGraph, stage: StageGraph, kinds: Collection[str], compiled: bool
+    ) -> None:
+        self.stage = stage
+        self.compiled = compiled
+        self.repeats = {s.path: s.name for s in partitioned.graph.scopes if s.repeat}
+        self.prologue = [node for node in stage.nodes if node.phase is Phase.PROLOGUE]
+        self.groups = {
+            kind: [node for node in stage.nodes if node.phase in phases]
+            for kind, phases in (
+                ("F", (Phase.FORWARD,)),
+                ("B", (Phase.BACKWARD,)),
+                ("W", (Phase.WEIGHT,)),
+                ("BW", (Phase.BACKWARD, Phase.WEIGHT)),
+            )
+        }
+        self.kinds = [kind for kind, nodes in self.groups.items() if nodes and kind in kinds]
+        self.literal = {v for node in stage.nodes if is_literal(node) for v in node.outputs}
+
+    @property
+    def full_inputs(self) -> list[Input]:
+        """Inputs of the prologue, over the whole batch."""
+        return [each for each in self.stage.inputs if each.batch is None]
+
+    @property
+    def saved(self) -> set[Value]:
+        """What a microbatch keeps from F for the backward pass."""
+        return (made_by(self.groups["F"]) & read_by(self.groups["BW"])) - self.literal
+
+    @property
+    def kept(self) -> set[Value]:
+        """What a microbatch keeps from B to W."""
+        return ((made_by(self.groups["F"]) | made_by(self.groups["B"])) & read_by(self.groups["W"])) - self.literal
+
+    def runs(self, nodes: Iterable[Node], wanted: set[Value]) -> list[Run]:
+        """Runs of nodes of one iteration of a repeat, or of none, with the live-out values of each."""
+        runs: list[tuple[str | None, list[Node]]] = []
+        for node in nodes:
+            if node.op.sends or node.op.receives:
+                continue
+            iteration = iteration_of(node.scope, self.repeats)
+            if runs and runs[-1][0] == iteration:
+                runs[-1][1].append(node)
+            else:
+                runs.append((iteration, [node]))
+        # Live-out values, limited to those that the run reads or makes: a stage may have thousands of runs.
+        after: list[set[Value]] = []
+        needed = set(wanted)
+        for _, run in reversed(runs):
+            own = read_by(run)
+            after.append((own | made_by(run)) & needed)
+            needed |= own
+        after.reverse()
+        return [(iteration, run, keep) for (iteration, run), keep in zip(runs, after, strict=True)]
+
+    def units(self, kind: str, keep: set[Value]) -> list[list[list[Node]]]:
+        """The nodes of a function by run and unit (one node, or a compiled segment); `keep` outlives the function."""
+        found = self.runs(self.groups[kind], keep)
+        if not self.compiled:
+            return [[[node] for node in run] for _, run, _ in found]
+        return [compiled_units(run, left, self.literal) for _, run, left in found]
+
+
+def is_literal(node: Node) -> bool:
+    """Whether a node is a constant, which is written inline."""
+    return node.op.literal is not None
+
+
+def sends(nodes: Iterable[Node]) -> Iterator[tuple[Node, Send]]:
+    """The sends among nodes."""
+    return ((node, node.op) for node in nodes if isinstance(node.op, Send))
+
+
+def receives(nodes: Iterable[Node]) -> Iterator[tuple[Node, Receive]]:
+    """The receives among nodes."""
+    return ((node, node.op) for node in nodes if isinstance(node.op, Receive))
+
+
+def made_by(nodes: Iterable[Node]) -> set[Value]:
+    """The results of nodes."""
+    return {value for node in nodes for value in node.outputs}
+
+
+def read_by(nodes: Iterable[Node]) -> set[Value]:
+    """The operands of nodes."""
+    return {value for node in nodes for value in node.inputs}

@@ -1,0 +1,210 @@
+"""Partitioned graph and schedule → plan: checked instructions of each rank, and what each stage needs and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from partita.compiler.analysis.liveness import beside, held
+from partita.compiler.codegen.functions import StageFunctions, receives, sends
+from partita.compiler.graph import Graph, Parameter
+from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
+from partita.compiler.mesh import Mesh
+from partita.compiler.passes.cut import PartitionedGraph, message_of
+from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.program import (
+    AccumulatorRecord,
+    InputPart,
+    InputRecord,
+    ParameterRecord,
+    RankPlan,
+    StagePlan,
+    StepPlan,
+    TiedTransfer,
+)
+from partita.compiler.schedules.communication import communicate
+from partita.compiler.schedules.invariants import check_program, check_schedule
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.types import Type
+
+
+def functions_of(partitioned: PartitionedGraph, schedule: Schedule, compiled: bool = False) -> list[StageFunctions]:
+    """The functions of all stages; `compiled`: uses torch.compile."""
+    kinds = {action.kind for actions in schedule.actions for action in actions}
+    return [StageFunctions(partitioned, stage, kinds, compiled) for stage in partitioned.stages]
+
+
+def plan_step(
+    whole: Graph,
+    partitioned: PartitionedGraph,
+    layouts: Mapping[str, ParameterLayouts],
+    update: UpdateGraph,
+    schedule: Schedule,
+    batch: str,
+    mesh: Mesh,
+    rounds: int = 1,
+    compiled: bool = False,
+) -> StepPlan:
+    """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
+
+    The step runs `rounds` of the schedule, each with its own batch. With `compiled`, it uses torch.compile. Raises
+    Refused if the schedule violates an invariant (E0501 to E0504).
+    """
+    _check_ends(partitioned)
+    check_schedule(schedule)
+    instructions = communicate(schedule, partitioned.messages)
+    check_program(instructions)
+    reduced = {index for index, _ in update.reduce}
+    tied = _tied(update, schedule)
+    stages = tuple(_stage(functions, schedule) for functions in functions_of(partitioned, schedule, compiled))
+    ranks = tuple(
+        _rank(rank, schedule, stages, update, instructions[rank], tied, reduced) for rank in range(schedule.ranks)
+    )
+    sends = [i.transfer for list_ in instructions for i in list_ if isinstance(i, PostSend)]
+    stage_sets = partitioned.stage_sets()
+    updates = {each.name: each for each in update.parameters}
+    return StepPlan(
+        name=whole.name,
+        inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in whole.inputs),
+        batch=batch,
+        microbatches=schedule.microbatches,
+        rounds=rounds,
+        mesh=mesh,
+        parameters=tuple(
+            _parameter_record(
+                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name)
+            )
+            for parameter in partitioned.graph.parameters
+            if parameter.name in stage_sets  # evaluation may not use one
+        ),
+        stages=stages,
+        ranks=ranks,
+        channels=_traffic((*sends, *(each.transfer for each in tied))),
+        statistics=tuple(name for name, _, _ in update.statistics),
+        guards=partitioned.graph.guards,
+        schedule=schedule,
+    )
+
+
+def _traffic(transfers: Iterable[Transfer]) -> dict[Channel, Traffic]:
+    """What a step sends on each channel."""
+    found: dict[Channel, list[int]] = {}
+    for each in transfers:
+        found.setdefault(each.channel, []).append(each.message.bytes)
+    return {channel: Traffic(len(sizes), sum(sizes)) for channel, sizes in sorted(found.items())}
+
+
+def _check_ends(partitioned: PartitionedGraph) -> None:
+    """Both ends of every message have the same type (part of invariant 3)."""
+    ends: dict[str, dict[Message, Type]] = {"send": {}, "receive": {}}
+    for stage in partitioned.stages:
+        ends["send"].update((message_of(node), node.inputs[0].type) for node, _ in sends(stage.nodes))
+        ends["receive"].update((message_of(node), op.type) for node, op in receives(stage.nodes))
+    assert ends["send"] == ends["receive"], "the ends of a message differ"
+
+
+def _parameter_record(
+    parameter: Parameter, layouts: ParameterLayouts, stages: tuple[int, ...], update: ParameterUpdate | None
+) -> ParameterRecord:
+    return ParameterRecord(
+        parameter.name,
+        parameter.master,
+        layouts.param,
+        layouts.state,
+        parameter.initial,
+        parameter.fans,
+        stages,
+        update.state_names if update else (),
+    )
+
+
+def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
+    stage = functions.stage
+    rank, chunk = schedule.position(stage.index)
+    forward, backward = functions.groups["F"], functions.groups["B"]
+    saved, kept = functions.saved, functions.kept
+    around = {"F": (set(), saved), "B": (saved, kept), "W": (kept, set()), "BW": (saved, set())}
+    peaks = {}
+    for kind in functions.kinds:
+        there, left = around[kind]
+        nodes = functions.groups[kind]
+        before = {*there, *(node.output for node, _ in receives(nodes))}
+        after = {*left, *(node.inputs[0] for node, _ in sends(nodes))}
+        peaks[kind] = beside(functions.units(kind, after), before, after, stage.nodes)
+    return StagePlan(
+        index=stage.index,
+        rank=rank,
+        chunk=chunk,
+        parameters=tuple(p.name for p in stage.parameters),
+        full_inputs=tuple(InputPart(each.name, None, each.value.layout) for each in functions.full_inputs),
+        inputs=tuple(
+            InputPart(each.name, each.batch, each.value.layout) for each in stage.inputs if each.batch is not None
+        ),
+        accumulators=tuple(
+            AccumulatorRecord(each.name, each.value.type, each.parameter, each.maximum) for each in stage.accumulators
+        ),
+        saved=held(saved, forward),
+        kept=held(kept, (*forward, *backward)),
+        peaks=peaks,
+    )
+
+
+def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:
+    """Sends of every total of a tied parameter to each other rank that holds the parameter, in one global order."""
+    tied: list[TiedTransfer] = []
+    counts: dict[Channel, int] = {}
+    for each in update.parameters:
+        holders: dict[int, int] = {}
+        for stage in each.stages:
+            holders.setdefault(schedule.rank_of(stage), stage)
+        for stage, value in each.totals:
+            source = schedule.rank_of(stage)
+            for rank, destination in holders.items():
+                if rank == source:
+                    continue
+                channel = Channel(source, rank, "tied")
+                message = Message(value.name, stage, destination, "tied", value.type.bytes)
+                index = counts.get(channel, 0)
+                counts[channel] = index + 1
+                transfer = Transfer(channel, message, 0, index)
+                tied.append(TiedTransfer(transfer, stage, each.name, value.type))
+    return tied
+
+
+def _rank(
+    rank: int,
+    schedule: Schedule,
+    stages: Sequence[StagePlan],
+    update: UpdateGraph,
+    instructions: tuple[Instruction, ...],
+    tied: Sequence[TiedTransfer],
+    reduced: set[int],
+) -> RankPlan:
+    own = [stages[index] for index in schedule.placement[rank]]
+    receives = tuple(each for each in tied if each.transfer.channel.destination == rank)
+    totals = [(stage.index, each.name) for stage in own for each in stage.accumulators]
+    totals += [(each.stage, each.accumulator) for each in receives]
+    assert len(set(totals)) == len(totals), f"accumulators of one name: {totals}"
+    return RankPlan(
+        rank=rank,
+        stages=tuple(schedule.placement[rank]),
+        instructions=instructions,
+        reductions=_reductions(instructions, reduced),
+        parameters=tuple(dict.fromkeys(name for stage in own for name in stage.parameters)),
+        sends=tuple(each for each in tied if each.transfer.channel.source == rank),
+        receives=receives,
+        totals=tuple(totals),
+        statistics=tuple(i for i, (_, _, stage) in enumerate(update.statistics) if stage in schedule.placement[rank]),
+    )
+
+
+def _reductions(instructions: Sequence[Instruction], reduced: set[int]) -> dict[int, tuple[int, ...]]:
+    """By position of an instruction, the stages whose last action it is and that have accumulators to reduce."""
+    last: dict[int, int] = {}
+    for i, instruction in enumerate(instructions):
+        if isinstance(instruction, Compute) and instruction.stage in reduced:
+            last[instruction.stage] = i
+    found: dict[int, tuple[int, ...]] = {}
+    for stage, i in last.items():
+        found[i] = (*found.get(i, ()), stage)
+    return found

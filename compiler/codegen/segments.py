@@ -1,0 +1,114 @@
+"""Segments for torch.compile: runs of operations that only read and make tensors, as separate functions.
+
+A segment ends where the function waits for a collective, where an operation reads the context, and where the function
+ends. Accumulations follow their segment: torch.compile copies what is mutated in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from attrs import frozen
+
+from partita.compiler.codegen.sums import accumulated, collective, targets, uses_of
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.op import Argument
+
+# Fewer operations are not worth the call of a compiled function.
+SHORTEST = 4
+
+
+@frozen(eq=False)
+class Segment:
+    """Nodes in order, the values they read from outside, and the results that are read outside."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+def literals(nodes: Sequence[Node], keep: Collection[Value], known: Collection[Value] = ()) -> set[Value]:
+    """Values written as literals: `known` ones, constants, and broadcasts of these unless they outlive the nodes
+    (`keep`).
+    """
+    found = set(known)
+    for node in nodes:
+        repeats = node.op.repeats and node.inputs[0] in found and node.output not in keep
+        if repeats or node.op.literal is not None:
+            found.add(node.output)
+    return found
+
+
+def segmented(nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]) -> list[Node | Segment]:
+    """The nodes, grouped into segments where possible. `keep` outlives the nodes; `literal` values are literals."""
+    uses = uses_of(nodes)
+    units: list[Node | Segment] = []
+    for together, run in _runs(nodes, keep, literal):
+        units += [_segment(run, uses, keep)] if together and len(run) >= SHORTEST else run
+    return units
+
+
+def compiled_units(nodes: Sequence[Node], keep: Collection[Value], known: Collection[Value]) -> list[list[Node]]:
+    """The nodes in execution order, those of a segment together, others alone. `known` are literals from elsewhere."""
+    units: list[list[Node]] = []
+    for together, run in _runs(nodes, keep, literals(nodes, keep, known)):
+        units += [run] if together and len(run) >= SHORTEST else [[node] for node in run]
+    return units
+
+
+def _segment(run: Sequence[Node], uses: Counter[Value], keep: Collection[Value]) -> Segment:
+    """The segment of a run; `uses` counts the reads by all nodes of the function."""
+    own = uses_of(run)
+    made = dict.fromkeys(value for node in run for value in node.outputs)
+    return Segment(
+        tuple(run),
+        tuple(value for value in own if value not in made),
+        tuple(value for value in made if value in keep or uses[value] > own[value]),
+    )
+
+
+def _runs(
+    nodes: Sequence[Node], keep: Collection[Value], literal: Collection[Value]
+) -> Iterator[tuple[bool, list[Node]]]:
+    """Runs of nodes, with whether they can be compiled together."""
+    adding = {*accumulated(nodes, keep), *targets(nodes)}
+    under_way: set[Value] = set()
+    run: list[Node] = []
+    later: list[Node] = []
+
+    def ended() -> Iterator[tuple[bool, list[Node]]]:
+        for together, part in ((True, run), (False, later)):
+            if part:
+                yield together, list(part)
+            part.clear()
+
+    for node in nodes:
+        if node.op.sends or node.op.receives:
+            continue
+        if node.outputs and node.outputs[0] in literal:
+            yield False, [node]
+        elif node in adding:
+            later.append(node)
+        else:
+            pure = _pure(node, literal)
+            if not pure or not under_way.isdisjoint(node.inputs):
+                yield from ended()
+                under_way.difference_update(node.inputs)
+            if collective(node) is not None:
+                under_way.update(node.outputs)
+            if pure:
+                run.append(node)
+            else:
+                yield False, [node]
+    yield from ended()
+
+
+def _pure(node: Node, literal: Collection[Value]) -> bool:
+    """Whether a node reads only tensors and fixed literals."""
+    if collective(node) is not None or node.op.reads_context:
+        return False
+    arguments = [Argument("", value.type, value in literal) for value in node.inputs]
+    taken = node.op.taken(arguments, [value.type for value in node.outputs])
+    # A literal that becomes a tensor reads the context's device.
+    return all(each.literal <= as_taken.literal for each, as_taken in zip(arguments, taken, strict=True))

@@ -1,0 +1,257 @@
+"""The statements of an emitted function, in terms of nodes and values; `Names` turns them into text at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from attrs import evolve, field, frozen
+
+from partita.compiler.codegen.names import Names, View, place
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.op import Argument
+from partita.compiler.ops.optimizer import Accumulate
+
+
+class Statement:
+    """Base class, with the values that a statement reads directly and the views of values that it takes."""
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Values read directly."""
+        return ()
+
+    @property
+    def views(self) -> Sequence[View]:
+        """Views taken."""
+        return ()
+
+    def text(self, names: Names) -> str:
+        """The line of source."""
+        raise NotImplementedError
+
+
+@frozen(eq=False)
+class Operation(Statement):
+    """A computed node. `taken` has the view of each operand that it takes, None for an operand taken directly."""
+
+    node: Node
+    taken: tuple[View | None, ...]
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Operands."""
+        if not self.taken:
+            return self.node.inputs
+        return [value for value, view in zip(self.node.inputs, self.taken, strict=True) if view is None]
+
+    @property
+    def views(self) -> Sequence[View]:
+        """Views of operands."""
+        return [view for view in self.taken if view is not None]
+
+
+@frozen(eq=False)
+class Compute(Operation):
+    """A node with named results; `plus` is added to the first."""
+
+    results: tuple[Value, ...]
+    plus: Value | None = None
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Operands and `plus`."""
+        return (*super().reads, *([] if self.plus is None else [self.plus]))
+
+    def text(self, names: Names) -> str:
+        """`h = torch.mm(x, w)  # gpt.par:31`."""
+        op, arguments = self.node.op, names.arguments(self.node, self.taken)
+        types = [value.type for value in self.node.outputs]
+        text = op.emit(arguments, types) if self.plus is None else op.emit_sum(names.texts[self.plus], arguments, types)
+        return f"{names.bound(self.results)}{text}{place(self.node.span)}"
+
+
+@frozen(eq=False)
+class Add(Operation):
+    """An accumulation in `target`: of the operand of an `Accumulate` node, or of the result of a node fused with it."""
+
+    accumulation: Accumulate
+    target: Value
+
+    def text(self, names: Names) -> str:
+        """`a[0].addmm_(x, d)  # gpt.par:31`."""
+        op, arguments = self.node.op, names.arguments(self.node, self.taken)
+        target = Argument(names.text(self.target), self.accumulation.type)
+        if op is self.accumulation:
+            text = self.accumulation.statement(target.text, arguments[0])
+        else:
+            text = op.emit_added(target, arguments, self.node.output.type)
+        return f"{text}{place(self.node.span)}"
+
+
+@frozen(eq=False)
+class Start(Statement):
+    """Starts a collective under a handle."""
+
+    node: Node
+    op: Collective
+    handle: str
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Operands."""
+        return self.node.inputs
+
+    def text(self, names: Names) -> str:
+        """`h = c.all_reduce('tensor', (x,), False)`."""
+        return f"{self.handle} = {self.op.start(names.arguments(self.node))}{place(self.node.span)}"
+
+
+@frozen(eq=False)
+class Wait(Statement):
+    """Waits for a collective; a single result takes the handle's name."""
+
+    handle: str
+    results: tuple[Value, ...]
+
+    def text(self, names: Names) -> str:
+        """`(h,) = yield h`."""
+        if len(self.results) == 1:
+            return f"({self.handle},) = yield {self.handle}"
+        return f"{names.bound(self.results)}yield {self.handle}; del {self.handle}"
+
+
+@frozen(eq=False)
+class Make(Statement):
+    """Makes a view that several statements take."""
+
+    view: View
+
+    def text(self, names: Names) -> str:
+        """`w_matrix = w.t()`."""
+        return f"{names.text(self.view)} = {names.making(self.view)}"
+
+
+@frozen(eq=False)
+class End(Statement):
+    """Deletes tensors, and the views of them."""
+
+    values: tuple[Value, ...]
+    with_views: tuple[View, ...] = ()
+
+    def text(self, names: Names) -> str:
+        """`del h`."""
+        return f"del {names.list((*self.values, *self.with_views))}"
+
+
+@frozen(eq=False)
+class Call(Statement):
+    """A call of a function of the module; one of an `iteration` of a repeat also gets the context, `c`."""
+
+    function: str
+    arguments: tuple[Value | View, ...]
+    results: tuple[Value, ...]
+    iteration: str | None = None
+    waits: bool = False
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """Among the arguments."""
+        return [each for each in self.arguments if isinstance(each, Value)]
+
+    @property
+    def views(self) -> Sequence[View]:
+        """Among the arguments."""
+        return [each for each in self.arguments if isinstance(each, View)]
+
+    def text(self, names: Names) -> str:
+        """`h = yield from layer_forward(c, x)  # an iteration of gpt.layer`."""
+        given = ", ".join([*(["c"] if self.iteration else []), *map(names.text, self.arguments)])
+        comment = f"  # an iteration of {self.iteration}" if self.iteration else ""
+        call = f"{'yield from ' if self.waits else ''}{self.function}({given})"
+        return f"{names.bound(self.results)}{call}{comment}"
+
+
+@frozen(eq=False)
+class Load(Statement):
+    """Loads a value from a slot of the frame; the `last` load clears the slot."""
+
+    value: Value
+    slot: int
+    last: bool
+
+    def text(self, names: Names) -> str:
+        """`h = f[3]`."""
+        return f"{names.text(self.value)} = f[{self.slot}]" + (f"; f[{self.slot}] = None" if self.last else "")
+
+
+@frozen(eq=False)
+class Keep(Statement):
+    """Stores a value in a slot of the frame; made contiguous if it is sent."""
+
+    value: Value
+    slot: int
+    sent: bool
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """The value."""
+        return (self.value,)
+
+    def text(self, names: Names) -> str:
+        """`f[3] = h`."""
+        suffix = ".contiguous()" if self.sent else ""
+        return f"f[{self.slot}] = {names.text(self.value)}{suffix}"
+
+
+@frozen(eq=False)
+class Return(Statement):
+    """Returns the function's results. Functions of a stage or rank `always` return a tuple of tensors."""
+
+    results: tuple[Value | View, ...] = ()
+    always: bool = field(default=False, kw_only=True)
+
+    @property
+    def reads(self) -> Sequence[Value]:
+        """The results."""
+        return [each.of if isinstance(each, View) else each for each in self.results]
+
+    def text(self, names: Names) -> str:
+        """`return h`."""
+        if not self.always:
+            return f"return {names.list(self.results)}".rstrip()
+        texts = [names.tensor(each) for each in self.results]
+        return f"return ({', '.join(texts)}{',' if texts else ''})"
+
+
+@frozen(eq=False)
+class Note(Statement):
+    """A line that a probe inserts."""
+
+    note: str
+
+    def text(self, names: Names) -> str:
+        """The line."""
+        return self.note
+
+
+def with_views(statements: Sequence[Statement], names: Names) -> list[Statement]:
+    """The statements; a view of a local tensor that several of them take is made once and deleted with its tensor."""
+    counts = Counter(view for each in statements for view in each.views)
+    made: dict[Value, list[View]] = {}
+    order: dict[View, int] = {}
+    found: list[Statement] = []
+    for each in statements:
+        for view in each.views:
+            local = view.of in names.local and view.of not in names.fixed
+            if local and counts[view] > 1 and view not in names.views:
+                names.views[view] = names.free(f"{names.text(view.of)}_matrix")
+                made.setdefault(view.of, []).append(view)
+                order[view] = len(order)
+                found.append(Make(view))
+        if isinstance(each, End):
+            ended = [view for value in each.values for view in made.get(value, ())]
+            each = evolve(each, with_views=tuple(sorted(ended, key=order.__getitem__)))
+        found.append(each)
+    return found

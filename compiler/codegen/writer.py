@@ -1,0 +1,275 @@
+"""Nodes → the statements of a function, and a module of deduplicated functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from attrs import evolve
+
+from partita.compiler.codegen.names import Names, View, local_stem
+from partita.compiler.codegen.segments import Segment, literals, segmented
+from partita.compiler.codegen.statements import (
+    Add,
+    Call,
+    Compute,
+    End,
+    Note,
+    Return,
+    Start,
+    Statement,
+    Wait,
+    with_views,
+)
+from partita.compiler.codegen.sums import accumulated, collective, summed, targets
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
+from partita.compiler.ops.op import Argument
+
+HEADER = '''"""{name}: emitted by Partita. Functions are described in partita.compiler.program."""
+
+import torch
+
+from partita.runtime import kernels
+'''
+
+
+class Probe(Protocol):
+    """Inserts lines that report computed values to `c`, for observers of the program."""
+
+    def begin(self) -> list[str]:
+        """Lines at the start of a function of a stage or rank."""
+
+    def after(self, node: Node, added: bool, names: Sequence[str]) -> list[str]:
+        """Lines after that of a node, whose results have these names, or were `added` to an accumulator."""
+
+
+class Module:
+    """The source of a program under construction; functions with the same text are shared.
+
+    With `compiled`, torch compiles segments (`segments`), and there is no `probe`. `entries` are the names of functions
+    to come, which shared ones do not take.
+    """
+
+    def __init__(
+        self, name: str, probe: Probe | None = None, compiled: bool = False, entries: Collection[str] = ()
+    ) -> None:
+        assert probe is None or not compiled, "what torch compiles has no lines to watch"
+        self.probe = probe
+        self.compiled = compiled
+        self.parts = [HEADER.format(name=name)]
+        self._shared: dict[tuple[object, ...], str] = {}
+        self._names = dict.fromkeys(entries, 1)
+
+    @property
+    def source(self) -> str:
+        """The module's text."""
+        return "\n\n".join(part.strip("\n") + "\n" for part in self.parts)
+
+    def add(self, name: str, arguments: Sequence[str], body: Sequence[str], comment: str) -> str:
+        """Adds a function; returns its name, or that of an existing one with the same text."""
+        first = self.probe.begin() if self.probe is not None else ()
+        text = "\n".join([f'    """{comment}"""', *(f"    {line}" for line in (*first, *body))])
+        key = ("", tuple(arguments), text)
+        if key not in self._shared:
+            self._shared[key] = name
+            self.parts.append(f"def {name}({', '.join(arguments)}):\n{text}")
+        return self._shared[key]
+
+    def shared(self, stem: str, arguments: str, body: Sequence[str], decorator: str = "", types: object = None) -> str:
+        """The name of a function with this text (for arguments of these types), added if it is new."""
+        text = "\n".join(f"    {line}" for line in body)
+        key = (stem, arguments, text, types)
+        if key not in self._shared:
+            count = self._names.get(stem, 0) + 1
+            self._names[stem] = count
+            name = stem if count == 1 else f"{stem}_{count}"
+            self._shared[key] = name
+            self.parts.append(f"{decorator}def {name}({arguments}):\n{text}")
+        return self._shared[key]
+
+
+class Writer:
+    """The statements of a function under construction.
+
+    A `module` provides the probe and receives segments as functions, whose names begin with `stem`. The lines of a
+    `probe` are inserted between statements. `lend` names the views of `known` values, which come from the caller.
+    """
+
+    def __init__(
+        self,
+        arguments: Iterable[str] = (),
+        known: Mapping[Value, Argument] | None = None,
+        module: Module | None = None,
+        stem: str = "",
+        probe: Probe | None = None,
+        lend: Callable[[View], str] | None = None,
+    ) -> None:
+        self.module = module
+        self.probe = module.probe if module is not None else probe
+        self.stem = stem
+        self.names = Names(arguments, known, lend)
+        self.statements: list[Statement] = []
+        self.waits = False  # whether the function waits for collectives, which makes it a generator
+        self._started: dict[Value, tuple[str, Node]] = {}  # results of collectives in flight
+
+    def body(self) -> list[str]:
+        """The lines of source."""
+        return [each.text(self.names) for each in with_views(self.statements, self.names)]
+
+    def add(self, statement: Statement) -> None:
+        """Appends a statement."""
+        self.statements.append(statement)
+
+    def _start(self, node: Node, op: Collective) -> None:
+        """Starts a collective; its results are awaited where the first is read."""
+        stem = local_stem(node.outputs[0].name)
+        handle = self.names.free(stem if len(node.outputs) == 1 else f"{stem}_bucket")
+        self.add(Start(node, op, handle))
+        self._started.update(dict.fromkeys(node.outputs, (handle, node)))
+        self.waits = True
+
+    def _arrived(self, value: Value) -> tuple[Value, ...]:
+        """Waits for the collective that makes a value, if it is in flight; returns all its results."""
+        if value not in self._started:
+            return ()
+        handle, node = self._started[value]
+        for other in node.outputs:
+            del self._started[other]
+        if len(node.outputs) == 1:
+            self.names.named(value, handle)
+        else:
+            for other in node.outputs:
+                self.names.name(other)
+        self.add(Wait(handle, node.outputs))
+        self._probe(node)
+        return node.outputs
+
+    def _probe(self, node: Node, added: bool = False) -> None:
+        """Adds the probe's lines after a node."""
+        if self.probe is not None:
+            names = () if added else [self.names.text(value) for value in node.outputs]
+            for text in self.probe.after(node, added, names):
+                self.add(Note(text))
+
+    def block(
+        self,
+        nodes: Sequence[Node],
+        keep: Collection[Value],
+        accumulators: Mapping[str, Value] | None = None,
+        more: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """Writes nodes in order. `keep` outlives them; `accumulators` has the values of targets by name.
+
+        A result read by a single accumulation or addition only is fused with it; with `apart`, or with a probe, which
+        must see every value, only with accumulations. Locals are deleted after their last use, except on the function's
+        last line; `more` means that lines follow.
+        """
+        texts = self.names.texts
+        accumulations = targets(nodes)
+        adding = accumulated(nodes, keep)
+        read = {value for node in nodes for value in node.inputs}
+        literal = literals(nodes, keep, {value for value in read if value in texts and texts[value].literal})
+        units: Sequence[Node | Segment] = nodes
+        if self.module is not None and self.module.compiled:
+            units = segmented(nodes, keep, literal)
+            apart = True
+        sums = {} if apart or self.probe is not None else summed(nodes, keep, literal)
+        written: set[Node] = set(sums.values())
+        reads = [_reads(unit, sums, written) for unit in units]
+        last = {value: i for i, each in enumerate(reads) for value in each}
+        local: set[Value] = set()
+        count = len(units) + more
+
+        def end(values: Iterable[Value], i: int) -> None:
+            """Deletes those of these values that unit `i` is the last to read, unless the function ends there."""
+            ended = [v for v in dict.fromkeys(values) if v in local and v not in keep and last.get(v, i) <= i]
+            if ended and i + 1 < count:
+                self.add(End(tuple(ended)))
+            local.difference_update(ended)
+
+        for i, unit in enumerate(units):
+            if unit in written:
+                continue
+            if isinstance(unit, Segment):
+                local.update(value for read in unit.inputs for value in self._arrived(read))
+                self._segment(unit)
+                local.update(unit.outputs)
+                end((*reads[i], *unit.outputs), i)
+                continue
+            node, op = unit, unit.op
+            if op.sends or op.receives:
+                continue
+            if op.literal is not None:
+                self.literal(node)
+                continue
+            if op.repeats and node.output in literal:
+                texts[node.output] = evolve(texts[node.inputs[0]], type=node.output.type)
+                continue
+            local.update(value for read in reads[i] for value in self._arrived(read))
+            outputs = node.outputs
+            if (communication := collective(node)) is not None:
+                self._start(node, communication)
+            elif node in accumulations or node in adding:
+                accumulation = accumulations[adding.get(node, node)]
+                self.add(Add(node, self.names.taken(node), accumulation, (accumulators or {})[accumulation.target]))
+                self._probe(node, added=node in adding)
+                if node in adding:
+                    written.add(adding[node])
+            else:
+                plus = None
+                if node in sums:
+                    outputs, plus = (sums[node].output, *outputs[1:]), reads[i][-1]
+                self.add(Compute(node, self.names.taken(node), outputs, plus))
+                for value in outputs:
+                    self.names.name(value)
+                if op.is_view:
+                    self.names.fixed.update(outputs)
+                local.update(outputs)
+                self._probe(node)
+            end((*reads[i], *outputs), i)
+        for value in list(self._started):
+            self._arrived(value)
+
+    def literal(self, node: Node) -> None:
+        """Writes a node's result as a literal."""
+        type = node.output.type
+        self.names.texts[node.output] = Argument(node.op.emit((), (type,)), type, literal=True)
+
+    def _segment(self, segment: Segment) -> None:
+        """Calls a segment, which becomes a function of the module."""
+        assert self.module is not None
+        inner = Writer()
+        given = []
+        for value in segment.inputs:
+            outer = self.names.texts[value]
+            if outer.literal:
+                inner.names.texts[value] = outer
+            else:
+                inner.names.name(value, outer.text if value in self.names.local else None)
+                given.append(value)
+        arguments = inner.names.list(given)
+        # Segments mutate nothing in place, and torch.compile fuses additions itself.
+        inner.block(segment.nodes, set(segment.outputs), apart=True)
+        inner.add(Return(segment.outputs))
+        name = self.module.shared(
+            f"{self.stem}_segment",
+            arguments,
+            inner.body(),
+            "@kernels.compiled\n",
+            tuple(value.type for value in segment.inputs),
+        )
+        for value in segment.outputs:
+            self.names.name(value)
+        self.add(Call(name, tuple(given), segment.outputs))
+
+
+def _reads(unit: Node | Segment, sums: Mapping[Node, Node], written: Collection[Node]) -> tuple[Value, ...]:
+    """What a unit reads; the other operand of a sum that it makes comes last."""
+    if unit in written:
+        return ()
+    if not isinstance(unit, Node) or unit not in sums:
+        return unit.inputs
+    (other,) = (value for value in sums[unit].inputs if value is not unit.outputs[0])
+    return (*unit.inputs, other)

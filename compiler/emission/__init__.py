@@ -1,1 +1,0 @@
-"""Partitioned graph and schedule → Program: source, frames, instructions."""

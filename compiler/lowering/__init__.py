@@ -1,1 +1,0 @@
-"""Spec → the graph of one step on one device: expanded, staged, differentiated, recomputed, cut in time."""

@@ -1,0 +1,84 @@
+"""Buckets small collectives: several tensors in one message, for one latency.
+
+Takes the nodes of one function in order, and merges collectives. A collective waits for others of its kind, mesh axis
+and dtype until something reads one of the results, or until the bucket is full. A bucket takes the place of its last
+collective, so that it starts as soon as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.collective import Collective
+
+# The largest collective that is bucketed within a microbatch.
+SMALL_BYTES = 64 * 2**10
+# The size of a bucket at the end of a step, as in torch's DistributedDataParallel.
+BUCKET_BYTES = 25 * 2**20
+
+
+def bucketed(nodes: Iterable[Node], most: int) -> list[Node]:
+    """Merge collectives of at most `most` bytes each into buckets; a bucket above `BUCKET_BYTES` takes no more."""
+    found: list[Node | None] = []  # None: a place for a bucket
+    places: dict[tuple[object, ...], int] = {}
+    waiting: dict[tuple[object, ...], list[tuple[Node, Collective]]] = {}
+    owner: dict[Value, tuple[object, ...]] = {}
+
+    def flush(key: tuple[object, ...]) -> None:
+        bucket = waiting.pop(key)
+        for node, _ in bucket:
+            for value in node.outputs:
+                del owner[value]
+        found[places[key]] = _joined(bucket)
+
+    for node in nodes:
+        for key in dict.fromkeys(owner[value] for value in node.inputs if value in owner):
+            flush(key)
+        if not isinstance(node.op, Collective) or carried(node) > most:
+            found.append(node)
+            continue
+        key = node.op.bucket, node.inputs[0].type.dtype, node.phase, node.stage
+        bucket = waiting.setdefault(key, [])
+        bucket.append((node, node.op))
+        places[key] = len(found)
+        found.append(None)
+        owner.update(dict.fromkeys(node.outputs, key))
+        if sum(value.type.bytes for each, _ in bucket for value in each.inputs) > BUCKET_BYTES:
+            flush(key)
+    for key in list(waiting):
+        flush(key)
+    return [node for node in found if node is not None]
+
+
+def carried(node: Node) -> int:
+    """The bytes that a collective transfers: the average of its operands and its results."""
+    return sum(value.type.bytes for value in (*node.inputs, *node.outputs)) // 2
+
+
+def by_depth(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes reordered: first those that need no collective, then those that need one before them, and so on.
+
+    So collectives of the same depth are adjacent, and the other nodes keep their order.
+    """
+    depth: dict[Value, int] = {}
+    order: list[tuple[int, Node]] = []
+    for node in nodes:
+        level = max((depth.get(value, 0) for value in node.inputs), default=0)
+        order.append((level, node))
+        depth.update(dict.fromkeys(node.outputs, level + node.op.communicates))
+    return [node for _, node in sorted(order, key=lambda pair: pair[0])]
+
+
+def _joined(bucket: Sequence[tuple[Node, Collective]]) -> Node:
+    first, op = bucket[0]
+    if len(bucket) == 1:
+        return first
+    return evolve(
+        first,
+        op=op.together([each for _, each in bucket]),
+        inputs=tuple(value for node, _ in bucket for value in node.inputs),
+        outputs=tuple(value for node, _ in bucket for value in node.outputs),
+    )

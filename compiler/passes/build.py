@@ -1,0 +1,198 @@
+"""Spec → graph: blocks and repeats expanded, language functions lowered to primitives; one device, the full batch.
+
+`f32` in the spec stands for the dtype of the computation: `train.precision` for tensors, the dtype of accumulation for
+scalars. Values are named by scope and binding, in program order, so that names do not depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Scope, Value
+from partita.compiler.ops.op import accumulation
+from partita.compiler.ops.pointwise import Constant, Pointwise
+from partita.compiler.ops.position import Random
+from partita.compiler.ops.reduce import ArgMax
+from partita.compiler.ops.shape import Expand
+from partita.compiler.passes.functions import Site, lower
+from partita.dsl import spec
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+
+EQUAL = Pointwise("equal")
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+
+
+def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
+    """The forward graph of a model. With `training` false, dropout is the identity."""
+    builder = _Builder(precision, training)
+    scope = model.name
+    builder.scope = scope
+    arguments = []
+    for name, type in zip(model.body.inputs, model.body.types, strict=False):
+        arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
+    builder.span = model.span
+    values = builder.body(model.body, scope, arguments)
+    readers = _Readers(builder.nodes)
+    return Graph(
+        name=model.name,
+        inputs=tuple(
+            Input(name, value, readers.limit(value), span=model.span)
+            for name, value in zip(model.body.inputs, arguments, strict=True)
+        ),
+        parameters=tuple(
+            Parameter(
+                value,
+                value.type.with_dtype(accumulation(value.type.dtype)),
+                step.initial,
+                readers.fans(value),
+                readers.decays(value),
+                step.span,
+            )
+            for value, step in builder.parameters
+        ),
+        nodes=tuple(builder.nodes),
+        loss=values[model.loss],
+        metrics=tuple((name, values[index]) for name, index in model.metrics),
+        scopes=tuple(builder.scopes),
+    )
+
+
+class _Builder(Builder):
+    """A builder that walks bodies. Recursion is as deep as blocks are nested, which the checker bounds."""
+
+    def __init__(self, precision: str, training: bool) -> None:
+        super().__init__()
+        self.precision = precision
+        self.training = training
+        self.parameters: list[tuple[Value, spec.Parameter]] = []
+        self.scopes: list[Scope] = []
+
+    def typed(self, type: Type) -> Type:
+        """A type of the language, with the dtype of the computation."""
+        if type.dtype != "f32":
+            return type
+        return type.with_dtype(self.precision if type.axes else accumulation(self.precision))
+
+    def operand(self, operand: spec.Operand, values: Sequence[Value], dtype: str) -> Value:
+        """A value of the body, or a literal as a constant of `dtype`."""
+        if not isinstance(operand, spec.Literal):
+            return values[operand]
+        value = operand.value
+        if dtype in FLOATS:
+            value = float(value)
+        elif dtype in INTEGERS:
+            value = int(value)
+        return self.apply(Constant(value, dtype))
+
+    def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:
+        """Expand a body in a scope. Returns all its values, from which `results` selects."""
+        values = list(arguments)
+        for step in body.steps:
+            self.scope, self.span = scope, step.span
+            if isinstance(step, spec.Apply):
+                values.append(self.application(step, scope, values))
+            elif isinstance(step, spec.Parameter):
+                value = self.value(f"{scope}.{step.name}", self.typed(step.type))
+                self.parameters.append((value, step))
+                values.append(value)
+            elif isinstance(step, spec.Sample):
+                values.append(self.sample(step, scope))
+            elif isinstance(step, spec.CallBlock):
+                inner = f"{scope}.{step.scope}"
+                self.scopes.append(Scope(inner, step.block))
+                given = [
+                    self.operand(argument, values, self.typed(type).dtype)
+                    for argument, type in zip(step.arguments, step.body.types, strict=False)
+                ]
+                values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
+            else:
+                values.extend(self.repeated(step, scope, values))
+        return values
+
+    def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:
+        """The results of a body that was expanded to `values`."""
+        self.scope = scope
+        return [self.operand(result, values, accumulation(self.precision)) for result in body.results]
+
+    def repeated(self, step: spec.Repeat, scope: str, values: Sequence[Value]) -> list[Value]:
+        """Expand the iterations of a repeat; returns the carried values after the last."""
+        self.scopes.append(Scope(f"{scope}.{step.scope}", step.name, step.count))
+        carried = [
+            self.operand(operand, values, self.typed(type).dtype)
+            for operand, type in zip(step.carried, step.body.types, strict=False)
+        ]
+        captured = [values[index] for index in step.captured]
+        for iteration in range(step.count):
+            inner = f"{scope}.{step.scope}.{iteration}"
+            everything = self.body(step.body, inner, [*carried, *captured])
+            carried = self.results(step.body, everything, inner)
+        return carried
+
+    def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
+        """Lower one function."""
+        dtype = self.typed(step.type).dtype
+        if step.function in COMPARISONS:
+            tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
+            dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)
+        operands = [self.operand(operand, values, dtype) for operand in step.operands]
+        name = f"{scope}.{step.name or step.function}"
+        site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
+        return lower(step.function, site)
+
+    def sample(self, step: spec.Sample, scope: str) -> Value:
+        """A tensor drawn again at each step; its random key is its full name."""
+        type = self.typed(step.type)
+        name = f"{scope}.{step.name}"
+        whole = tuple((axis.name, axis.size) for axis in type.axes)
+        distribution, scale = step.distribution.name, 0.0
+        for value in step.distribution.arguments.values():
+            scale = float(value)
+        if distribution in ("zeros", "ones", "constant"):
+            number = {"zeros": 0.0, "ones": 1.0}.get(distribution, scale)
+            scalar = self.apply(Constant(number, type.dtype))
+            return self.apply(Expand(type.axes), scalar, name=name)
+        return self.apply(Random(distribution, scale, name, type.axes, whole, type.dtype), name=name)
+
+
+class _Readers:
+    """The readers of inputs and parameters, including those behind transparent operations. A dropout is not one of
+    these, even if it drops nothing.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.readers: dict[Value, list[tuple[Node, int]]] = {}
+        self.producers = {value: node for node in nodes for value in node.outputs}
+        roots: dict[Value, Value] = {}
+        for node in nodes:
+            for position, value in enumerate(node.inputs):
+                self.readers.setdefault(roots.get(value, value), []).append((node, position))
+            if node.op.transparent:
+                (source,) = node.inputs
+                roots[node.output] = roots.get(source, source)
+
+    def limit(self, value: Value) -> Axis | None:
+        """The axis that an integer input indexes; the shortest, if there are several."""
+        axes = []
+        for node, position in self.readers.get(value, ()):
+            ids = node.op.ids([each.type for each in node.inputs])
+            if ids is not None and ids[0] == position:
+                axes.append(ids[1])
+            elif node.op == EQUAL:
+                best = self.producers.get(node.inputs[1 - position])
+                if best is not None and isinstance(best.op, ArgMax):  # accuracy
+                    axes.append(best.inputs[0].type.axis(best.op.over))
+        return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def decays(self, value: Value) -> bool:
+        """Whether a `dot` or an `embedding` reads a parameter."""
+        return any(node.op.reads_weights for node, _ in self.readers.get(value, ()))
+
+    def fans(self, value: Value) -> tuple[int, int]:
+        """Fan-in, the axes its first `dot` sums over, and fan-out, the rest; without a `dot`, that is the last axis."""
+        sizes = value.type.shape
+        for node, position in self.readers.get(value, ()):
+            fans = node.op.fans(node.inputs[position].type)
+            if fans is not None:
+                return fans
+        return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)

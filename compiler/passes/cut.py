@@ -1,0 +1,213 @@
+"""Placed graph → partitioned graph: one graph for each stage, with sends and receives between them.
+
+There is one pair for each (value, destination stage), however many consumers are there; a consumer two stages on is
+sent the value directly. Both ends have the value's name and type. Values computed from inputs and constants alone
+(masks, positions) are not sent but computed on each stage that needs them, since the data is a function of (seed,
+step). Removing the pairs and joining the stages gives back the graph before the cut (`join`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.instructions import Direction, Message
+from partita.compiler.ops.communication import Receive, Send, Transfer
+from partita.dsl.diagnostic import refuse
+from partita.dsl.reprs import count, outline
+
+
+@frozen(eq=False)
+class StageGraph:
+    """One stage: its nodes in order, all phases. Values are its own; equal names across stages mean the same tensor."""
+
+    index: int
+    inputs: tuple[Input, ...]
+    parameters: tuple[Parameter, ...]
+    nodes: tuple[Node, ...]
+    accumulators: tuple[Accumulator, ...]
+
+    def __repr__(self) -> str:
+        return f"<StageGraph {self.index}: {count(len(self.nodes), 'operation')}>"
+
+
+@frozen(eq=False)
+class PartitionedGraph:
+    """All stages, the messages between them, and the graph that they were cut from."""
+
+    graph: Graph
+    stages: tuple[StageGraph, ...]
+    messages: tuple[Message, ...]
+
+    def __repr__(self) -> str:
+        facts = (count(len(self.stages), "stage"), count(len(self.messages), "message"))
+        return outline("Partitioned graph of", self.graph.name, facts)
+
+    def stage_sets(self) -> dict[str, tuple[int, ...]]:
+        """The stages that read each parameter."""
+        found: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages:
+            for parameter in stage.parameters:
+                found[parameter.name] = (*found.get(parameter.name, ()), stage.index)
+        return found
+
+
+def cut(graph: Graph, stages: int) -> PartitionedGraph:
+    """Cut a placed graph. Raises Refused (E0405) if a value would have to flow backward."""
+    graph = _whole_messages(graph)
+    portable = portable_values(graph)
+    producer: dict[Value, Node] = {v: node for node in graph.nodes for v in node.outputs if v not in portable}
+    wanted = _copies(graph, portable, stages)
+    crossing = _crossing(graph, producer)
+    messages: list[Message] = []
+    locals_: list[dict[Value, Value]] = [{} for _ in range(stages)]
+    nodes: list[list[Node]] = [[] for _ in range(stages)]
+    for node in graph.nodes:
+        if node.phase is Phase.FINISH:
+            continue  # belongs to the update graph
+        targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.placed_on,)
+        for stage in targets:
+            mapping = locals_[stage]
+            inputs = []
+            for value in node.inputs:
+                if value not in mapping and value in producer:
+                    source = producer[value].placed_on
+                    direction: Direction = "forward" if producer[value].phase is Phase.FORWARD else "backward"
+                    mapping[value] = evolve(value)
+                    op = Receive(value.name, source, direction, value.type)
+                    phase = Phase.FORWARD if direction == "forward" else Phase.BACKWARD
+                    nodes[stage].append(Node(op, (), (mapping[value],), node.scope, node.span, phase, stage))
+                inputs.append(mapping.setdefault(value, value))
+            for value in node.outputs:
+                mapping[value] = value
+            nodes[stage].append(evolve(node, inputs=tuple(inputs), stage=stage))
+            for value in node.outputs:
+                for destination in crossing.get(value, ()):
+                    direction = "forward" if node.phase is Phase.FORWARD else "backward"
+                    send = Send(value.name, destination, direction)
+                    nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
+                    messages.append(message_of(nodes[stage][-1]))
+    accumulators = {(each.name, each.stage): each for each in graph.accumulators}
+    return PartitionedGraph(
+        graph,
+        tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
+        tuple(messages),
+    )
+
+
+def message_of(node: Node) -> Message:
+    """The message that a send or a receive belongs to."""
+    assert isinstance(node.op, Transfer), node
+    (value,) = (*node.inputs, *node.outputs)
+    return Message(node.op.value, *node.op.stages(node.placed_on), node.op.direction, value.type.bytes)
+
+
+def _stage(
+    graph: Graph, index: int, nodes: Sequence[Node], known: dict[tuple[str, int | None], Accumulator]
+) -> StageGraph:
+    read = {value for node in nodes for value in node.inputs}
+    targets = [target for node in nodes if (target := node.op.accumulator) is not None]
+    return StageGraph(
+        index,
+        tuple(each for each in graph.inputs if each.value in read),
+        tuple(p for p in graph.parameters if p.value in read),
+        tuple(nodes),
+        tuple(known[name, index] for name in dict.fromkeys(targets)),
+    )
+
+
+def _whole_messages(graph: Graph) -> Graph:
+    """Move to B every W node whose result another stage needs, and the W nodes it depends on."""
+    stage = {value: node.stage for node in graph.nodes for value in node.outputs}
+    needed: set[Value] = set()
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.WEIGHT and any(value in needed for value in node.outputs):
+            node = evolve(node, phase=Phase.BACKWARD)
+        if node.phase is Phase.BACKWARD:
+            needed.update(node.inputs)
+        elif node.phase is Phase.WEIGHT:
+            needed.update(value for value in node.inputs if stage.get(value, node.stage) != node.stage)
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(reversed(nodes)))
+
+
+def portable_values(graph: Graph) -> set[Value]:
+    """Values computed from inputs, constants and random numbers alone, before the backward pass."""
+    portable = {each.value for each in graph.inputs}
+    for node in graph.nodes:
+        if node.phase in (Phase.FORWARD, Phase.PROLOGUE) and all(v in portable for v in node.inputs):
+            portable.update(node.outputs)
+    # Constants of the backward pass too: they are created wherever they are read.
+    for node in graph.nodes:
+        if node.op.free and not node.inputs:
+            portable.update(node.outputs)
+    return portable
+
+
+def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple[int, ...]]:
+    """The stages that need each portable node."""
+    wanted: dict[Value, set[int]] = {}
+    copies: dict[Node, tuple[int, ...]] = {}
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.FINISH:
+            continue
+        if node.outputs and node.outputs[0] in portable:
+            targets = set[int]().union(*(wanted.get(value, ()) for value in node.outputs))
+            copies[node] = tuple(sorted(targets))
+        else:
+            targets = {node.placed_on}
+        for value in node.inputs:
+            if value in portable:
+                wanted.setdefault(value, set()).update(targets)
+    return copies
+
+
+def _crossing(graph: Graph, producers: dict[Value, Node]) -> dict[Value, tuple[int, ...]]:
+    """The other stages that read each value, in ascending order."""
+    crossing: dict[Value, dict[int, None]] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.FINISH:
+            continue
+        for value in node.inputs:
+            producer = producers.get(value)
+            if producer is None or producer.stage == node.stage:
+                continue
+            source, destination = producer.placed_on, node.placed_on
+            forward = producer.phase is Phase.FORWARD
+            if forward and node.phase is Phase.FORWARD and destination < source:
+                raise refuse(
+                    "E0405",
+                    f"`{value.name}` is produced on stage {source} but read on the earlier stage {destination}",
+                    node.span,
+                    notes=[f"produced at {producer.span.place}" if producer.span else "made there"],
+                    help="place its reader on the same stage or a later one",
+                )
+            assert forward or destination < source, f"{value.name} would cross from B of {source} to {destination}"
+            crossing.setdefault(value, {})[destination] = None
+    return {value: tuple(sorted(found)) for value, found in crossing.items()}
+
+
+def join(partitioned: PartitionedGraph) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """The nodes of all stages except sends and receives, as (op, operand names, result names), sorted.
+
+    Equal to `described` of the graph before the cut, up to nodes whose values are portable.
+    """
+    everything = {
+        _described(node)
+        for stage in partitioned.stages
+        for node in stage.nodes
+        if not (node.op.sends or node.op.receives)
+    }
+    return tuple(sorted(everything))
+
+
+def described(nodes: Iterable[Node]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """Nodes as (op, operand names, result names), sorted, without duplicates."""
+    return tuple(sorted({_described(node) for node in nodes}))
+
+
+def _described(node: Node) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    return str(node.op), tuple(v.name for v in node.inputs), tuple(v.name for v in node.outputs)

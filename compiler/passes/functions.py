@@ -1,0 +1,287 @@
+"""Lowers the language's functions to primitive operations, where it takes more than the operation of the same name.
+
+Types were checked with the spec. Operands and results have the dtype of the computation (scalars that of accumulation);
+reductions, norms, softmax and losses compute in at least f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from partita.compiler.graph import Builder, Value
+from partita.compiler.ops.attend import Attend
+from partita.compiler.ops.lookup import Gather
+from partita.compiler.ops.loss import NegativeLogLikelihood
+from partita.compiler.ops.normalize import Normalize
+from partita.compiler.ops.op import accumulation, make
+from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.position import Dropout, Iota, Random
+from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
+from partita.dsl.types import Type
+
+
+@frozen(eq=False)
+class Site:
+    """An application of a function: the builder, operands, options and result type, and the result's name."""
+
+    build: Builder
+    operands: Sequence[Value]
+    options: Mapping[str, Any]
+    type: Type
+    name: str
+    training: bool
+
+
+Lowering = Callable[[Site], Value]
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowering(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register the lowering of a language function. Raises ValueError if it has one already."""
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            if name in LOWERINGS:
+                raise ValueError(f"there is a lowering of `{name}` already")
+            LOWERINGS[name] = function
+        return function
+
+    return register
+
+
+def unified(build: Builder, values: Sequence[Value]) -> list[Value]:
+    """Float operands in one dtype: the widest of the tensors (scalars are kept wider), or of all if none has axes."""
+    floats = [value for value in values if value.type.is_float]
+    ranked = [value for value in floats if value.type.axes] or floats
+    order = ("bf16", "f32", "f64")
+    if not ranked:
+        return list(values)
+    dtype = max((value.type.dtype for value in ranked), key=order.index)
+    return [cast(build, value, dtype) if value.type.is_float else value for value in values]
+
+
+# Scalar functions of the language have the names that they have in `FUNCTIONS`.
+LANGUAGE_POINTWISE = tuple(name for name in FUNCTIONS if not name.endswith("_gradient") and name != "multiply_add")
+
+
+def lower(function: str, site: Site) -> Value:
+    """Lower an application of a function. A function that is not registered is the operation of its name, whose fields
+    are its options.
+    """
+    if function in LOWERINGS:
+        return LOWERINGS[function](site)
+    op = Pointwise(function) if function in LANGUAGE_POINTWISE else make(function, **site.options)
+    return site.build.apply_all(op, *unified(site.build, site.operands), name=site.name)[0]
+
+
+@lowering("attend")
+def _attend(site: Site) -> Value:
+    o = site.options
+    q, k, v, *rest = site.operands
+    op = Attend(o["over"], o["along"], o["causal"], o["scale"], o["mask"], o["bias"])
+    return site.build.apply_all(op, *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
+
+
+@lowering("embedding")
+def _embedding(site: Site) -> Value:
+    return site.build.apply(Gather(site.options["over"]), *site.operands, name=site.name)
+
+
+@lowering("cross_entropy")
+def _cross_entropy(site: Site) -> Value:
+    build = site.build
+    logits, targets, *weights = site.operands
+    nll = build.apply_all(NegativeLogLikelihood(site.options["over"]), logits, targets)[0]
+    if not weights:
+        return _mean(build, nll, nll.type.names, site.name)
+    weight = cast(build, weights[0], nll.type.dtype)
+    weighted = total(build, pointwise(build, "multiply", nll, weight), nll.type.names, nll.type.dtype)
+    # The sum of weights over all positions: a weight without an axis counts for each position along it.
+    whole = total(build, weight, weight.type.names, weight.type.dtype)
+    if len(weight.type.axes) < len(nll.type.axes):
+        whole = scaled(build, whole, nll.type.elements / weight.type.elements)
+    return pointwise(build, "divide", weighted, whole, name=site.name)
+
+
+def _mean(build: Builder, value: Value, over: Sequence[str], name: str | None = None) -> Value:
+    """The sum over `over`, divided by the number of elements summed: linear, so that it may be partial."""
+    count = 1
+    for axis in over:
+        count *= value.type.axis(axis).size
+    rest = value.type.without(over)
+    dtype = accumulation(value.type.dtype)
+    result = scaled(build, total(build, value, over, dtype), 1 / count, name=name)
+    return result if not rest.axes else cast(build, result, value.type.dtype)
+
+
+@lowering("mse")
+def _mse(site: Site) -> Value:
+    a, b = unified(site.build, site.operands)
+    wide = [cast(site.build, value, accumulation(value.type.dtype)) for value in (a, b)]
+    difference = pointwise(site.build, "subtract", *wide)
+    square = pointwise(site.build, "multiply", difference, difference)
+    return _mean(site.build, square, square.type.names, site.name)
+
+
+@lowering("sum")
+def _sum(site: Site) -> Value:
+    (x,) = site.operands
+    if not x.type.is_float:
+        return site.build.apply(Reduce("sum", site.options["over"], x.type.dtype), x, name=site.name)
+    result = total(site.build, x, site.options["over"], accumulation(x.type.dtype), site.name)
+    return result if not result.type.axes else cast(site.build, result, x.type.dtype)
+
+
+@lowering("mean")
+def _mean_function(site: Site) -> Value:
+    (x,) = site.operands
+    return _mean(site.build, x, site.options["over"], site.name)
+
+
+@lowering("max")
+def _max(site: Site) -> Value:
+    (x,) = site.operands
+    return site.build.apply(Reduce("max", site.options["over"], site.type.dtype), x, name=site.name)
+
+
+@lowering("min")
+def _min(site: Site) -> Value:
+    (x,) = site.operands
+    negated = pointwise(site.build, "negate", x)
+    least = site.build.apply(Reduce("max", site.options["over"], site.type.dtype), negated)
+    return pointwise(site.build, "negate", least, name=site.name)
+
+
+def _shifted(site: Site) -> tuple[Value, Value, Value]:
+    """`x` minus its maximum (detached, since softmax is shift-invariant), the exponentials, and their sum."""
+    (x,) = site.operands
+    over = site.options["over"]
+    x = cast(site.build, x, accumulation(x.type.dtype))
+    peak = site.build.apply(Detach(), site.build.apply(Reduce("max", over, x.type.dtype), x))
+    shifted = pointwise(site.build, "subtract", x, peak)
+    exponentials = pointwise(site.build, "exp", shifted)
+    return shifted, exponentials, total(site.build, exponentials, over, x.type.dtype)
+
+
+@lowering("softmax")
+def _softmax(site: Site) -> Value:
+    _, exponentials, sums = _shifted(site)
+    result = pointwise(site.build, "divide", exponentials, sums, name=site.name)
+    return cast(site.build, result, site.operands[0].type.dtype)
+
+
+@lowering("log_softmax")
+def _log_softmax(site: Site) -> Value:
+    shifted, _, sums = _shifted(site)
+    result = pointwise(site.build, "subtract", shifted, pointwise(site.build, "log", sums), name=site.name)
+    return cast(site.build, result, site.operands[0].type.dtype)
+
+
+@lowering("layer_norm")
+def _layer_norm(site: Site) -> Value:
+    return _norm(site, center=True)
+
+
+@lowering("rms_norm")
+def _rms_norm(site: Site) -> Value:
+    return _norm(site, center=False)
+
+
+def _norm(site: Site, center: bool) -> Value:
+    build, options = site.build, site.options
+    x, *rest = site.operands
+    scale = rest.pop(0) if options["scale"] else None
+    shift = rest.pop(0) if options["shift"] else None
+    last = scale is None and shift is None
+    op = Normalize(options["over"], options["eps"], center)
+    result = build.apply_all(op, x, name=site.name if last else None)[0]
+    if scale is not None and shift is not None:
+        return pointwise(build, "multiply_add", *unified(build, [result, scale, shift]), name=site.name)
+    if scale is not None:
+        result = pointwise(build, "multiply", *unified(build, [result, scale]), name=site.name)
+    if shift is not None:
+        result = pointwise(build, "add", *unified(build, [result, shift]), name=site.name)
+    return result
+
+
+@lowering("accuracy")
+def _accuracy(site: Site) -> Value:
+    logits, targets = site.operands
+    best = site.build.apply(ArgMax(site.options["over"]), logits)
+    right = pointwise(site.build, "equal", best, targets)
+    dtype = "f64" if logits.type.dtype == "f64" else "f32"
+    return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)
+
+
+@lowering("dropout")
+def _dropout(site: Site) -> Value:
+    (x,) = site.operands
+    rate = site.options["rate"]
+    if not site.training or not rate:
+        # The identity, under the name that layout rules may use.
+        return site.build.apply(Arrange(x.type.names), x, name=site.name)
+    key = site.build.random_key(f"{site.name}.keep")
+    # Elements are numbered in the axis order of the checked type: a block's argument may have another.
+    axes = site.type.axes
+    whole = tuple((axis.name, axis.size) for axis in axes)
+    mask = site.build.apply(Random("keep", rate, key, axes, whole, "bool"))
+    return site.build.apply(Dropout(rate), x, mask, name=site.name)
+
+
+@lowering("iota")
+def _iota(site: Site) -> Value:
+    (axis,) = site.type.axes
+    return site.build.apply(Iota(axis), name=site.name)
+
+
+@lowering("expand")
+def _expand(site: Site) -> Value:
+    (x,) = site.operands
+    axes = tuple(axis for axis in site.type.axes if not x.type.has(axis.name))
+    return site.build.apply(Expand(axes), x, name=site.name)
+
+
+@lowering("cast")
+def _cast(site: Site) -> Value:
+    (x,) = site.operands
+    return cast(site.build, x, site.type.dtype, site.name)
+
+
+@lowering("stop_gradient")
+def _stop_gradient(site: Site) -> Value:
+    return site.build.apply(Detach(), *site.operands, name=site.name)
+
+
+@lowering("rename")
+def _rename(site: Site) -> Value:
+    return site.build.apply(Rename(tuple(site.options["pairs"])), *site.operands, name=site.name)
+
+
+@lowering("split")
+def _split(site: Site) -> Value:
+    axes = tuple(site.type.axis(name) for name in site.options["into"])
+    return site.build.apply(Split(site.options["axis"], axes), *site.operands, name=site.name)
+
+
+@lowering("merge")
+def _merge(site: Site) -> Value:
+    into = site.type.axis(site.options["into"])
+    return site.build.apply(Merge(tuple(site.options["axes"]), into), *site.operands, name=site.name)
+
+
+@lowering("concat")
+def _concat(site: Site) -> Value:
+    into = site.type.axis(site.options["into"])
+    operands = unified(site.build, site.operands)
+    return site.build.apply(Concat(tuple(site.options["axes"]), into), *operands, name=site.name)
+
+
+@lowering("slice")
+def _slice(site: Site) -> Value:
+    o = site.options
+    into = site.type.axis(o["into"])
+    return site.build.apply(Slice(o["axis"], into, o["start"]), *site.operands, name=site.name)

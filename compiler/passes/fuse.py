@@ -1,0 +1,72 @@
+"""Joint graph → joint graph: one operation for the three gradients of a layer norm with a scale and a shift.
+
+The gradients of its input, scale and shift all read the cotangent and the normalized tensor, and torch computes them in
+one pass. The operation belongs to B even if the sums over the batch alone would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.ops.normalize import LayerNormGradient, NormalizeGradient
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.reduce import Reduce
+
+MULTIPLY = Pointwise("multiply")
+
+
+def fuse(graph: Graph) -> Graph:
+    """Replace each group by one operation."""
+    producers = graph.producers()
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in dict.fromkeys(node.inputs):
+            readers.setdefault(value, []).append(node)
+    outputs = set(graph.outputs())
+    instead: dict[Node, Node | None] = {}  # None: the fused operation covers it
+    for node in graph.nodes:
+        if isinstance(node.op, NormalizeGradient) and node.op.center:
+            found = _parts(node, node.op, producers, readers)
+            inner = {value for part in found[:2] for value in part.outputs}
+            if found and inner.isdisjoint(outputs):
+                scaled, _, to_scale, to_shift = found
+                d, scale = scaled.inputs
+                results = (node.output, to_scale.output, to_shift.output)
+                op = LayerNormGradient(node.op.over)
+                if op.infer(d.type, *(v.type for v in (*node.inputs[1:], scale))) == tuple(v.type for v in results):
+                    instead |= dict.fromkeys(found)
+                    instead[node] = evolve(node, op=op, inputs=(d, *node.inputs[1:], scale), outputs=results)
+    kept = (instead.get(node, node) for node in graph.nodes)
+    return evolve(graph, nodes=tuple(node for node in kept if node is not None))
+
+
+def _parts(
+    gradient: Node, op: NormalizeGradient, producers: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
+) -> tuple[Node, ...]:
+    """The nodes of a group: the cotangent times scale, and times the normalized tensor; both gradients. Or none."""
+    scaled = producers.get(gradient.inputs[0])
+    if scaled is None or scaled.op != MULTIPLY or len(readers[scaled.output]) > 1:
+        return ()
+    d, scale = scaled.inputs
+    y = gradient.inputs[1]
+    if set(scale.type.names) != set(op.over) or len({v.type.dtype for v in (d, y, scale)}) > 1:
+        return ()
+
+    def sole(value: Value, op: Op, *others: Value) -> Node | None:
+        """The only node that applies `op` to these operands, if it is on the gradient's stage."""
+        found = [node for node in readers.get(value, ()) if node.op == op and node.inputs == (value, *others)]
+        return found[0] if len(found) == 1 and found[0].stage == gradient.stage else None
+
+    rest = tuple(name for name in d.type.names if not scale.type.has(name))
+    sums = Reduce("sum", rest, scale.type.dtype)
+    product = sole(d, MULTIPLY, y)
+    if product is None or len(readers.get(product.output, ())) > 1:
+        return ()
+    to_scale, to_shift = sole(product.output, sums), sole(d, sums)
+    if to_scale is None or to_shift is None or readers.get(to_scale.output) or readers.get(to_shift.output):
+        return ()
+    return scaled, product, to_scale, to_shift

@@ -1,0 +1,80 @@
+"""Graph → graph in which every id is within the axis that it indexes, or is counted.
+
+Ids of the data are checked as they are read. Computed ids are bounded by intervals: an id of the form
+`minimum(maximum(i, 0), size(a) - 1)` cannot leave axis `a`. Where that proves nothing, the lookup is *guarded*: in
+every layout, an id outside looks up zeros and is counted by a metric; the run ends with an error if that is not zero.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from partita.compiler.graph import Builder, Graph, Guard, Node, Value
+from partita.compiler.ops.intervals import ANY, Interval
+from partita.compiler.ops.pointwise import cast, constant, pointwise
+from partita.compiler.ops.reduce import total
+from partita.dsl.types import BYTES, Axis, Type
+
+
+def guarded(graph: Graph) -> Graph:
+    """The graph with guards on the lookups whose ids may be out of range."""
+    bounds = _bounds(graph)
+    build = Builder(graph.names)
+    nodes: list[Node] = []
+    guards: list[Guard] = []
+    counts: list[tuple[str, Value]] = []
+    for node in graph.nodes:
+        lookup = node.op.ids([value.type for value in node.inputs])
+        if lookup is not None:
+            position, axis = lookup
+            ids = node.inputs[position]
+            least, most = bounds.get(ids, ANY)
+            if least < 0 or most >= axis.size:
+                node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
+                guard = Guard(f"ids.{len(guards)}", axis, node.span)
+                build.nodes = []
+                counts.append((guard.name, _outside(build.at(node), ids, axis)))
+                nodes += build.nodes
+                guards.append(guard)
+        nodes.append(node)
+    if not guards:
+        return graph
+    return evolve(graph, nodes=tuple(nodes), metrics=(*graph.metrics, *counts), guards=tuple(guards))
+
+
+def _outside(build: Builder, ids: Value, axis: Axis) -> Value:
+    """The number of ids below zero or beyond the axis."""
+    below = pointwise(build, "less", ids, constant(build, 0, ids))
+    above = pointwise(build, "greater_equal", ids, constant(build, axis.size, ids))
+    either = pointwise(build, "add", cast(build, below, "i64"), cast(build, above, "i64"))
+    return total(build, either, either.type.names, "i64")
+
+
+def _bounds(graph: Graph) -> dict[Value, Interval]:
+    """The intervals of integers and booleans."""
+    found: dict[Value, Interval] = {}
+    for each in graph.inputs:
+        if each.limit is not None:
+            found[each.value] = (0, each.limit.size - 1)
+        elif each.value.type.dtype == "bool":
+            found[each.value] = (0, 1)
+    for node in graph.nodes:
+        if len(node.outputs) == 1 and not node.output.type.is_float:
+            if node.output.type.dtype == "bool":
+                found[node.output] = (0, 1)
+            else:
+                operands = [found.get(value, _range(value.type)) for value in node.inputs]
+                types = [value.type for value in node.inputs]
+                low, high = node.op.interval(operands, types, node.output.type)
+                least, most = _range(node.output.type)
+                # Arithmetic that leaves the dtype's range wraps around.
+                found[node.output] = (low, high) if least <= low and high <= most else (least, most)
+    return found
+
+
+def _range(type: Type) -> Interval:
+    """The numbers that a dtype holds."""
+    if type.is_float:
+        return ANY
+    limit = 2 ** (8 * BYTES[type.dtype] - 1)
+    return -limit, limit - 1

@@ -1,0 +1,435 @@
+"""Splits the batch into microbatches: time is one more mesh axis, with the same sharding rules as any other.
+
+Takes a graph over the full batch (joint, or forward only) and the number of microbatches. Returns the graph of one
+microbatch, with `accumulate` nodes for what is summed over the step, a prologue and a finish.
+
+Along time, every value is split along one of its axes, partial (SUM or MAX), or replicated. A node needs a
+`ShardingRule` of its op that fits its operands' states. Where none fits:
+
+- values computed from inputs and samples alone (the number of unmasked tokens, a softmax over the batch) are computed
+  over the full batch in the prologue, and each microbatch takes its part;
+- a replicated value that meets a partial one counts once: each microbatch takes 1/M of it;
+- nodes that only metrics need are deferred to the end of the step, where they read the accumulators;
+- anything else is an error that names the operation (E0407).
+
+In a forward-only graph, the loss is one of the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import evolve
+
+from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
+from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
+from partita.compiler.ops.op import Op, ShardingRule, accumulation
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
+from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.passes.differentiate import without_dead
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.divisibility import unequal
+from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+LOSS = "loss"
+# Costs of converting a value from one state to another. A part of an available value is almost free; splitting is
+# better than computing over the full batch, and a full-batch sum better than a full-batch tensor. Where a sum meets a
+# value that depends on parameters, a full-batch sum beats a partial one, to which only linear functions apply.
+PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
+
+
+def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | None = None) -> Graph:
+    """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them.
+
+    Raises Refused: E0406, E0407.
+    """
+    if graph.gradients:
+        return _Splitter(graph, batch, microbatches, schedule).graph()
+    try:
+        # Defer to the end of the step rather than compute over the full batch: an evaluation may read much data.
+        return _Splitter(graph, batch, microbatches, schedule, early=False).graph()
+    except Refused:
+        return _Splitter(graph, batch, microbatches, schedule).graph()
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, batch: str, count: int, schedule: Span | None, early: bool = True) -> None:
+        self.source = graph
+        self.schedule = schedule
+        self.early = early  # whether the prologue may compute over the full batch
+        self.batch = batch
+        self.count = count
+        names = [value.name for node in graph.nodes for value in node.outputs]
+        inputs = [each.value.name for each in graph.inputs]
+        self.build = Builder([*names, *inputs, *(p.name for p in graph.parameters)])
+        self.state: dict[Value, State] = {}
+        self.local: dict[Value, Value] = {}
+        self.whole: dict[Value, Value] = {}
+        self.portions: dict[tuple[Value, int | None], Value] = {}
+        self.parts: dict[tuple[Value, str], Value] = {}
+        self.totals: dict[tuple[Value, int | None], Value] = {}
+        self.prologue: list[Node] = []
+        self.deferred: list[Node] = []
+        self.finish: list[Node] = []
+        self.accumulators: list[Accumulator] = []
+        self.inputs: list[Input] = []
+        self.producers = graph.producers()
+        self.from_inputs = _from_inputs_alone(graph)
+        gradients = [gradient.value for gradient in graph.gradients]
+        self.essential = _ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
+
+    def graph(self) -> Graph:
+        """Walk the nodes once, then accumulate the results of the microbatch."""
+        for each in self.source.inputs:
+            self._input(each)
+        for parameter in self.source.parameters:
+            self.state[parameter.value] = None
+            self.local[parameter.value] = parameter.value
+        for node in self.source.nodes:
+            self._node(node)
+        loss = self._metric(LOSS, self.source.loss)
+        self._gradients()
+        metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
+        result = evolve(
+            self.source,
+            inputs=tuple(self.inputs),
+            nodes=(*self.prologue, *self.build.nodes, *self.finish),
+            loss=loss,
+            metrics=metrics,
+            gradients=(),
+            accumulators=tuple(self.accumulators),
+        )
+        return without_dead(result)
+
+    def _input(self, each: Input) -> None:
+        type = each.value.type
+        if self.count == 1 or not type.has(self.batch):
+            self.state[each.value] = None
+            self.local[each.value] = each.value
+            self.inputs.append(each)
+            return
+        self.state[each.value] = self.batch
+        part = evolve(each.value, type=type.resized(self.batch, self._divided(self.batch, each.value, each)))
+        self.local[each.value] = part
+        self.inputs.append(evolve(each, value=part, batch=self.batch))
+
+    # ------------------------------------------------------------ one node
+
+    def _node(self, node: Node) -> None:
+        self.build.at(node).phase = node.phase
+        if any(value not in self.state for value in node.inputs):
+            # An operand was deferred to the end of the step.
+            self.deferred.append(node)
+            return
+        states = [self.state[value] for value in node.inputs]
+        if not any(states) and not self._cuts_itself(node) and not self._meets_whole_batch(node):
+            self._emit(node, [self.local[value] for value in node.inputs], None)
+            return
+        fit = self._fit(node, states)
+        if fit is None:
+            if any(value in self.essential for value in node.outputs):
+                raise self._cannot(node, states)
+            self.deferred.append(node)
+        elif not any((*fit.operands, *fit.results)) and all(value in self.from_inputs for value in node.outputs):
+            for value in node.outputs:
+                self.state[value], self.local[value] = None, self._over_whole_batch(value)
+        else:
+            operands = [
+                self._converted(value, have, want)
+                for value, have, want in zip(node.inputs, states, fit.operands, strict=True)
+            ]
+            self._emit(node, operands, fit)
+
+    def _cuts_itself(self, node: Node) -> bool:
+        """Whether a node introduces the batch axis (positions, random numbers, expansion)."""
+        return (
+            self.count > 1
+            and any(value.type.has(self.batch) for value in node.outputs)
+            and not any(value.type.has(self.batch) for value in node.inputs)
+        )
+
+    def _meets_whole_batch(self, node: Node) -> bool:
+        """Whether all operands that have the batch axis come from inputs alone, but the results do not."""
+        return (
+            self.count > 1
+            and not all(value in self.from_inputs for value in node.outputs)
+            and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
+            and any(value.type.has(self.batch) for value in node.inputs)
+        )
+
+    def _fit(self, node: Node, states: list[State]) -> ShardingRule | None:
+        """The cheapest sharding rule that the operands can be converted to; None if there is none."""
+        types = [value.type for value in node.inputs]
+        everything = ShardingRule((None,) * len(types), (None,) * len(node.outputs))
+        alone = all(value in self.from_inputs for value in node.outputs)
+        meets = self._meets_whole_batch(node)
+        best: tuple[int, ShardingRule] | None = None
+        for rule in (*node.op.sharding_rules(types, [value.type for value in node.outputs]), everything):
+            if not self._sensible(node, rule):
+                continue
+            costs = [
+                self._conversion(value, have, want, alone)
+                for value, have, want in zip(node.inputs, states, rule.operands, strict=True)
+            ]
+            if None not in costs:
+                total = sum(cost for cost in costs if cost is not None)
+                total += WHOLE_TENSOR if meets and self.batch not in rule.operands else 0
+                if best is None or total < best[0]:
+                    best = (total, rule)
+        return best[1] if best else None
+
+    def _sensible(self, node: Node, rule: ShardingRule) -> bool:
+        """Whether a rule splits results only if it splits operands, or the node introduces the batch axis."""
+        if self._cuts_itself(node):
+            return self.batch in rule.results
+        return any(map(is_split, rule.operands)) or not any(map(is_split, rule.results))
+
+    def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
+        """The cost of a conversion between states; None if impossible. `alone`: the reader needs inputs alone."""
+        partial = have in (SUM, MAX)
+        known = value in self.from_inputs
+        if have == want:
+            return PARTIAL_SUM if partial and known and not alone else 0
+        if have is None:
+            if want in (SUM, MAX):
+                return PORTION
+            return PART if known else None
+        if known and self.early and want not in (SUM, MAX):
+            return (WHOLE_SUM if partial else WHOLE_TENSOR) + (0 if want is None else PART)
+        return None
+
+    def _converted(self, value: Value, have: State, want: State) -> Value:
+        if want in (have, MAX):
+            return self.local[value]
+        if want == SUM:
+            return self._portion(value)
+        if want is not None:
+            return self._part_of(value, self.local[value] if have is None else self._over_whole_batch(value), want)
+        return self._over_whole_batch(value)
+
+    def _part_of(self, value: Value, whole: Value, axis: str) -> Value:
+        """This microbatch's part of a full-batch value."""
+        if (value, axis) not in self.parts:
+            size = self._divided(axis, whole, self.producers.get(value))
+            op = Microbatch(axis, size, ((axis, TIME, self.count),))
+            self.parts[value, axis] = self.build.derive(op, value, whole, ending="of_microbatch")
+        return self.parts[value, axis]
+
+    def _portion(self, value: Value) -> Value:
+        """1/M of a replicated value, which counts once in the sum over the microbatches. Each stage makes its own."""
+        key = value, self.build.stage
+        if key not in self.portions:
+            local = self.local[value]
+            share = self.build.apply(Constant(1 / self.count, local.type.dtype))
+            self.portions[key] = self.build.derive(Pointwise("multiply"), value, local, share, ending="portion")
+        return self.portions[key]
+
+    def _over_whole_batch(self, value: Value) -> Value:
+        """The value computed once, in the prologue, over the full batch."""
+        wanted = _ancestors(self.source, [value], self.producers)
+        for each in self.source.inputs:
+            if each.value in wanted and each.value not in self.whole:
+                if self.state[each.value] is None:
+                    self.whole[each.value] = self.local[each.value]
+                else:
+                    whole = self.build.part(each.value, "whole")
+                    self.whole[each.value] = whole
+                    self.inputs.append(evolve(each, value=whole, batch=None))
+        for node in self.source.nodes:
+            if any(result in wanted and result not in self.whole for result in node.outputs):
+                outputs = tuple(self.build.part(v, "whole") for v in node.outputs)
+                self.whole.update(zip(node.outputs, outputs, strict=True))
+                inputs = tuple(self.whole[operand] for operand in node.inputs)
+                self.prologue.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.PROLOGUE))
+        return self.whole[value]
+
+    def _emit(self, node: Node, operands: list[Value], rule: ShardingRule | None) -> None:
+        results: Iterable[State] = rule.results if rule else (None,) * len(node.outputs)
+        op = node.op
+        if rule is not None:
+            for axis in split_axes((*rule.operands, *rule.results)):
+                op = op.sharded(axis, self._part(node, axis), TIME, self.count)
+        outputs = []
+        for value, state in zip(node.outputs, results, strict=True):
+            self.state[value] = state
+            type = value.type
+            if is_split(state):
+                type = type.resized(state, self._part(node, state))
+            local = value if type == value.type else evolve(value, type=type)
+            self.local[value] = local
+            outputs.append(local)
+        self.build.nodes.append(evolve(node, op=op, inputs=tuple(operands), outputs=tuple(outputs)))
+
+    def _part(self, node: Node, axis: str) -> int:
+        """The size of a microbatch's part of an axis."""
+        value = next(value for value in (*node.inputs, *node.outputs) if value.type.has(axis))
+        return self._divided(axis, value, node)
+
+    def _divided(self, name: str, value: Value, place: Node | Input | None) -> int:
+        """The size of a microbatch's part of an axis of a value. Raises Refused (E0406)."""
+        axis = value.type.axis(name)
+        if axis.size % self.count:
+            raise Refused(
+                [unequal(axis, self.count, self.schedule, f"{value.name}: {value.type}", place.span if place else None)]
+            )
+        return axis.size // self.count
+
+    def _cannot(self, node: Node, states: list[State]) -> Exception:
+        partial = any(state in (SUM, MAX) for state in states)
+        what = f"`{node.span.text}`" if node.span else f"`{node.op.label}`"
+        if partial:
+            message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
+            help = "after the reduction over the batch the loss may only be scaled or added to"
+        else:
+            message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
+            help = f"keep `{self.batch}` as it is until the loss is averaged over it"
+        notes = [
+            f"{value.name}: {value.type}, {_described(state, self.batch)}"
+            for value, state in zip(node.inputs, states, strict=True)
+        ]
+        help = f"{help}; or set microbatches = 1"
+        return refuse("E0407", message, node.span, notes=notes, help=help)
+
+    # ------------------------------------------------------------ what leaves the microbatch
+
+    def _accumulated(self, name: str, value: Value, reader: Node | None = None, local: Value | None = None) -> Value:
+        """The sum of a value, usually a scalar, over the microbatches, for the end of the step.
+
+        It is accumulated on the stage of `reader`, or of the node that makes it; `local` is what is accumulated there.
+        """
+        state = self.state[value]
+        node = self.producers.get(value)
+        self.build.at(reader or node or next(each for each in self.source.nodes if value in each.inputs))
+        if is_split(state):
+            raise refuse(
+                "E0407",
+                f"`{name}` still has the axis `{state}`, which is split into microbatches",
+                node.span if node else None,
+                help="reduce over it",
+            )
+        self.build.phase = Phase.FORWARD
+        local = local or self.local[value]
+        type = local.type.with_dtype(accumulation(local.type.dtype))
+        return self._accumulate(name, local, type, state == MAX, keep=state is None)
+
+    def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
+        total = self.build.value(f"total({name})", type)
+        self.accumulators.append(Accumulator(name, total, None, maximum))
+        self.build.apply_all(Accumulate(name, total.type, maximum, keep), local)
+        return total
+
+    def _gradients(self) -> None:
+        """One accumulation for each contribution, right behind the node that makes it, on the parameter's stage."""
+        masters = {parameter.name: parameter.master for parameter in self.source.parameters}
+        totals: dict[str, Value] = {}
+        after: dict[Value, list[Gradient]] = {}
+        for gradient in self.source.gradients:
+            after.setdefault(gradient.value, []).append(gradient)
+        nodes, self.build.nodes = self.build.nodes, []
+        made = {self.local[value]: value for value in after}
+        for node in nodes:
+            self.build.nodes.append(node)
+            for local in node.outputs:
+                if local not in made:
+                    continue
+                value = made[local]
+                state = self.state[value]
+                self.build.at(node).phase = node.phase
+                if node.phase is Phase.BACKWARD:
+                    self.build.phase = Phase.WEIGHT
+                for each in after[value]:
+                    parameter, self.build.stage = each.parameter, each.stage
+                    if state not in (None, SUM):
+                        raise self._cannot(node, [self.state.get(v) for v in node.inputs])
+                    part = local
+                    if state is None and self.count > 1:
+                        part = self._portion(value)
+                    master = masters[parameter]
+                    if parameter not in totals:
+                        totals[parameter] = self.build.value(f"total(d({parameter}))", master)
+                        self.accumulators.append(Accumulator(parameter, totals[parameter], parameter))
+                    self.build.apply_all(Accumulate(parameter, master), part)
+
+    def _metric(self, name: str, value: Value) -> Value:
+        """The loss or a metric at the end of the step: accumulated, or computed from accumulators."""
+        if value in self.state:
+            return self._accumulated(name if name == LOSS else f"metric {name}", value)
+        totals: dict[Value, Value] = {}
+        wanted = _ancestors(self.source, [value], self.producers)
+        last = self.producers[value].stage
+        for original in self.deferred:
+            node = evolve(original, stage=last)
+            if not any(result in wanted for result in node.outputs):
+                continue
+            for operand in node.inputs:
+                if operand in self.state and operand not in totals:
+                    totals[operand] = self._at_the_end(node, operand, original)
+            outputs = tuple(self.build.part(v, "total") for v in node.outputs)
+            totals.update(zip(node.outputs, outputs, strict=True))
+            inputs = tuple(totals[operand] for operand in node.inputs)
+            self.finish.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.FINISH))
+        return totals[value]
+
+    def _at_the_end(self, node: Node, value: Value, original: Node) -> Value:
+        """An operand of a deferred node. `original` is the node on its own stage."""
+        producer = self.producers.get(value)
+        if self.state[value] is None and producer is not None and producer.op.literal is not None:
+            constant = self.build.part(value, "total")
+            self.finish.append(evolve(producer, outputs=(constant,), phase=Phase.FINISH, stage=node.stage))
+            return constant
+        if is_split(self.state[value]):
+            raise self._cannot(node, [self.state.get(operand) for operand in node.inputs])
+        if (value, node.stage) not in self.totals:
+            name = f"sum {value.name} on {node.stage}"
+            if producer is None and original.stage != node.stage:
+                # A parameter is only on the stages that read it, and is sent from there.
+                self.build.at(original).phase = Phase.FORWARD
+                sent = self.build.derive(Detach(), value, self.local[value], ending="sent")
+            else:
+                sent = self.local[value]
+            self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
+        return self.totals[value, node.stage]
+
+
+def _described(state: State, batch: str) -> str:
+    if state is None:
+        return "whole"
+    if state in (SUM, MAX):
+        return f"partial over `{batch}`"
+    return f"cut along `{state}`"
+
+
+def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Node] | None = None) -> set[Value]:
+    """The values and everything they are computed from."""
+    producers = graph.producers() if producers is None else producers
+    seen = set(values)
+    stack = list(seen)
+    while stack:
+        node = producers.get(stack.pop())
+        if node is not None:
+            for value in (*node.inputs, *node.outputs):
+                if value not in seen:
+                    seen.add(value)
+                    if value in node.inputs:
+                        stack.append(value)
+    return seen
+
+
+def _from_inputs_alone(graph: Graph) -> set[Value]:
+    """Values computed from the model's inputs, constants and random numbers, without parameters.
+
+    Random numbers are functions of their coordinates, so they can be drawn for the full batch. So can rematerialized
+    values; but cotangents, which sometimes need nothing else either, are left alone.
+    """
+    alone = {each.value for each in graph.inputs}
+    made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
+    same: dict[Value, Value] = {}  # the first value computed in the same way
+    for node in graph.nodes:
+        if all(value in alone for value in node.inputs):
+            key = node.op, tuple(same.get(value, value) for value in node.inputs)
+            if node.phase is Phase.FORWARD or key in made:
+                alone.update(node.outputs)
+                same.update(zip(node.outputs, made.setdefault(key, node.outputs), strict=True))
+    return alone

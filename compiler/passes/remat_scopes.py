@@ -1,0 +1,130 @@
+"""Joint graph → joint graph: values inside scopes named by `recompute` are not kept for the backward pass.
+
+Within such a scope (one call of a block, one iteration of a repeat), backward nodes read copies of forward values,
+recomputed from the scope's inputs just before they are needed. Values that enter or leave the scope are kept. Random
+numbers are functions of their coordinates, so a second draw is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from attrs import evolve
+
+from partita.compiler.graph import Graph, Node, Phase, Value, without_iterations
+from partita.compiler.passes.place import named_scopes
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import RecomputeRule
+
+RematScope = tuple[str, int | None]
+
+
+def remat_scopes(graph: Graph, rules: Sequence[RecomputeRule], again: Collection[str] = ()) -> Graph:
+    """Apply the rules; `again` are paths of further calls and iterations, from `recompute auto`.
+
+    Raises Refused: E0409 (a name that matches nothing).
+    """
+    scopes = _scopes(graph, rules)
+    if not scopes and not again:
+        return graph
+    scope_of = {value: _scope_of(node, scopes, again) for node in graph.nodes for value in node.outputs}
+    producers = graph.producers()
+    leaving = _leaving(graph, scope_of)
+    copies: dict[Value, Value] = {}
+    nodes: list[Node] = []
+
+    def inner(value: Value) -> bool:
+        node = producers.get(value)
+        return (
+            node is not None
+            and node.phase is Phase.FORWARD
+            and scope_of[value] is not None
+            and value not in leaving
+            and node.op.literal is None
+        )
+
+    def copy(wanted: Value) -> None:
+        """Append the nodes that recompute `wanted`, in order; iterative, since scopes can be long."""
+        stack = [wanted]
+        while stack:
+            value = stack[-1]
+            if value in copies:
+                stack.pop()
+                continue
+            node = producers[value]
+            missing = [v for v in node.inputs if inner(v) and v not in copies]
+            if missing:
+                stack.extend(missing)
+                continue
+            outputs = tuple(v.derived(f"{v.name}.again") for v in node.outputs)
+            copies.update(zip(node.outputs, outputs, strict=True))
+            inputs = tuple(copies.get(v, v) if inner(v) else v for v in node.inputs)
+            nodes.append(evolve(node, inputs=inputs, outputs=outputs, phase=Phase.BACKWARD))
+            stack.pop()
+
+    for node in graph.nodes:
+        if node.phase in (Phase.BACKWARD, Phase.WEIGHT):
+            for value in node.inputs:
+                if inner(value):
+                    copy(value)
+            node = evolve(node, inputs=tuple(copies[v] if inner(v) else v for v in node.inputs))
+        nodes.append(node)
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def _scopes(graph: Graph, rules: Sequence[RecomputeRule]) -> list[tuple[str, bool]]:
+    """The recomputed scopes, without iteration numbers, and whether each is a repeat (then each iteration is an
+    instance).
+    """
+    declared = {without_iterations(scope.path): scope.repeat for scope in graph.scopes}
+    found: list[tuple[str, bool]] = []
+    for rule in rules:
+        for path, span in zip(rule.paths, rule.path_spans, strict=True):
+            if path == ("auto",):
+                continue
+            if path == ("all",):
+                # The iterations of the outermost repeats: only their inputs are kept.
+                paths = [scope for scope, repeat in declared.items() if repeat]
+            else:
+                paths = named_scopes(graph, path)
+            if not paths:
+                raise refuse(
+                    "E0409",
+                    f"`{'.'.join(path)}` is not a block or repeat of the model",
+                    span,
+                    help=f"it has: {', '.join(dict.fromkeys(s.name for s in graph.scopes)) or 'none'}",
+                )
+            found.extend((scope, declared[scope]) for scope in paths)
+    return found
+
+
+def _instance(scope: str, scopes: Sequence[tuple[str, bool]], again: Collection[str]) -> str | None:
+    """The outermost recomputed call or iteration that contains a scope."""
+    parts = scope.split(".")
+    plain: list[str] = []
+    for i, part in enumerate(parts):
+        if again and ".".join(parts[: i + 1]) in again:
+            return ".".join(parts[: i + 1])
+        if not part.isdigit():
+            plain.append(part)
+            if (".".join(plain), False) in scopes:
+                return ".".join(parts[: i + 1])
+        elif (".".join(plain), True) in scopes:
+            return ".".join(parts[: i + 1])
+    return None
+
+
+def _scope_of(node: Node, scopes: Sequence[tuple[str, bool]], again: Collection[str]) -> RematScope | None:
+    """The instance that contains a node, and its stage: a stage boundary within a scope makes two instances of it."""
+    instance = _instance(node.scope, scopes, again)
+    return None if instance is None else (instance, node.stage)
+
+
+def _leaving(graph: Graph, scope_of: dict[Value, RematScope | None]) -> set[Value]:
+    """Forward values that are results, or that a forward node outside their instance reads."""
+    leaving = set(graph.outputs())
+    for node in graph.nodes:
+        if node.phase is Phase.FORWARD:
+            own = scope_of[node.outputs[0]]
+            leaving.update(value for value in node.inputs if scope_of.get(value) not in (None, own))
+    return leaving

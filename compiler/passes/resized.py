@@ -1,0 +1,89 @@
+"""A model with other axis sizes, repeat counts and parameter initializers.
+
+The steps stay as they are, and no type is inferred again: an axis has one size in the whole model, so that types, and
+numbers computed from sizes, follow from the sizes. Only the start of a `slice` is known just as a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import evolve, field, frozen
+
+from partita.dsl import spec
+from partita.dsl.types import Axis, Type
+
+Initial = Callable[[spec.Call], spec.Call]
+
+
+def as_declared(declared: spec.Call) -> spec.Call:
+    """The declared initializer."""
+    return declared
+
+
+def of_order_one(_: spec.Call) -> spec.Call:
+    """Random values that keep activations of order 1, whatever the declared initializer is."""
+    return spec.Call("kaiming", {})
+
+
+def unless_zero(declared: spec.Call) -> spec.Call:
+    """The declared initializer; random values instead of zeros."""
+    return of_order_one(declared) if declared.name == "zeros" else declared
+
+
+@frozen(eq=False)
+class Resized:
+    """Rewrites bodies with other sizes, iteration counts (by `id` of the step) and initializers; what is not listed
+    stays. Each body is rewritten once, however often it is called.
+    """
+
+    sizes: Mapping[str, int]
+    counts: Mapping[int, int] = field(factory=dict)
+    initial: Initial = as_declared
+    _done: dict[int, spec.Body] = field(factory=dict)
+
+    def body(self, body: spec.Body) -> spec.Body:
+        """The body rewritten. Recursion is as deep as blocks are nested, which the checker bounds."""
+        found = self._done.get(id(body))
+        if found is None:
+            steps = tuple(self.step(step, body) for step in body.steps)
+            found = evolve(
+                body, steps=steps, types=tuple(map(self.type, body.types)), results=self.operands(body.results)
+            )
+            self._done[id(body)] = found
+        return found
+
+    def size(self, axis: Axis) -> int:
+        """The new size of an axis."""
+        return self.sizes.get(axis.name, axis.size)
+
+    def type(self, type: Type) -> Type:
+        """The type with the new sizes."""
+        return evolve(type, axes=tuple(Axis(axis.name, self.size(axis)) for axis in type.axes))
+
+    def operands(self, operands: tuple[spec.Operand, ...]) -> tuple[spec.Operand, ...]:
+        """The operands, with literals evaluated at the new sizes."""
+        return tuple(
+            evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
+        )
+
+    def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
+        """A step of a body, rewritten."""
+        if isinstance(step, spec.CallBlock):
+            return evolve(step, body=self.body(step.body), arguments=self.operands(step.arguments))
+        if isinstance(step, spec.Repeat):
+            count = self.counts.get(id(step), step.count)
+            return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
+        if isinstance(step, spec.Parameter):
+            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
+        if isinstance(step, spec.Sample):
+            return evolve(step, type=self.type(step.type))
+        options = step.options
+        if step.function == "slice":
+            (operand,) = step.operands
+            assert isinstance(operand, int)
+            whole, part = body.types[operand].axis(options["axis"]), step.type.axis(options["into"])
+            room = self.size(whole) - self.size(part)
+            start = room if options["start"] == whole.size - part.size else min(options["start"], room)
+            options = {**options, "start": start}
+        return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands))

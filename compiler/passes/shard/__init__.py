@@ -1,0 +1,1 @@
+"""Sharding: assigns a layout to every value, and makes every layout change a node."""

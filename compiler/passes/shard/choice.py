@@ -1,0 +1,203 @@
+"""Chooses how a node is split along each mesh axis: by the sharding rule with the cheapest resharding.
+
+Mesh axes are decided one at a time. Candidates are the sharding rules of the op, and full replication. A candidate
+costs the resharding of its operands (a copy that exists already is free) and of the results to their default layouts.
+Weights stay: resharding a parameter or its gradient counts a thousandfold. Ties are broken by the least computation,
+then by the fewest partial results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from partita.compiler.graph import Node
+from partita.compiler.layout import MAX, SUM, Layout, State, is_split, layout_of, local_type, split_axes
+from partita.compiler.mesh import Mesh
+from partita.compiler.ops.collective import LOCAL_SECONDS
+from partita.compiler.ops.op import Op, ShardingRule
+from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
+from partita.dsl.reprs import shortened
+from partita.dsl.types import Type
+
+# A parameter is resharded only if nothing else is possible.
+WEIGHT_PENALTY = 1000.0
+
+
+@frozen(cache_hash=True)
+class Operand:
+    """An operand: its global type, the layouts in which it exists, and its default layout.
+
+    `free`: available in any layout at no cost (inputs, positions, random numbers); `stays`: a parameter, or what a
+    replacement was made for, which is resharded only if nothing else is possible.
+    """
+
+    type: Type
+    available: tuple[Layout, ...]
+    default: Layout
+    free: bool = False
+    stays: bool = False
+
+
+@frozen(cache_hash=True)
+class Result:
+    """A result. `deferred`: it may stay partial until the end of the step, at no cost.
+
+    `stays`: it is the gradient of a parameter, and is computed where that is.
+    """
+
+    type: Type
+    default: Layout
+    deferred: bool = False
+    stays: bool = False
+
+
+@frozen
+class Option:
+    """A candidate along one mesh axis: its cost, and whether it was taken. With `reshards_weights`, the `seconds` of
+    weights count a thousandfold.
+    """
+
+    mesh_axis: str
+    rule: ShardingRule
+    seconds: float
+    taken: bool
+    reshards_weights: bool = False
+
+    __repr__ = shortened
+
+
+@frozen
+class Choice:
+    """The layouts that a node's operands must have and its results then have, and the candidates."""
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    options: tuple[Option, ...]
+
+    __repr__ = shortened
+
+
+@define(eq=False)
+class Chooser:
+    """Chooses for nodes on one mesh; equal nodes are decided once."""
+
+    resharding: Resharding
+    _known: dict[tuple[Op, tuple[Operand, ...], tuple[Result, ...]], Choice] = field(factory=dict)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the layouts."""
+        return self.resharding.mesh
+
+    def choose(self, op: Op, operands: tuple[Operand, ...], results: tuple[Result, ...]) -> Choice:
+        """The layouts of operands and results."""
+        key = (op, operands, results)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._decide(op, operands, results)
+        return found
+
+    def _decide(self, op: Op, operands: Sequence[Operand], results: Sequence[Result]) -> Choice:
+        rules = op.sharding_rules([x.type for x in operands], [y.type for y in results])
+        whole = ShardingRule((None,) * len(operands), (None,) * len(results))
+        chosen: dict[str, ShardingRule] = {}
+        options: list[Option] = []
+        sizes = self.mesh.sizes
+        for over in self.mesh.sharding:
+            rated: list[tuple[tuple[float, float, int], ShardingRule]] = []
+            for rule in (whole, *rules):
+                if not _divides(rule, over, chosen, operands, results, sizes):
+                    continue
+                seconds = sum(self._operand(x, over, state) for x, state in zip(operands, rule.operands, strict=True))
+                seconds += sum(self._result(y, over, state) for y, state in zip(results, rule.results, strict=True))
+                if seconds == IMPOSSIBLE:
+                    continue
+                shares = any(is_split(state) for state in (*rule.operands, *rule.results))
+                partial = sum(
+                    state in (SUM, MAX) and not y.deferred for y, state in zip(results, rule.results, strict=True)
+                )
+                rated.append(((float(f"{seconds:.9g}"), 1 / sizes[over] if shares else 1.0, partial), rule))
+            assert rated, (op, operands)
+            _, best = min(rated, key=lambda pair: pair[0])
+            chosen[over] = best
+            for rate, rule in rated:
+                options.append(
+                    Option(over, rule, rate[0], rule is best, self._reshards_weights(rule, over, operands, results))
+                )
+
+        def layouts(states: Sequence[Sequence[State]]) -> tuple[Layout, ...]:
+            return tuple(layout_of(zip(self.mesh.sharding, column, strict=True)) for column in states)
+
+        by_operand = [[chosen[over].operands[i] for over in self.mesh.sharding] for i in range(len(operands))]
+        by_result = [[chosen[over].results[j] for over in self.mesh.sharding] for j in range(len(results))]
+        return Choice(layouts(by_operand), layouts(by_result), tuple(options))
+
+    # ------------------------------------------------------------ costs
+
+    def _operand(self, x: Operand, over: str, wanted: State) -> float:
+        if x.free:
+            return 0.0 if wanted not in (SUM, MAX) else IMPOSSIBLE
+        factor = WEIGHT_PENALTY if x.stays else 1.0
+        return min(self._seconds(x.type, layout, over, wanted, x.default) for layout in x.available) * factor
+
+    def _result(self, y: Result, over: str, state: State) -> float:
+        if y.deferred and y.default.state(over) is None and state in (SUM, None):
+            return 0.0
+        factor = WEIGHT_PENALTY if y.stays else 1.0
+        # Along the other mesh axes, the default layout is assumed.
+        layout = layout_of((name, state if name == over else y.default.state(name)) for name in self.mesh.sharding)
+        return factor * self._seconds(y.type, layout, over, y.default.state(over), y.default)
+
+    def _reshards_weights(
+        self, rule: ShardingRule, over: str, operands: Sequence[Operand], results: Sequence[Result]
+    ) -> bool:
+        least = WEIGHT_PENALTY * LOCAL_SECONDS  # a local step communicates nothing
+        return any(
+            x.stays and self._operand(x, over, state) > least for x, state in zip(operands, rule.operands, strict=True)
+        ) or any(
+            y.stays and self._result(y, over, state) > least for y, state in zip(results, rule.results, strict=True)
+        )
+
+    def _seconds(self, type: Type, layout: Layout, over: str, wanted: State, default: Layout) -> float:
+        """The time to change the state along one mesh axis."""
+        bytes = float(type.bytes)
+        for name, other in layout.states:
+            if name != over and is_split(other):
+                bytes /= self.mesh.sizes[name]
+        return self.resharding.change_seconds(bytes, over, layout.state(over), wanted, default.state(over))
+
+
+def _divides(
+    rule: ShardingRule,
+    over: str,
+    chosen: dict[str, ShardingRule],
+    operands: Sequence[Operand],
+    results: Sequence[Result],
+    sizes: dict[str, int],
+) -> bool:
+    """Whether the splits of a rule divide evenly, together with those chosen already."""
+    types = [x.type for x in operands] + [y.type for y in results]
+    for position, (type, state) in enumerate(zip(types, (*rule.operands, *rule.results), strict=True)):
+        if not is_split(state):
+            continue
+        parts = sizes[over]
+        for other, taken in chosen.items():
+            if (*taken.operands, *taken.results)[position] == state:
+                parts *= sizes[other]
+        if type.axis(state).size % parts:
+            return False
+    return True
+
+
+def local_op(node: Node, operands: Sequence[Layout], results: Sequence[Layout], mesh: Mesh) -> Op:
+    """The op of a node on one rank's shards, for these layouts of its operands and results."""
+    op = node.op
+    pairs = list(zip((*node.inputs, *node.outputs), (*operands, *results), strict=True))
+    for over in mesh.sharding:
+        for axis in split_axes(layout.state(over) for _, layout in pairs):
+            value, layout = next((value, at) for value, at in pairs if at.state(over) == axis)
+            size = local_type(value.type, layout, mesh.sizes).axis(axis).size
+            op = op.sharded(axis, size, over, mesh.sizes[over])
+    return op

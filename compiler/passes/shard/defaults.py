@@ -1,0 +1,237 @@
+"""The rules of a layout block → layouts: each tensor's default layout, from its axis names, and how it is stored.
+
+A rule applies to each tensor that has the axis, unless an earlier rule has already used that mesh axis or that axis for
+it; rules for one tensor (`shard gpt.wte: embed -> tensor`) replace those for axes. Class rules (`shard param -> data`)
+say how parameters, gradients and optimizer state are stored between uses: split along the largest axis that is not
+split yet and divides evenly, the first declared if several. There is no search and no propagation: a reader can predict
+all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from attrs import define, field, frozen
+
+from partita.compiler.graph import without_iterations
+from partita.compiler.layout import Layout, State, layout_of
+from partita.compiler.mesh import Mesh
+from partita.dsl import spec
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.divisibility import mesh_axis_conflicts, undivided
+from partita.dsl.source import Span
+from partita.dsl.types import Type
+
+# The classes that each class includes: `param` implies `grad`, `grad` implies `state`.
+IMPLIED = {"param": ("param", "grad", "state"), "grad": ("grad", "state"), "state": ("state",)}
+# The most tensors that a warning names.
+EXAMPLES = 3
+
+
+@frozen(eq=False)
+class LayoutRule:
+    """One target of a shard rule, with the mesh axes it may use; `span` is that of the full rule."""
+
+    target: spec.Target
+    mesh_axes: tuple[str, ...]
+    span: Span
+
+    def names(self, tensor: str) -> bool:
+        """Whether the target's path, if any, is this tensor's name or a suffix, with or without iteration numbers."""
+        if self.target.path is None:
+            return True
+        path = ".".join(self.target.path)
+        return any(name == path or name.endswith("." + path) for name in (tensor, without_iterations(tensor)))
+
+    def stores(self, kind: str, parameter: str) -> bool:
+        """Whether a rule for a class applies to the `kind` (`param`, `grad` or `state`) of this parameter."""
+        return kind in IMPLIED[self.target.name] and self.names(parameter)
+
+    def __str__(self) -> str:
+        """The rule with this target alone: `shard gpt.wte: embed -> tensor`."""
+        path = f"{'.'.join(self.target.path)}: " if self.target.path else ""
+        return f"shard {path}{self.target.name} -> {', '.join(self.mesh_axes)}"
+
+
+# A split of a tensor: the mesh axis, the rule, and the tensor's axis.
+Split = tuple[str, LayoutRule, str]
+
+
+@define(eq=False)
+class DefaultLayouts:
+    """The default layouts on one mesh; records which rules have applied, and where they could not.
+
+    `seen` has a tensor for each set of axes, `undivided` the parameters that a rule for a class could not split.
+    """
+
+    mesh: Mesh
+    axis_rules: tuple[LayoutRule, ...] = ()
+    tensor_rules: tuple[LayoutRule, ...] = ()
+    class_rules: tuple[LayoutRule, ...] = ()
+    applied: set[LayoutRule] = field(factory=set)
+    seen: dict[tuple[tuple[str, ...], str | None], tuple[str, Type]] = field(factory=dict)
+    undivided: dict[LayoutRule, dict[str, Type]] = field(factory=dict)
+    _taken: dict[tuple[str, ...], tuple[Split, ...]] = field(factory=dict)
+    _layouts: dict[tuple[tuple[str, ...], str | None], Layout] = field(factory=dict)
+
+    # ------------------------------------------------------------ default layouts
+
+    def default(self, name: str, type: Type, span: Span | None = None) -> Layout:
+        """The default layout of a tensor. Raises Refused (E0411) if a size does not divide evenly."""
+        key = (type.names, self._alone(name))
+        found = self._layouts.get(key)
+        if found is None:
+            states: dict[str, State] = {mesh_axis: axis for mesh_axis, _, axis in self.taken(name, type)}
+            found = self._layouts[key] = layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
+            self.seen[key] = (name, type)
+        self._check(name, type, found, span)
+        return found
+
+    def taken(self, name: str, type: Type) -> tuple[Split, ...]:
+        """The splits of a tensor's default layout, including those over mesh axes of size 1."""
+        if self._alone(name) is not None:
+            found = tuple(_assigned(self.rules(name), type.names))
+        elif type.names in self._taken:
+            return self._taken[type.names]
+        else:
+            found = self._taken[type.names] = tuple(_assigned(self.axis_rules, type.names))
+        self.applied.update(rule for _, rule, _ in found)
+        return found
+
+    def rules(self, name: str) -> tuple[LayoutRule, ...]:
+        """The rules that are tried for a tensor: those for it alone, or those for axes."""
+        alone = self._alone(name)
+        return self.axis_rules if alone is None else tuple(each for each in self.tensor_rules if each.names(alone))
+
+    def late(self, name: str, type: Type) -> Iterator[tuple[LayoutRule, str, LayoutRule]]:
+        """The rules for an axis of the tensor that split nothing, each with the reason and the earlier rule."""
+        taken = self.taken(name, type)
+        for rule in self.rules(name):
+            if not type.has(rule.target.name) or any(each is rule for _, each, _ in taken):
+                continue
+            own = [each for each in taken if each[2] == rule.target.name]
+            mesh_axis, before, axis = (own or [each for each in taken if each[0] in rule.mesh_axes])[0]
+            over = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
+            because = f"`{axis}` is already split over {over}" if own else f"{over} is taken by `{axis}`"
+            yield rule, because, before
+
+    def _alone(self, name: str) -> str | None:
+        """The name, if a rule for one tensor refers to it."""
+        return name if any(rule.names(name) for rule in self.tensor_rules) else None
+
+    def _check(self, name: str, type: Type, layout: Layout, span: Span | None) -> None:
+        """Refuse (E0411) a split that does not divide evenly."""
+        sizes = self.mesh.sizes
+        for axis in {state for _, state in layout.states if type.has(state)}:
+            parts = prod(sizes[mesh_axis] for mesh_axis in layout.over(axis))
+            size = type.axis(axis).size
+            if size % parts:
+                rule = next(rule for _, rule, each in self.taken(name, type) if each == axis)
+                over = [(mesh_axis, sizes[mesh_axis]) for mesh_axis in layout.over(axis)]
+                raise Refused([undivided(type.axis(axis), over, rule.target.span, f"{name}: {type}", span)])
+
+    # ------------------------------------------------------------ storage
+
+    def stored(self, kind: str, name: str, master: Type, compute: Layout) -> Layout:
+        """How the `kind` (`param`, `grad` or `state`) of a parameter is stored, from its compute layout."""
+        states: dict[str, State] = dict(compute.states)
+        sizes = self.mesh.sizes
+        for rule in self.class_rules:
+            if not rule.stores(kind, name):
+                continue
+            for mesh_axis in rule.mesh_axes:
+                if states.get(mesh_axis) is not None:
+                    continue
+                split = set(states.values())
+                parts = sizes[mesh_axis]
+                whole = [axis for axis in master.axes if axis.name not in split and axis.size % parts == 0]
+                if not whole:
+                    self.undivided.setdefault(rule, {})[name] = master
+                    continue
+                largest = max(whole, key=lambda axis: axis.size)
+                states[mesh_axis] = largest.name
+                self.applied.add(rule)
+        return layout_of((axis, states.get(axis)) for axis in self.mesh.sharding)
+
+    # ------------------------------------------------------------ rules without effect
+
+    def warnings(self) -> Iterator[Diagnostic]:
+        """W0301 for targets that split no tensor, with candidates; W0302 for mesh axes that split only storage."""
+        rules = (*self.axis_rules, *self.tensor_rules, *self.class_rules)
+        for rule in rules:
+            if rule not in self.applied:
+                notes, help = self._unapplied(rule)
+                yield Diagnostic("W0301", f"`{rule}` applies to no tensor", rule.target.span, notes=notes, help=help)
+        splitting = {mesh_axis for layout in self._layouts.values() for mesh_axis, _ in layout.states}
+        for mesh_axis in self.mesh.sharding:
+            naming = [rule for rule in rules if mesh_axis in rule.mesh_axes and rule in self.applied]
+            if mesh_axis not in splitting and naming:
+                ranks = f"`{mesh_axis}` of {self.mesh.sizes[mesh_axis]}"
+                help = f"split the batch over it as well: `shard batch -> {mesh_axis}`"
+                message = f"no value is split over {ranks}: its ranks all compute the same"
+                yield Diagnostic("W0302", message, naming[0].span, help=help)
+
+    def _unapplied(self, rule: LayoutRule) -> tuple[tuple[str, ...], str]:
+        """Tensors that a rule was tried for, with what preceded it, and a remedy."""
+        sizes = self.mesh.sizes
+        axis = rule.target.name
+        if rule.target.is_class:
+            over = " or ".join(f"`{each}` of {sizes[each]}" for each in rule.mesh_axes)
+            tried = self.undivided.get(rule, {})
+            notes = [f"{name}: {type}: no unsplit axis divides evenly by {over}" for name, type in tried.items()]
+            help = "choose sizes that divide" if notes else "its tensors are already split over that: remove the rule"
+            return tuple(notes[:EXAMPLES]), help
+        notes = []
+        help = f"no tensor has axis `{axis}`"
+        for name, type in self.seen.values():
+            if rule not in self.rules(name):
+                continue
+            late = next(((because, before) for each, because, before in self.late(name, type) if each is rule), None)
+            if late is not None:
+                because, before = late
+                notes.append(f"{name}: {type}: {because}, `{before}` ({before.span.place})")
+                together = ", ".join((*before.mesh_axes, *rule.mesh_axes))
+                help = "move it before that rule, or give it another mesh axis"
+                if before.target.name == axis:
+                    help = f"name all mesh axes in one rule: `shard {axis} -> {together}`"
+            elif rule.target.path is not None:
+                notes.append(f"{name}: {type}")
+                help = f"name one of its axes: {', '.join(type.names)}"
+        return tuple(notes[:EXAMPLES]), help
+
+
+def default_layouts(layout: spec.Layout | None, mesh: Mesh) -> DefaultLayouts:
+    """The default layouts of shard rules. Raises Refused (E0412) if one uses the pipeline's mesh axis."""
+    axes: list[LayoutRule] = []
+    tensors: list[LayoutRule] = []
+    classes: list[LayoutRule] = []
+    if wrong := list(mesh_axis_conflicts(layout)):
+        raise Refused(wrong)
+    for written in layout.rules if layout else ():
+        if not isinstance(written, spec.ShardRule):
+            continue
+        for target in written.targets:
+            rule = LayoutRule(target, written.mesh_axes, written.span)
+            if target.is_class:
+                classes.append(rule)
+            elif target.path is not None:
+                tensors.append(rule)
+            else:
+                axes.append(rule)
+    return DefaultLayouts(mesh, tuple(axes), tuple(tensors), tuple(classes))
+
+
+def _assigned(rules: Iterable[LayoutRule], names: Sequence[str]) -> Iterator[Split]:
+    used: set[str] = set()
+    split: set[str] = set()
+    for rule in rules:
+        axis = rule.target.name
+        if axis not in names or axis in split:
+            continue
+        free = [mesh_axis for mesh_axis in rule.mesh_axes if mesh_axis not in used]
+        if free:
+            split.add(axis)
+            used.update(free)
+        for mesh_axis in free:
+            yield mesh_axis, rule, axis

@@ -1,0 +1,314 @@
+"""Placed graph → sharded graph: every value gets a layout, and every change of layout is a node.
+
+Takes the graph of one microbatch, with placed nodes and global tensors. Returns the same nodes on one rank's shards,
+with collectives between them, and accumulators with layouts of their own. Decisions are local, one node at a time in
+graph order (`partita.compiler.passes.shard.choice`), with these invariants:
+
+- a value is made once in each layout (`partita.compiler.passes.shard.copies`), and a partial sum reduced once, to its
+  default layout;
+- what a gradient or the loss needs stays partial until the step ends;
+- stored parameters are gathered once a step, or before each use if `hoist` is false.
+
+An op that cannot split an axis that is split is replaced by primitives that can, if it has any (`Op.split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
+from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
+from partita.compiler.mesh import Mesh
+from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
+from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
+from partita.compiler.passes.shard.defaults import DefaultLayouts
+from partita.compiler.passes.shard.resharding import Resharding
+from partita.dsl.reprs import count, outline, shortened
+
+
+@frozen(eq=False)
+class ParameterLayouts:
+    """A parameter's layouts: for compute, and for storing its master, gradient and optimizer state."""
+
+    compute: Layout
+    param: Layout
+    grad: Layout
+    state: Layout
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
+class ShardedGraph:
+    """The sharded graph, the parameters' layouts, and the choice made for each node."""
+
+    graph: Graph
+    parameters: dict[str, ParameterLayouts]
+    choices: dict[Node, Choice]
+
+    def __repr__(self) -> str:
+        return outline("Sharded graph of", self.graph.name, (count(len(self.graph.nodes), "operation"),))
+
+
+def shard(
+    graph: Graph, defaults: DefaultLayouts, resharding: Resharding, portable: set[Value], hoist: bool = True
+) -> ShardedGraph:
+    """Shard a placed graph. `portable` values are computed on every stage that reads them. Raises Refused (E0411)."""
+    return _Sharder(graph, defaults, resharding, portable, hoist).sharded()
+
+
+def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
+    """For each stage, the bytes of the parameters that it reads and that are stored in another layout than used."""
+    sizes = defaults.mesh.sizes
+    bytes: dict[Value, int] = {}
+    for parameter in graph.parameters:
+        compute = defaults.default(parameter.name, parameter.master, parameter.span)
+        if defaults.stored("param", parameter.name, parameter.master, compute) != compute:
+            bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
+    read: dict[int | None, set[Value]] = {}
+    for node in graph.nodes:
+        read.setdefault(node.stage, set()).update(value for value in node.inputs if value in bytes)
+    return [sum(bytes[value] for value in values) for values in read.values()]
+
+
+class _Sharder:
+    def __init__(
+        self, graph: Graph, defaults: DefaultLayouts, resharding: Resharding, portable: set[Value], hoist: bool
+    ) -> None:
+        self.source = graph
+        self.defaults = defaults
+        self.resharding = resharding
+        self.mesh: Mesh = resharding.mesh
+        self.sizes = self.mesh.sizes
+        self.chooser = Chooser(resharding)
+        self.build = Builder(graph.names)
+        self.copies = Copies(self.build, resharding, portable, hoist, {each.value: each for each in graph.inputs})
+        self.known: dict[Value, Materialized | Lazy] = {}
+        self.layouts: dict[str, ParameterLayouts] = {}
+        self.parameters: list[Parameter] = []
+        self.choices: dict[Node, Choice] = {}
+        self.deferred = _deferred(graph)
+        # Operands that are already split as the replacement in progress needs them.
+        self.staying: set[Value] = set()
+        self.accumulators: list[Accumulator] = []
+        # Accumulations, with the indices of their nodes.
+        self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
+        parameters = {parameter.name for parameter in graph.parameters}
+        self.gradients = {
+            node.inputs[0]: target
+            for node in graph.nodes
+            if (target := node.op.accumulator) is not None and target in parameters
+        }
+
+    def sharded(self) -> ShardedGraph:
+        """Walk the nodes once; accumulators get their layouts before their readers at the end of the step."""
+        for each in self.source.inputs:
+            default = self.defaults.default(each.name, each.value.type, each.span)
+            self.known[each.value] = Lazy(each.value, default)
+        for parameter in self.source.parameters:
+            self._parameter(parameter)
+        for node in self.source.nodes:
+            if node.phase is not Phase.FINISH:
+                self._node(node)
+        self._settle_accumulators()
+        for node in self.source.nodes:
+            if node.phase is Phase.FINISH:
+                self._node(node)
+        graph = evolve(
+            self.source,
+            inputs=tuple(self.copies.inputs),
+            parameters=tuple(self.parameters),
+            nodes=tuple(self.build.nodes),
+            loss=self._primary(self.source.loss),
+            metrics=tuple((name, self._primary(value)) for name, value in self.source.metrics),
+            accumulators=tuple(self.accumulators),
+        )
+        return ShardedGraph(graph, self.layouts, self.choices)
+
+    def _primary(self, value: Value) -> Value:
+        known = self.known[value]
+        return self.copies.free(known, REPLICATED) if isinstance(known, Lazy) else known.primary
+
+    # ------------------------------------------------------------ parameters
+
+    def _parameter(self, parameter: Parameter) -> None:
+        compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
+        stored = {
+            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute)
+            for kind in ("param", "grad", "state")
+        }
+        self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
+        type = local_type(parameter.value.type, stored["param"], self.sizes)
+        value = evolve(parameter.value, type=type, layout=stored["param"])
+        self.parameters.append(evolve(parameter, value=value))
+        self.known[parameter.value] = Materialized(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
+
+    # ------------------------------------------------------------ one node
+
+    def _node(self, node: Node) -> None:
+        if isinstance(node.op, Accumulate):
+            self._accumulate(node, node.op)
+            return
+        if node.op.free and not node.inputs:
+            default = self.defaults.default(node.output.tensor, node.output.type)
+            self.known[node.output] = Lazy(node.output, default, node)
+            return
+        operands = tuple(self._operand(value, node) for value in node.inputs)
+        axis = self._unsupported_axis(node, operands)
+        if axis is not None and self._replace(node, axis):
+            return
+        results = tuple(self._result(value, node) for value in node.outputs)
+        choice = self.chooser.choose(node.op, operands, results)
+        inputs = tuple(
+            self.copies.read(self.known[value], layout, node)
+            for value, layout in zip(node.inputs, choice.operands, strict=True)
+        )
+        op = local_op(node, choice.operands, choice.results, self.mesh)
+        types = op.infer(*(value.type for value in inputs))
+        outputs = tuple(
+            evolve(value, type=type, layout=layout)
+            for value, type, layout in zip(node.outputs, types, choice.results, strict=True)
+        )
+        local = evolve(node, op=op, inputs=inputs, outputs=outputs)
+        self.build.nodes.append(local)
+        self.choices[local] = choice
+        for value, output, result in zip(node.outputs, outputs, results, strict=True):
+            assert output.type == local_type(value.type, output.layout, self.sizes), (node, output)
+            self._made(value, output, node, result)
+
+    def _made(self, value: Value, output: Value, node: Node, result: Result) -> None:
+        default = self.layouts[self.gradients[value]].grad if value in self.gradients else result.default
+        self.known[value] = Materialized(
+            value, default, output, result.deferred, stage=node.stage, phase=node.phase, scope=node.scope
+        )
+
+    def _operand(self, value: Value, node: Node) -> Operand:
+        known = self.known[value]
+        if isinstance(known, Lazy):
+            return Operand(value.type, (), known.default, free=True)
+        if known.weight:
+            return Operand(value.type, (known.default,), known.default, stays=True)
+        available = self.copies.available(known, node)
+        return Operand(value.type, available, known.default, stays=value in self.staying)
+
+    def _result(self, value: Value, node: Node) -> Result:
+        if value in self.gradients:
+            return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
+        return Result(value.type, self.defaults.default(value.tensor, value.type, node.span), value in self.deferred)
+
+    def _unsupported_axis(self, node: Node, operands: Sequence[Operand]) -> str | None:
+        """An axis along which an operand is split, and which the op itself cannot split."""
+        rules = None
+        for i, x in enumerate(operands):
+            for axis in dict.fromkeys(state for layout in x.available for _, state in layout.states):
+                if not is_split(axis):
+                    continue
+                if rules is None:
+                    rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
+                if not any(rule.operands[i] == axis for rule in rules):
+                    return axis
+        return None
+
+    def _replace(self, node: Node, axis: str) -> bool:
+        """Replace a node by primitives, if its op has some that can be split along the axis; whether it has."""
+        build = self.build.fresh().at(node)
+        build.phase = node.phase
+        results = node.op.split(build, node, axis)
+        if results is None:
+            return False
+        before = self.staying
+        self.staying = {
+            value
+            for value in node.inputs
+            if any(axis == state for layout in self.known[value].kept for _, state in layout.states)
+        }
+        for new in build.nodes:
+            self._node(new)
+        self.staying = before
+        for value, result in zip(node.outputs, results, strict=True):
+            self.known[value] = self.known[result]
+        return True
+
+    # ------------------------------------------------------------ accumulation
+
+    def _accumulate(self, node: Node, op: Accumulate) -> None:
+        """Accumulate in the contribution's layout: partial sums stay partial, unless gradients are stored split."""
+        (value,) = node.inputs
+        known = self.known[value]
+        layout = self._accumulated_layout(op.target, known)
+        local = self.copies.read(known, layout, node)
+        key = (op.target, node.stage)
+        self.contributions.setdefault(key, []).append((len(self.build.nodes), op))
+        self.build.nodes.append(evolve(node, inputs=(local,)))
+
+    def _accumulated_layout(self, target: str, known: Materialized | Lazy) -> Layout:
+        if isinstance(known, Lazy):
+            return REPLICATED
+        primary = known.primary.layout
+        if target not in self.layouts:
+            return primary
+        compute, stored = self.layouts[target].compute, self.layouts[target].grad
+        states: dict[str, State] = {}
+        for over in self.mesh.sharding:
+            wanted = stored.state(over) or compute.state(over)
+            states[over] = wanted or (SUM if primary.state(over) == SUM else None)
+        return layout_of(states.items())
+
+    def _settle_accumulators(self) -> None:
+        """One accumulator per target and stage: partial if any contribution is; replicated ones count once."""
+        declared = {each.name: each for each in self.source.accumulators}
+        joined: dict[int, tuple[Value, Layout]] = {}
+        for (target, stage), contributions in self.contributions.items():
+            values = [self.build.nodes[i].inputs[0] for i, _ in contributions]
+            layouts = list(dict.fromkeys(value.layout for value in values))
+            layout = layouts[0]
+            if len(layouts) > 1:
+                layout = layout_of(
+                    (over, SUM if any(each.state(over) == SUM for each in layouts) else layout.state(over))
+                    for over in self.mesh.sharding
+                )
+                placed = zip(contributions, values, strict=True)
+                joined.update({i: (value, layout) for (i, _), value in placed if value.layout != layout})
+            each = declared[target]
+            name = each.value.name if each.parameter is None else f"{each.value.name}@{stage}"
+            type = local_type(each.value.type, layout, self.sizes)
+            total = evolve(each.value, name=name, type=type, layout=layout)
+            self.accumulators.append(evolve(each, value=total, stage=stage))
+            for i, op in contributions:
+                self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
+            if each.parameter is None:
+                default = self.defaults.default(name, each.value.type)
+                self.known[each.value] = Materialized(each.value, default, total, stage=stage, phase=Phase.FINISH)
+        if joined:
+            nodes, self.build.nodes = self.build.nodes, []
+            for i, node in enumerate(nodes):
+                if i in joined:
+                    value, layout = joined[i]
+                    moved = self.copies.reshard(value, layout, node.stage, node.phase, node.scope, node)
+                    node = evolve(node, inputs=(moved,))
+                self.build.nodes.append(node)
+
+
+def _deferred(graph: Graph) -> set[Value]:
+    """Values that only reach accumulations, by operations that are linear in them."""
+    readers: dict[Value, list[tuple[Node, int]]] = {}
+    for node in graph.nodes:
+        for i, value in enumerate(node.inputs):
+            readers.setdefault(value, []).append((node, i))
+    deferred: set[Value] = set()
+
+    def waits(node: Node, i: int) -> bool:
+        if not all(value in deferred for value in node.outputs):
+            return False
+        rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
+        return any(rule.operands[i] == SUM and all(state == SUM for state in rule.results) for rule in rules)
+
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            found = readers.get(value)
+            if found and all(waits(reader, i) for reader, i in found):
+                deferred.add(value)
+    return deferred

@@ -1,0 +1,305 @@
+"""The update graph: what happens once a step, after the last microbatch.
+
+REDUCE nodes reshard a stage's accumulators to the layout that the update needs: one reduction of gradients per step.
+FINISH nodes run on these totals: the sum of a tied parameter's totals in stage order, each stage's share of the squared
+norm, metrics that are functions of sums. Their results for all ranks (loss, metrics, squares) form one small vector of
+partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
+once. It is summed over all ranks. UPDATE nodes then run on every rank for the shard of each parameter whose optimizer
+state it stores (a tied parameter is updated identically on all its stages), and gather parameters stored replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.graph import Accumulator, Builder, Node, Parameter, Phase, Value
+from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import Store
+from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
+from partita.compiler.optimizers.registry import update_of
+from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
+from partita.compiler.passes.cut import PartitionedGraph
+from partita.compiler.passes.shard.resharding import Resharding
+from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.dsl.reprs import count, shortened
+from partita.dsl.spec import Call
+
+# As in torch.nn.utils.clip_grad_norm_.
+CLIP_EPSILON = 1e-6
+STATISTIC = "f64"
+SQUARE = "square "  # prefix of the entries for stages' shares of the squared gradient norm
+
+
+@frozen(eq=False)
+class ParameterUpdate:
+    """The update of one parameter.
+
+    `stages` are those that read it; `totals` the reduced totals to sum, each with the stage that makes it; `states` the
+    optimizer's tensors, which it calls `state_names`. `finish` and `update` are the nodes of these phases.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    layouts: ParameterLayouts
+    totals: tuple[tuple[int, Value], ...]
+    master: Value
+    gradient: Value
+    states: tuple[Value, ...]
+    finish: tuple[Node, ...]
+    update: tuple[Node, ...]
+    decays: bool
+    state_names: tuple[str, ...] = ()
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
+class UpdateGraph:
+    """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
+
+    `reduce` has the nodes that reduce a stage's accumulators, by stage, and `totals` their results, for each
+    accumulator in order. `sums` are the accumulators that are not gradients, each with its stage, and `metrics` the
+    nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
+    stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
+    compute the coefficient from them (empty without clipping).
+    """
+
+    parameters: tuple[ParameterUpdate, ...]
+    reduce: tuple[tuple[int, tuple[Node, ...]], ...]
+    totals: tuple[tuple[Value, ...], ...]
+    statistics: tuple[tuple[str, Value, int], ...]
+    sums: tuple[tuple[Accumulator, int], ...]
+    metrics: tuple[Node, ...]
+    finish: tuple[tuple[int, tuple[Node, ...]], ...]
+    norms: tuple[Value, ...]
+    clip: tuple[Node, ...]
+
+    def __repr__(self) -> str:
+        return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
+
+    def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
+        """The nodes that compute the statistics of these stages, in order."""
+        nodes = [node for node in self.metrics if node.stage in stages]
+        for each in self.parameters:
+            if each.stages[0] in stages:
+                nodes += each.finish
+        for stage, squares in self.finish:
+            if stage in stages:
+                nodes += squares
+        return nodes
+
+
+def update_graph(
+    partitioned: PartitionedGraph,
+    layouts: dict[str, ParameterLayouts],
+    resharding: Resharding,
+    call: Call | None,
+    clip: float | None,
+) -> UpdateGraph:
+    """The end of a step for a partitioned graph. Without an optimizer (evaluation), only loss and metrics."""
+    return _UpdateBuilder(partitioned, layouts, resharding, call, clip).graph()
+
+
+@define(eq=False)
+class _UpdateBuilder:
+    partitioned: PartitionedGraph
+    layouts: dict[str, ParameterLayouts]
+    resharding: Resharding
+    call: Call | None
+    clip: float | None
+    build: Builder = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.build = Builder(p.name for p in self.partitioned.graph.parameters)
+
+    def graph(self) -> UpdateGraph:
+        """Reductions, then statistics, then updates."""
+        reduce, totals = self._reductions()
+        graph = self.partitioned.graph
+        by_stage: dict[int, list[Node]] = {}
+        squares: dict[int, list[Value]] = {}
+        parameters = []
+        stage_sets = self.partitioned.stage_sets()
+        reduced = {
+            (accumulator.parameter, stage.index): value
+            for stage, values in zip(self.partitioned.stages, totals, strict=True)
+            for accumulator, value in zip(stage.accumulators, values, strict=True)
+            if accumulator.parameter
+        }
+        for parameter in graph.parameters if self.call else ():
+            stages = stage_sets[parameter.name]
+            own = tuple((s, reduced[parameter.name, s]) for s in stages if (parameter.name, s) in reduced)
+            each = self._gradient(parameter, stages, own)
+            self.build.nodes = []
+            squares.setdefault(stages[0], []).append(self._square(each.gradient))
+            by_stage.setdefault(stages[0], []).extend(self.build.nodes)
+            parameters.append(each)
+        norms: dict[int, Value] = {}
+        for stage, values in squares.items():
+            self._stand(f"stage {stage}", Phase.FINISH, stage)
+            norms[stage] = self._added(values)
+            by_stage[stage].extend(self.build.nodes)
+        metrics, statistics, sums = self._metrics()
+        ordered = sorted(norms)
+        statistics += [(f"{SQUARE}{stage}", norms[stage], stage) for stage in ordered]
+        self._stand("clip", Phase.UPDATE, None)
+        # After the sum over all ranks, they are replicated.
+        whole = [Value(f"norm of stage {stage}", norms[stage].type) for stage in ordered]
+        coefficient = self._coefficient(whole) if norms else None
+        clip_nodes = tuple(self.build.nodes)
+        return UpdateGraph(
+            tuple(self._updated(each, self.call, coefficient) for each in parameters) if self.call else (),
+            reduce,
+            totals,
+            tuple(statistics),
+            sums,
+            metrics,
+            tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
+            tuple(whole),
+            clip_nodes,
+        )
+
+    def _stand(self, scope: str, phase: Phase, stage: int | None) -> None:
+        self.build.scope, self.build.span, self.build.phase, self.build.stage = scope, None, phase, stage
+        self.build.nodes = []
+
+    def _moved(self, value: Value, target: Layout) -> Value:
+        """The value resharded to another layout."""
+        for step in self.resharding.path(value.type, value.layout, target):
+            moved = value.derived(self.build.unique(value.name), step.type, step.layout)
+            build = self.build
+            build.nodes.append(Node(step.op, (value,), (moved,), build.scope, build.span, build.phase, build.stage))
+            value = moved
+        return value
+
+    # ------------------------------------------------------------ reductions
+
+    def _reductions(self) -> tuple[tuple[tuple[int, tuple[Node, ...]], ...], tuple[tuple[Value, ...], ...]]:
+        reduce: list[tuple[int, tuple[Node, ...]]] = []
+        totals: list[tuple[Value, ...]] = []
+        for stage in self.partitioned.stages:
+            self._stand(f"stage {stage.index}", Phase.REDUCE, stage.index)
+            values = []
+            for each in stage.accumulators:
+                value = each.value
+                if each.parameter:
+                    value = self._moved(value, self.layouts[each.parameter].state)
+                values.append(value)
+            if self.build.nodes:
+                reduce.append((stage.index, tuple(bucketed(by_depth(self.build.nodes), BUCKET_BYTES))))
+            totals.append(tuple(values))
+        return tuple(reduce), tuple(totals)
+
+    def _gradient(
+        self, parameter: Parameter, stages: tuple[int, ...], totals: tuple[tuple[int, Value], ...]
+    ) -> ParameterUpdate:
+        """A parameter's gradient: the sum of its totals in stage order."""
+        self._stand(parameter.name, Phase.FINISH, stages[0])
+        self.build.span = parameter.span
+        layouts = self.layouts[parameter.name]
+        gradient = totals[0][1]
+        for _, value in totals[1:]:
+            name = f"gradient({parameter.name})"
+            gradient = self._apply(Pointwise("add"), gradient, value, layout=layouts.state, name=name)
+        type = local_type(parameter.master, layouts.param, self.resharding.mesh.sizes)
+        master = Value(f"master({parameter.name})", type, layouts.param)
+        finish = tuple(self.build.nodes)
+        return ParameterUpdate(
+            parameter.name, stages, layouts, totals, master, gradient, (), finish, (), parameter.decays
+        )
+
+    # ------------------------------------------------------------ statistics
+
+    @property
+    def _everywhere(self) -> Layout:
+        """Partial along every mesh axis: the layout of statistics."""
+        return layout_of((over, SUM) for over in self.resharding.mesh.sharding)
+
+    def _square(self, gradient: Value) -> Value:
+        """The sum of squares of a gradient: partial wherever the gradient is split."""
+        layout = layout_of((over, SUM if is_split(state) else None) for over, state in gradient.layout.states)
+        op = Dot(gradient.type.names) if gradient.type.axes else Pointwise("multiply")
+        return self._apply(op, gradient, gradient, layout=layout)
+
+    def _added(self, squares: Sequence[Value]) -> Value:
+        """The sum of a stage's squares, partial along every mesh axis. Those with equal layouts are added first."""
+        alike: dict[Layout, Value] = {}
+        for value in squares:
+            value = self._apply(Cast(STATISTIC), value, layout=value.layout)
+            if value.layout in alike:
+                value = self._apply(Pointwise("add"), alike[value.layout], value, layout=value.layout)
+            alike[value.layout] = value
+        parts = [self._moved(value, self._everywhere) for value in alike.values()]
+        total = parts[0]
+        for value in parts[1:]:
+            total = self._apply(Pointwise("add"), total, value, layout=self._everywhere)
+        return total
+
+    def _metrics(
+        self,
+    ) -> tuple[tuple[Node, ...], list[tuple[str, Value, int]], tuple[tuple[Accumulator, int], ...]]:
+        """The nodes that compute loss and metrics, their entries in the vector, and the accumulators they read."""
+        graph = self.partitioned.graph
+        nodes = [node for node in graph.nodes if node.phase is Phase.FINISH]
+        sums = tuple(
+            (accumulator, stage.index)
+            for stage in self.partitioned.stages
+            for accumulator in stage.accumulators
+            if accumulator.parameter is None
+        )
+        stage_of = {value: node.placed_on for node in nodes for value in node.outputs}
+        stage_of |= {accumulator.value: stage for accumulator, stage in sums}
+        statistics = []
+        for name, value in (("loss", graph.loss), *graph.metrics):
+            self._stand(name, Phase.FINISH, stage_of[value])
+            statistics.append((name, self._moved(value, self._everywhere), stage_of[value]))
+            nodes.extend(self.build.nodes)
+        return tuple(nodes), statistics, sums
+
+    def _coefficient(self, squares: Sequence[Value]) -> Value | None:
+        """min(1, clip / (norm + ε)), with squared norms added in stage order; None without clipping."""
+        if self.clip is None:
+            return None
+        build = self.build
+        total = squares[0]
+        for square in squares[1:]:
+            total = pointwise(build, "add", total, square)
+        norm = pointwise(build, "sqrt", total, name="norm")
+        safe = pointwise(build, "add", norm, constant(build, CLIP_EPSILON, norm))
+        ratio = pointwise(build, "divide", constant(build, float(self.clip), norm), safe)
+        return pointwise(build, "minimum", ratio, constant(build, 1.0, norm), name="clip")
+
+    # ------------------------------------------------------------ updates
+
+    def _updated(self, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
+        op = update_of(call, each.decays)
+        type, layout = each.gradient.type, each.layouts.state
+        states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
+        self._stand(each.name, Phase.UPDATE, None)
+        gradient = each.gradient
+        if coefficient is not None:
+            factor = coefficient
+            if type.dtype != STATISTIC:
+                factor = self._apply(Cast(type.dtype), coefficient, layout=REPLICATED)
+            gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
+        part = self._moved(each.master, layout)
+        new = self._apply(op, part, gradient, *states, layout=layout, name=f"new({each.name})")
+        if part is not each.master:
+            # The update wrote this rank's shard of the parameter; now the shards are gathered.
+            whole = self._moved(new, each.layouts.param)
+            self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))
+        return evolve(each, states=states, state_names=tuple(op.states), update=tuple(self.build.nodes))
+
+    def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
+        """Append a node whose results have this layout; returns the first."""
+        build = self.build
+        stem = name or f"{build.scope}.{op.label}"
+        outputs = []
+        for i, type in enumerate(op.infer(*(value.type for value in inputs))):
+            outputs.append(Value(build.unique(stem if not i else f"{stem}.{op.results[i]}"), type, layout))
+        build.nodes.append(Node(op, inputs, tuple(outputs), build.scope, build.span, build.phase, build.stage))
+        return outputs[0]

@@ -1,0 +1,9 @@
+"""`plan`: the mesh, layout and schedule with which a model trains fastest on a given number of devices.
+
+space        the search space: roles of mesh axes, shardable axes, and the file of each candidate
+proxy        the costs of one stage and of one layer, from a copy of the model with a few layers
+estimate     a candidate's time and memory, composed of these
+search       the search: bounds, then estimates from proxies, then compiled candidates, the most promising first
+reasons      why a plan is slower than the best
+writing      the file of a plan
+"""

@@ -1,0 +1,491 @@
+"""Searches for the fastest candidates that fit into device memory.
+
+The file itself, if its mesh has the given number of devices, is compiled first, so that nothing slower is proposed.
+Candidates then pass through three phases, each more expensive and applied to fewer of them, most promising first:
+
+    bounds       for every candidate, from proxies without data parallelism: approximate lower bounds of its step time
+                 and of the memory of its parameters and activations
+    outlooks     from proxies with the candidate's own mesh and layout, the timeline of its schedule (`estimate`), until
+                 no remaining bound could be among the best; candidates on the file's mesh first
+    plans        the candidates themselves, compiled, with the predictions of `partita compile`
+
+ZeRO stages above 1 are tried if the stage before does not fit. Sequence parallelism is assumed, and the best are tried
+without it. Candidates that do not compile are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, nsmallest
+from time import process_time
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.analysis.memory import peak_memory
+from partita.compiler.analysis.time import Prediction, predict, silenced, stage_seconds
+from partita.compiler.costs.devices import Device, device_of
+from partita.compiler.costs.links import link_of
+from partita.compiler.mesh import mesh_of
+from partita.compiler.optimizers.registry import update_of
+from partita.compiler.pipeline import schedule_spec
+from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
+from partita.compiler.planner.space import Candidate, Space
+from partita.compiler.planner.stage_costs import MICROBATCHES, Links, Stages, stages_of
+from partita.compiler.schedules.generator import SCHEDULES
+from partita.compiler.schedules.schedule import Action
+from partita.compiler.state import Scheduled
+from partita.dsl import spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.divisibility import report_misfits
+from partita.dsl.report import Report
+from partita.dsl.reprs import count, outline
+from partita.dsl.units import BYTES, written
+
+# The share of device memory that a program may use; the rest is for kernel workspaces and fragmentation.
+USABLE = 0.95
+# The most plans compiled on one mesh, for variety.
+ALIKE = 3
+# A series of growing microbatches ends after more than this many doublings in a row gain less than this share.
+DOUBLINGS, GAIN = 1, 0.005
+# A candidate is skipped if its bound, which is not exact, exceeds the worst of the best by this factor.
+MARGIN = 1.03
+# Microbatch sizes of the proxies for bounds, which are interpolated.
+SIZES = (1, 4)
+# Bounds of memory are not exact lower bounds, so they are scaled by this factor.
+NEAR = 0.95
+# Shares of the time limit by which bounds, outlooks on the file's mesh, and all outlooks must be done.
+BOUNDS, NEARBY, OUTLOOKS = 0.4, 0.5, 0.6
+# The time to compile a candidate, in units of a proxy's: per layer, and per microbatch of each stage.
+TURN, ACTION = 0.15, 6e-4
+
+
+@frozen(eq=False)
+class Plan:
+    """A compiled candidate with its prediction. `given`: it is the file itself."""
+
+    candidate: Candidate
+    file: spec.Spec
+    microbatches: int
+    prediction: Prediction
+    parts: Parts
+    memory: tuple[int, ...]
+    given: bool = False
+
+    def __repr__(self) -> str:
+        step = f"{self.prediction.step_time * 1e3:.3g} ms a step"
+        ranks = count(self.file.mesh.ranks, "rank") if self.file.mesh else None
+        return outline("Plan of", self.file.source.name, (ranks, f"microbatches {self.microbatches}", step))
+
+    @property
+    def peak(self) -> int:
+        """The largest memory of a rank."""
+        return max(self.memory)
+
+
+@frozen(eq=False)
+class Found:
+    """The result of a search. `plans` are ordered by step time; `larger` is the fastest candidate that does not fit, if
+    faster than all plans; `own` is the file itself, if it has the given number of devices, and `wrong` why it does not
+    compile; `looked` counts the candidates of each of the three phases.
+    """
+
+    space: Space
+    device: Device
+    plans: tuple[Plan, ...]
+    larger: tuple[Candidate, CandidateEstimate] | None
+    own: Plan | None
+    wrong: Diagnostic | None
+    looked: tuple[int, int, int]
+    seconds: float
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether the file itself fits into device memory."""
+        return self.own is not None and self.own.peak <= self.device.memory
+
+
+@define(eq=False)
+class Search:
+    """A search of about `within` seconds for the `top` best candidates. The file itself is compiled before that; it and
+    one plan are compiled however long that takes.
+    """
+
+    space: Space
+    top: int = 10
+    within: float = 15.0
+    device: Device = field(init=False)
+    room: float = field(init=False)
+    _start: float = field(factory=process_time, init=False)
+    _references: dict[Candidate, Stages | None] = field(factory=dict, init=False)
+    _exact: dict[tuple[Candidate, Links], Stages | None] = field(factory=dict, init=False)
+    _outlooks: dict[Candidate, CandidateEstimate] = field(factory=dict, init=False)
+    _nearest: dict[str, tuple[float, Candidate]] = field(factory=dict, init=False)
+    _took: float = field(default=0.0, init=False)
+    _made: int = field(default=0, init=False)
+    _parameters: float = field(init=False)
+    _states: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.device = device_of(self.space.mesh)
+        self.room = USABLE * self.device.memory
+        model, train = self.space.given.trained
+        self._parameters = elements(model.body)
+        self._states = len(update_of(train.optimizer, decays=True).states)
+
+    def run(self) -> Found:
+        """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
+        begin = process_time()
+        own, wrong = self._as_it_is()
+        kept = [own] if own is not None and own.peak <= self.device.memory else []
+        self._start = process_time()
+        bounds = sorted(self._bounds(own), key=lambda pair: pair[0])
+        fitting = self._outlook(bounds, own)
+        fitting = sorted({*fitting, *self._variants(fitting[: self.top])}, key=self._seconds)
+        plans, compiled = self._plans(fitting, kept)
+        larger = [c for c, each in self._outlooks.items() if each.peak > self.room]
+        first = min(larger, key=self._seconds, default=None)
+        if not plans:
+            raise self._nothing()
+        beyond = None
+        if first is not None and self._seconds(first) < plans[0].prediction.step_time:
+            beyond = first, self._outlooks[first]
+        looked = len(bounds), len(self._outlooks), compiled
+        return Found(self.space, self.device, plans, beyond, own, wrong, looked, process_time() - begin)
+
+    def _as_it_is(self) -> tuple[Plan | None, Diagnostic | None]:
+        """The plan of the file itself, if it has the given number of devices, or why it does not compile."""
+        try:
+            candidate = self.space.own()
+            if candidate is None:
+                return None, None
+            file, report = self.space.as_it_stands(candidate), Report()
+            report_misfits(file, report)
+            if report.errors:
+                raise Refused(report.diagnostics())
+            return evolve(predicted(file, candidate), given=True), None
+        except Refused as refused:
+            return None, refused.diagnostics[0]
+
+    def _late(self, share: float) -> bool:
+        return process_time() - self._start > share * self.within
+
+    def _seconds(self, candidate: Candidate) -> float:
+        return self._outlooks[candidate].parts.step
+
+    # ------------------------------------------------------------ bounds
+
+    def _bounds(self, own: Plan | None) -> Iterator[tuple[float, Candidate]]:
+        """Candidates that may fit, with approximate lower bounds of their step time."""
+        space = self.space
+        given = {own.candidate.data: own.candidate.size} if own is not None else {}
+        factors = [each for each in space.factors() if self._stored(Candidate(*each, 1, zero=3)) <= self.room]
+        for data, pipe, tensor in factors:
+            sequence = bool(tensor > 1 and space.sequence_by(tensor))
+            best, wasted = float("inf"), 0
+            for size in sorted({*space.sizes_of(data), given.get(data, 1)}):
+                base, fits = Candidate(data, pipe, tensor, size, sequence, min(1, data - 1)), False
+                for recompute in ("", *space.blocks):
+                    base = evolve(base, recompute=recompute)
+                    stages = self._reference(base)
+                    if stages is None:
+                        continue
+                    if not recompute:
+                        each = stages.middle.quiet / size
+                        wasted = wasted + 1 if each > best * (1 - GAIN) else 0
+                        best = min(best, each)
+                    found = [
+                        self._bound(base, stages, *order) for order in space.schedules(pipe, space.microbatches(base))
+                    ]
+                    yield from (each for each in found if each is not None)
+                    fits = fits or any(each is not None for each in found)
+                    # Recomputation costs time, so it is tried only if something does not fit without it.
+                    if all(each is not None and each[1].zero == base.zero for each in found):
+                        break
+                if wasted > DOUBLINGS or not fits:
+                    break
+
+    def _bound(self, base: Candidate, stages: Stages, schedule: str, chunks: int) -> tuple[float, Candidate] | None:
+        """The bound of a candidate with a schedule, at the lowest ZeRO stage with which it may fit."""
+        candidate = evolve(base, schedule=schedule, chunks=chunks)
+        microbatches = self.space.microbatches(candidate)
+        own = even(stages, candidate, self.space.layers)
+        activations = max(own.saved * live(candidate, microbatches), own.kept * delayed(candidate, microbatches))
+        # At the peak of live activations a backward runs next.
+        activations += own.in_backward if SCHEDULES[schedule].split else own.in_whole
+        # Other memory of a rank, from the proxy, which stores nothing sharded over data.
+        constant = stages.middle.beside - stages.layer.beside if candidate.stages > 1 else 0.0
+        beside = constant + chunks * (own.beside - constant) - self._stored(evolve(candidate, data=1))
+        for zero in (1, 2, 3) if candidate.data > 1 else (0,):
+            candidate = evolve(candidate, zero=zero)
+            needed = NEAR * (max(0.0, beside) + self._stored(candidate) + activations)
+            if needed <= self.room:
+                seconds = least(stages, own, candidate, microbatches, self.space.layers)
+                sums = self._reduction(candidate)
+                if zero > 1:
+                    seconds = max(seconds, sums * microbatches)
+                return seconds + own.end * chunks / candidate.data + sums, candidate
+            self._too_large("bounded", needed, candidate)
+        return None
+
+    def _reference(self, candidate: Candidate) -> Stages | None:
+        """The stages of a candidate without data parallelism, interpolated: costs are about linear in the size of a
+        microbatch, and what recomputation adds is about proportional to it.
+        """
+        shape = evolve(candidate, data=1, pipe=2 if self.space.runs == 1 else 1, zero=0)
+        if not self.space.free:
+            return self._known(shape)
+        first, second = SIZES
+        one = self._known(evolve(shape, size=first))
+        if one is None or candidate.size == first:
+            return one
+        if candidate.recompute:
+            without = self._reference(evolve(candidate, recompute="", size=first))
+            large = self._reference(evolve(candidate, recompute=""))
+            return large and without and large + (one - without) * (candidate.size / first)
+        other = self._known(evolve(shape, size=second))
+        return other and one + (other - one) * ((candidate.size - first) / (second - first))
+
+    def _known(self, shape: Candidate) -> Stages | None:
+        if shape not in self._references:
+            if self._late(BOUNDS) and self._references:
+                return None
+            self._references[shape] = self._proxy(shape)
+        return self._references[shape]
+
+    def _proxy(self, shape: Candidate, links: Links = ()) -> Stages | None:
+        """The stages of a candidate; None if it does not compile. The time this takes predicts that of compilations."""
+        start = process_time()
+        try:
+            return stages_of(self.space, shape, links)
+        except Refused:
+            return None
+        finally:
+            self._took += process_time() - start
+            self._made += 1
+
+    def _reduction(self, candidate: Candidate) -> float:
+        """An approximate lower bound of the seconds to all-reduce the gradients over data once."""
+        data = candidate.data
+        local = self._parameters / (candidate.pipe * candidate.tensor)
+        return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
+
+    def _stored(self, candidate: Candidate) -> float:
+        """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
+        local = 4 * self._parameters / (candidate.pipe * candidate.tensor)
+        for _, size in self.space.others:
+            local /= size
+        data = candidate.data
+        parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (3, 2, 1))
+        return local * (1 / parameter + 1 / gradient + self._states / state)
+
+    # ------------------------------------------------------------ outlooks
+
+    def _outlook(self, bounds: list[tuple[float, Candidate]], own: Plan | None) -> list[Candidate]:
+        """The candidates that are estimated to fit, fastest first: `top`, and others estimated on the way. Those on the
+        file's mesh are estimated first, since its author may have had reasons that bounds miss.
+        """
+        found: list[Candidate] = []
+        if own is not None:
+            most = own.prediction.step_time
+            near = [pair for pair in bounds if pair[1].mesh == own.candidate.mesh and pair[0] < most]
+            self._look_through(near, found, NEARBY)
+        self._look_through(bounds, found, OUTLOOKS)
+        return sorted(found, key=self._seconds)
+
+    def _look_through(self, bounds: list[tuple[float, Candidate]], found: list[Candidate], share: float) -> None:
+        """Add to `found` until `share` of the time has passed. A candidate that does not fit is queued again with a
+        higher ZeRO stage, and with more recomputation, which only makes it slower.
+        """
+        best = nsmallest(self.top, map(self._seconds, found))
+        queue = [(seconds, i, candidate) for i, (seconds, candidate) in enumerate(bounds)]
+        heapify(queue)
+        known = {candidate for _, candidate in bounds}
+        while queue:
+            seconds, _, candidate = heappop(queue)
+            if best and (self._pressed(found, share) or (len(best) >= self.top and seconds > best[-1] * MARGIN)):
+                break
+            if candidate in self._outlooks:
+                continue
+            outlook = self._look(candidate)
+            if outlook is None:
+                continue
+            if outlook.peak <= self.room:
+                found.append(candidate)
+                best = nsmallest(self.top, [*best, outlook.parts.step])
+                continue
+            self._too_large("estimated", outlook.peak, candidate)
+            for smaller in self._smaller(candidate):
+                if smaller not in known:
+                    known.add(smaller)
+                    heappush(queue, (max(seconds, outlook.parts.step), len(known), smaller))
+
+    def _pressed(self, found: list[Candidate], share: float = OUTLOOKS) -> bool:
+        """Whether `share` of the time has passed, or the rest is needed to compile the best candidate."""
+        best = min(found, key=self._seconds)
+        return self._late(share) or self._too_late_for(best)
+
+    def _too_late_for(self, candidate: Candidate) -> bool:
+        """Whether compiling a candidate now would exceed the time limit."""
+        actions = candidate.stages * self.space.microbatches(candidate)
+        wanted = self._took / self._made * (TURN * self.space.layers + ACTION * actions)
+        return process_time() - self._start + wanted > self.within
+
+    def _smaller(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Variants of a candidate that need less memory."""
+        if 0 < candidate.zero < 3:
+            yield evolve(candidate, zero=candidate.zero + 1)
+        ways = ("", *self.space.blocks)
+        place = ways.index(candidate.recompute) + 1
+        if place < len(ways):
+            yield evolve(candidate, recompute=ways[place])
+
+    def _look(self, candidate: Candidate) -> CandidateEstimate | None:
+        """The estimate of a candidate; None if it does not compile."""
+        if candidate in self._outlooks:
+            return self._outlooks[candidate]
+        shape = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1, pipe=min(candidate.pipe, 2))
+        links = mesh_of(self.space.mesh_of(candidate), self.space.pipe).links
+        if (shape, links) not in self._exact:
+            self._exact[shape, links] = self._proxy(shape, links)
+        stages = self._exact[shape, links]
+        if stages is None:
+            return None
+        microbatches = self.space.microbatches(candidate)
+        own = cut(stages, candidate, self.space.layers)
+        whole, part = self._inputs(candidate)
+        found = CandidateEstimate(
+            parts(stages, own, candidate, microbatches, self.device.step),
+            tuple(each + whole for each in memory(stages, own, candidate, microbatches, part)),
+        )
+        self._outlooks[candidate] = found
+        return found
+
+    def _inputs(self, candidate: Candidate) -> tuple[float, float]:
+        """Bytes of inputs that the proxy does not have: of the global batch, which ranks on a CPU hold in addition to
+        their shard, and of a rank's shard.
+        """
+        space = self.space
+        model, _ = space.given.trained
+        microbatches = space.microbatches(candidate)
+        left = 1 - min(MICROBATCHES, microbatches) / microbatches if space.free else 0.0
+        missing = left * sum(type.bytes for type in model.body.types[: len(model.body.inputs)])
+        return 0.0 if self.device.gpu else missing, missing / (candidate.data * space.beside)
+
+    def _variants(self, best: list[Candidate]) -> Iterator[Candidate]:
+        """Variants of the best without sequence parallelism, and without ZeRO, that fit."""
+        for each in best:
+            for variant in (evolve(each, sequence=False), evolve(each, zero=0)):
+                outlook = self._look(variant) if variant != each and not self._pressed(best) else None
+                if outlook is not None and outlook.peak <= self.room:
+                    yield variant
+
+    # ------------------------------------------------------------ plans
+
+    def _plans(self, fitting: list[Candidate], kept: list[Plan]) -> tuple[tuple[Plan, ...], int]:
+        """The best candidates compiled, merged with `kept`, fastest first; and how many were compiled."""
+        plans: list[Plan] = []
+        compiled = 0
+        meshes: Counter[tuple[int, int, int]] = Counter()
+        alike = self.top if self.space.sizes is not None else ALIKE
+        known = {(*plan.candidate.mesh, plan.prediction.step_time, plan.peak) for plan in kept}
+        for candidate in fitting:
+            if len(plans) >= self.top or ((plans or kept) and self._too_late_for(candidate)):
+                break
+            plan = planned(self.space, candidate) if meshes[candidate.mesh] < alike else None
+            if plan is None:
+                continue
+            compiled += 1
+            if plan.peak > self.room:
+                self._too_large("compiled", plan.peak, candidate)
+                continue
+            # With few microbatches some schedules coincide.
+            same = *candidate.mesh, plan.prediction.step_time, plan.peak
+            if same not in known:
+                known.add(same)
+                plans.append(plan)
+                meshes[candidate.mesh] += 1
+        # The sort is stable: on a tie the file itself comes first.
+        best = sorted([*kept, *plans], key=lambda plan: plan.prediction.step_time)
+        return tuple(best[: self.top]), compiled
+
+    def _too_large(self, look: str, needed: float, candidate: Candidate) -> None:
+        """Record that a candidate does not fit, by one of the phases of the search."""
+        if needed < self._nearest.get(look, (float("inf"), candidate))[0]:
+            self._nearest[look] = needed, candidate
+
+    def _nothing(self) -> Refused:
+        """Why there is no plan: by the last phase that found a candidate too large."""
+        device = self.device
+        look = next((each for each in ("compiled", "estimated", "bounded") if each in self._nearest), None)
+        if look is not None:
+            needed, candidate = self._nearest[look]
+            least = f"{'about ' * (look == 'bounded')}{written(needed, BYTES)}"
+            note = f"the smallest found needs {least} per rank: {described(self.space, candidate)}"
+        elif not self._references:
+            factors = [Candidate(*each, 1, zero=3) for each in self.space.factors()]
+            needed = min(map(self._stored, factors))
+            note = f"parameters, gradients and the optimizer's state alone need {written(needed, BYTES)} on a rank"
+        else:
+            return refuse("E0902", "no layout of this model compiles", help="`partita compile` says why")
+        return refuse(
+            "E0902",
+            f"no plan fits into {USABLE:.0%} of the {written(device.memory, BYTES)} of {device.name}",
+            notes=[note],
+            help="more devices, devices with more memory, a smaller batch or a shorter sequence",
+        )
+
+
+def planned(space: Space, candidate: Candidate) -> Plan | None:
+    """The plan of a candidate; None if it does not compile."""
+    try:
+        return predicted(space.file(candidate), candidate)
+    except Refused:
+        return None
+
+
+def predicted(file: spec.Spec, candidate: Candidate) -> Plan:
+    """Compiles a candidate's file and predicts its step. Raises Refused if it does not compile."""
+    state = schedule_spec(file)
+    prediction = predict(state, exposed=False)
+    peaks = tuple(peak_memory(state, rank) for rank in state.plan.ranks)
+    return Plan(candidate, file, state.microbatches, prediction, _parts(state, prediction), peaks)
+
+
+def _parts(state: Scheduled, prediction: Prediction) -> Parts:
+    """Where the seconds of a predicted step go."""
+    timeline = prediction.timeline
+    most = max(timeline.busy)
+    rank = timeline.busy.index(most)
+    quiet = stage_seconds(silenced(state))
+    stages = state.plan.ranks[rank].stages
+    actions = (each.work for each in timeline.actions[rank] if isinstance(each.work, Action))
+    compute = min(most, sum(quiet[stages[action.chunk], action.kind] for action in actions))
+    return Parts(compute, most - compute, timeline.makespan - most, max(prediction.ends) + prediction.fixed)
+
+
+def elements(body: spec.Body) -> float:
+    """The number of elements of all parameters of a body, over all calls and iterations."""
+    found = 0.0
+    for step in body.steps:
+        if isinstance(step, spec.Parameter):
+            found += step.type.elements
+        elif isinstance(step, spec.CallBlock):
+            found += elements(step.body)
+        elif isinstance(step, spec.Repeat):
+            found += step.count * elements(step.body)
+    return found
+
+
+def described(space: Space, candidate: Candidate) -> str:
+    """A candidate in words: `data 2 × pipe 4 × tensor 8, ZeRO-1, zb_v, 16 microbatches of 1, recompute all`."""
+    sizes = ((space.data, candidate.data), (space.pipe, candidate.pipe), (space.tensor, candidate.tensor))
+    words = [" × ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one rank"]
+    words += [f"ZeRO-{candidate.zero}"] if candidate.zero and candidate.data > 1 else []
+    words += ["sequence parallel"] if candidate.sequence else []
+    words += [candidate.schedule] if candidate.pipe > 1 else []
+    words += [f"{candidate.chunks} chunks"] if candidate.chunks > 1 else []
+    words.append(f"{space.microbatches(candidate)} × {candidate.size} rows")
+    words += [f"recompute {candidate.recompute}"] if candidate.recompute else []
+    return ", ".join(words)

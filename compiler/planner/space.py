@@ -1,0 +1,497 @@
+"""The search space of `plan`: the meshes, layouts and schedules that a file's model could have.
+
+The file's own layout guides the search. Mesh axes keep their names and links, and their role follows from the layout:
+data for the one that shards the batch, pipe for the pipeline's, tensor for one that shards parameters. Mesh axes with
+another role keep their sizes and rules, and rules for single tensors are kept. Without a layout:
+
+    data      shards the batch
+    pipe      cuts the outermost repeats
+    tensor    shards axes of parameters that neither the inputs nor the values carried from layer to layer have, one per
+              parameter: heads, ffn, vocab; and, for sequence parallelism, the axes of the inputs other than the batch
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import isqrt, prod
+
+from attrs import evolve, frozen
+
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
+from partita.compiler.passes.resized import Resized
+from partita.compiler.schedules.generator import SCHEDULES, size_of
+from partita.compiler.verify.proxy_sizes import axes_of, bodies
+from partita.dsl import spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.dsl.types import Axis
+
+# Tensor parallelism stays within a machine, of this many devices unless its device says more.
+NODE = 8
+# The links of usual machines: within a machine, and between machines.
+FABRICS = {
+    "a100": ("nvlink3", "ib200"),
+    "h100": ("nvlink4", "ib400"),
+    "h200": ("nvlink4", "ib400"),
+    "b200": ("nvlink5", "ib800"),
+}
+# The layout's class for each ZeRO stage.
+CLASSES = ("", "state", "grad", "param")
+
+
+@frozen
+class Candidate:
+    """A mesh, a layout and a schedule. `size` is the microbatch size per rank, `sequence` whether sequence parallelism
+    is used, `zero` the ZeRO stage, `recompute` the paths of a `recompute` rule or "".
+    """
+
+    data: int
+    pipe: int
+    tensor: int
+    size: int
+    sequence: bool = False
+    zero: int = 0
+    recompute: str = ""
+    schedule: str = DEFAULT_SCHEDULE
+    chunks: int = 1
+
+    @property
+    def mesh(self) -> tuple[int, int, int]:
+        """The mesh sizes (data, pipe, tensor)."""
+        return self.data, self.pipe, self.tensor
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.pipe * self.chunks
+
+
+@frozen(eq=False)
+class Space:
+    """All candidates of a file for a number of devices.
+
+    `data`, `pipe` and `tensor` name mesh axes; `over` are further mesh axes that shard the batch, of `rows` rows.
+    `split` and `sequence` are the tensor axes that `tensor` can shard. `staged` are the names of the repeats that the
+    pipeline cuts, `steps` the repeats, `runs` how often they run in total and `layers` their iterations in total.
+    `blocks` can be recomputed, `kept` are the file's rules that are kept, and `sizes` fixes the mesh if given.
+    """
+
+    given: spec.Spec
+    devices: int
+    mesh: spec.Mesh
+    data: str
+    pipe: str
+    tensor: str
+    batch: str
+    rows: int
+    over: tuple[str, ...]
+    split: tuple[str, ...]
+    sequence: tuple[str, ...]
+    staged: tuple[str, ...]
+    steps: tuple[spec.Repeat, ...]
+    runs: int
+    layers: int
+    blocks: tuple[str, ...]
+    kept: tuple[spec.Rule, ...]
+    sizes: Mapping[str, int] | None = None
+
+    # ------------------------------------------------------------ choices
+
+    def factors(self) -> Iterator[tuple[int, int, int]]:
+        """The sizes (data, pipe, tensor) that multiply to the devices and divide what they shard."""
+        count, rest = divmod(self.devices, prod(size for _, size in self.others))
+        if rest:
+            return
+        for tensor in _divisors(count):
+            # Machines and model sizes are mostly powers of two.
+            usual = tensor.bit_count() == 1 or count <= self.node
+            if tensor > 1 and (tensor > self.node or not usual or not self.split_by(tensor)):
+                continue
+            for pipe in _divisors(count // tensor):
+                data = count // tensor // pipe
+                if pipe > max(1, self.layers) or self.rows % (data * self.beside):
+                    continue
+                if self.sizes is None or all(
+                    self.sizes.get(name, 1) == size
+                    for name, size in ((self.data, data), (self.pipe, pipe), (self.tensor, tensor))
+                ):
+                    yield data, pipe, tensor
+
+    @property
+    def others(self) -> tuple[tuple[str, int], ...]:
+        """Mesh axes that are not searched."""
+        searched = (self.data, self.pipe, self.tensor)
+        return tuple((name, size) for name, size in self.mesh.axes if name not in searched)
+
+    @property
+    def beside(self) -> int:
+        """The number of shards of the batch along `over`."""
+        return prod(self.mesh.size(name) for name in self.over)
+
+    @property
+    def unplaced(self) -> tuple[str, ...]:
+        """The file's `place` rules, which candidates drop."""
+        rules = self.given.layout.rules if self.given.layout else ()
+        return tuple(rule.span.text for rule in rules if isinstance(rule, spec.PlaceRule))
+
+    def split_by(self, tensor: int) -> tuple[str, ...]:
+        """The parameter axes that `tensor` ranks can shard."""
+        return tuple(name for name in self.split if self.given.axes[name].size % tensor == 0)
+
+    def sequence_by(self, tensor: int) -> tuple[str, ...]:
+        """The input axes that `tensor` ranks can shard."""
+        return tuple(name for name in self.sequence if self.given.axes[name].size % tensor == 0)
+
+    def microbatches(self, candidate: Candidate) -> int:
+        """The number of microbatches of a step."""
+        return self.rows // (candidate.data * self.beside * candidate.size)
+
+    def sizes_of(self, data: int) -> Iterator[int]:
+        """Microbatch sizes per rank: powers of two, and the full batch."""
+        rows, size = self.rows // (data * self.beside), 1
+        while size < rows:
+            if rows % size == 0:
+                yield size
+            size *= 2
+        yield rows
+
+    def schedules(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
+        """Schedules by name, with their chunks: the default one, and those with `Generator.planned`."""
+        yield DEFAULT_SCHEDULE, 1
+        if pipe > 1:
+            for generator in SCHEDULES.values():
+                for chunks in generator.planned(pipe, self.layers, microbatches):
+                    if (generator.name, chunks) != (DEFAULT_SCHEDULE, 1):
+                        yield generator.name, chunks
+
+    # ------------------------------------------------------------ files
+
+    def file(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> spec.Spec:
+        """The file with a candidate's mesh, layout and schedule; `counts` are the layers of each stage."""
+        mesh = self.mesh_of(candidate)
+        given = {"microbatches": self.microbatches(candidate), "over": self.batch, "chunks": candidate.chunks}
+        settings = SCHEDULES[candidate.schedule].settings
+        arguments = {each.name: given.get(each.name, each.default) for each in settings}
+        return evolve(
+            self.given,
+            meshes={mesh.name: mesh},
+            layout=spec.Layout("planned", mesh.name, self.rules(candidate, counts)),
+            schedule=spec.Schedule("planned", spec.Call(candidate.schedule, arguments)),
+            expect=(),
+        )
+
+    def mesh_of(self, candidate: Candidate) -> spec.Mesh:
+        """A candidate's mesh. Axes without a link in the file get that of usual machines."""
+        sizes = {self.data: candidate.data, self.pipe: candidate.pipe, self.tensor: candidate.tensor}
+        axes = [(name, sizes.pop(name, size)) for name, size in self.mesh.axes]
+        # The last axis varies fastest: the ranks of a tensor group are adjacent.
+        axes = [*((name, sizes[name]) for name in (self.data, self.pipe) if name in sizes), *axes]
+        axes += [(self.tensor, candidate.tensor)] if self.tensor in sizes else []
+        shown = tuple((name, size) for name, size in axes if size > 1 or self.mesh.size(name) > 1)
+        shown = shown or tuple(axes[:1])
+        links = {}
+        reach = 1
+        for name, size in reversed(shown):
+            reach *= size
+            link = self.mesh.links.get(name) or self._link(reach)
+            if link is not None:
+                links[name] = link
+        return evolve(self.mesh, axes=shown, links={name: links[name] for name, _ in shown if name in links})
+
+    def _link(self, reach: int) -> spec.Call | None:
+        """The link of groups within `reach` consecutive ranks; None for this machine's memory."""
+        device = self.mesh.device.name if self.mesh.device else ""
+        if device in FABRICS:
+            inside, outside = FABRICS[device]
+            return spec.Call(inside if reach <= self.node else outside, {})
+        speeds = {name: link_of(self.mesh, name).bandwidth for name in self.mesh.links}
+        return self.mesh.links[min(speeds, key=lambda name: speeds[name])] if speeds else None
+
+    @property
+    def node(self) -> int:
+        """The number of devices of a machine."""
+        return max(NODE, device_of(self.mesh).node)
+
+    def rules(self, candidate: Candidate, counts: tuple[int, ...] | None = None) -> tuple[spec.Rule, ...]:
+        """The rules of a candidate's layout; `counts` are the layers of each stage."""
+        place = self.given.layout.span if self.given.layout else None
+        place = place or Span(self.given.source, 0, 0)
+
+        def shard(names: tuple[str, ...], *mesh_axes: str) -> spec.ShardRule:
+            targets = (spec.Target(None, name, name in CLASSES, place) for name in names)
+            return spec.ShardRule(tuple(targets), mesh_axes, place)
+
+        rules = list(self.kept)
+        along = (*((self.data,) if candidate.data > 1 else ()), *self.over)
+        rules += [shard((self.batch,), *along)] if along else []
+        if candidate.tensor > 1:
+            rules.append(shard(self.split_by(candidate.tensor), self.tensor))
+            rules += [shard(self.sequence_by(candidate.tensor), self.tensor)] if candidate.sequence else []
+        if candidate.zero and candidate.data > 1:
+            rules.append(shard((CLASSES[candidate.zero],), self.data))
+        if candidate.pipe > 1:
+            rules.append(spec.StageRule(self.staged, self.pipe, counts, place))
+        if candidate.recompute:
+            paths = tuple(tuple(path.split(".")) for path in candidate.recompute.split(", "))
+            rules.append(spec.RecomputeRule(paths, place, (place,) * len(paths)))
+        return tuple(rules)
+
+    def own(self) -> Candidate | None:
+        """The file itself as a candidate, if its mesh has the number of devices."""
+        mesh, layout, schedule = self.given.mesh, self.given.layout, self.given.schedule
+        if mesh is None or layout is None or mesh.ranks != self.devices:
+            return None
+        chunks, microbatches = size_of(schedule.call if schedule else None)
+        data, pipe, tensor = (mesh.size(name) for name in (self.data, self.pipe, self.tensor))
+        rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)]
+        targets = {target.name for rule in rules for target in rule.targets if target.path is None}
+        return Candidate(
+            data,
+            pipe,
+            tensor,
+            self.rows // (data * self.beside * microbatches),
+            tensor > 1 and bool(targets & set(self.sequence)),
+            max(i for i, name in enumerate(CLASSES) if name in targets or not i),
+            _recomputed(layout),
+            schedule.call.name if schedule else DEFAULT_SCHEDULE,
+            chunks,
+        )
+
+    def as_it_stands(self, own: Candidate) -> spec.Spec:
+        """The file itself, with the device and links that candidates have."""
+        links = self.mesh_of(own).links
+        mesh = evolve(self.mesh, links={name: links[name] for name, _ in self.mesh.axes if name in links})
+        return evolve(self.given, meshes={**self.given.meshes, mesh.name: mesh}, expect=())
+
+    def resized(self, candidate: Candidate, microbatches: int, layers: int, counts: tuple[int, ...]) -> spec.Spec:
+        """A candidate's file with `layers` layers of the staged repeats, `counts` of them in each stage, and with as
+        much of the batch as these microbatches need (if it can be resized). Its schedule is the default one.
+        """
+        model, _ = self.given.trained
+        sizes = {name: axis.size for name, axis in self.given.axes.items()}
+        if self.free:
+            sizes[self.batch] = candidate.data * self.beside * candidate.size * microbatches
+        staged = {id(step) for step in self.steps}
+        every = (step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat))
+        repeats = {id(step): layers if id(step) in staged else step.count for step in every}
+        body = Resized(sizes, repeats).body(model.body)
+        small = evolve(
+            self,
+            given=evolve(
+                self.given,
+                axes={name: Axis(name, sizes[name]) for name in self.given.axes},
+                model=evolve(model, body=body),
+            ),
+            rows=sizes.get(self.batch, self.rows),
+        )
+        plain = evolve(candidate, schedule=DEFAULT_SCHEDULE, chunks=1)
+        return small.file(plain, counts if len(counts) > 1 else None)
+
+    @property
+    def free(self) -> bool:
+        """Whether the batch can be resized: no other axis depends on its size."""
+        model, _ = self.given.trained
+        relations = axes_of(model).relations
+        return all(self.batch not in (each.whole, *each.parts) for each in relations)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+# ---------------------------------------------------------------- the space of a file
+
+
+def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, device: str | None = None) -> Space:
+    """The search space of a file, for its mesh's number of devices by default; with `keep`, its mesh's sizes are fixed.
+    `device`, in usual machines, replaces the mesh's devices and links.
+
+    Raises Refused: E0410 without a model or a train block, E0901 if the devices cannot all be used.
+    """
+    model, _ = given.trained
+    layout = given.layout
+    mesh = given.mesh or next(iter(given.meshes.values()), None)
+    wanted = devices or (mesh.ranks if mesh else None)
+    if wanted is None:
+        help = "`--devices 8`, or a `mesh` in the file"
+        raise refuse("E0901", f"`{given.source.name}` declares no mesh that gives the number of devices", help=help)
+    mesh = mesh or spec.Mesh("cluster", (), None, {})
+    if device is not None:
+        mesh = evolve(mesh, device=spec.Call(device, {}), links={})
+    call = given.schedule.call if given.schedule else None
+    batch = str(call.arguments.get("over", "batch")) if call else "batch"
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)] if layout else []
+    known = dict(mesh.axes)
+    rules = [rule for rule in rules if all(name in known for name in rule.mesh_axes)]
+    stage = next((rule for rule in layout.rules if isinstance(rule, spec.StageRule)), None) if layout else None
+    along = next((rule.mesh_axes for rule in rules for t in rule.targets if _axis(t) == batch), ())
+    used = {name for rule in rules for name in rule.mesh_axes}
+    inputs = {axis for input in _inputs(model) for axis in input}
+    parameters = axes_of(model).parameters
+    pipe = stage.mesh_axis if stage is not None else _name("pipe", used)
+    data = along[0] if along else _name("data", {*used, pipe})
+    found_split, found_sequence = _tensor_axes(model, stage.repeats if stage else None, batch)
+    # If several mesh axes shard parameters, tensor is the one that shards most of what tensor parallelism would.
+    splitting = Counter(
+        name
+        for rule in rules
+        for target in rule.targets
+        for name in rule.mesh_axes
+        if _axis(target) in parameters - inputs and name not in (data, pipe, *along)
+    )
+    for rule in rules:
+        for target in rule.targets:
+            splitting.update(name for name in rule.mesh_axes if name in splitting and _axis(target) in found_split)
+    tensor = max(splitting, key=lambda name: splitting[name], default="")
+    tensor = tensor or _name("tensor", {*used, pipe, data})
+    own = [_axis(t) for rule in rules if tensor in rule.mesh_axes for t in rule.targets if _axis(t)]
+    split = tuple(dict.fromkeys(name for name in own if name not in inputs and name != batch)) or found_split
+    sequence = tuple(dict.fromkeys(name for name in own if name in inputs and name != batch)) or found_sequence
+    staged = stage.repeats if stage is not None else tuple(dict.fromkeys(s.name for s in outermost(model.body)))
+    steps = tuple(outermost(model.body, staged))
+    searched = {data, pipe, tensor}
+    recomputed = _recomputed(layout)
+    # What `auto` recomputes depends on the memory of the full program, which is not known for a candidate.
+    recomputed = "" if recomputed == "auto" else recomputed
+    kept = tuple(rule for rule in rules if _kept(rule, searched, batch))
+    sizes = dict(mesh.axes) if keep else None
+    found = Space(
+        given,
+        wanted,
+        mesh,
+        data,
+        pipe,
+        tensor,
+        batch,
+        _rows(given, batch),
+        tuple(name for name in along if name != data),
+        split,
+        sequence,
+        staged,
+        steps,
+        iterations_of(model.body, staged, 1),
+        iterations_of(model.body, staged),
+        _blocks(model.body, steps, recomputed),
+        kept,
+        sizes,
+    )
+    if not any(True for _ in found.factors()):
+        raise _unusable(found)
+    return found
+
+
+def _unusable(space: Space) -> Exception:
+    """Why no mesh uses all devices."""
+    notes = [f"`{name}` of {size} is kept unchanged" for name, size in space.others if size > 1]
+    notes.append(f"axis `{space.batch}` has {space.rows:,} rows to split")
+    if space.layers:
+        notes.append(f"`{', '.join(space.staged)}` has {space.layers} layers to cut a pipeline between")
+    for name in space.split:
+        notes.append(f"axis `{name}` of {space.given.axes[name].size:,} can be split, over at most {space.node} ranks")
+    count = f"{space.devices:,} device{'s' * (space.devices > 1)}"
+    help = "another number of devices, or a batch that has more of its factors"
+    return refuse("E0901", f"{count} cannot all be used", notes=notes, help=help)
+
+
+def _axis(target: spec.Target) -> str:
+    """The axis that a target names for all tensors; "" for a class or a single tensor."""
+    return "" if target.is_class or target.path is not None else target.name
+
+
+def _name(preferred: str, taken: set[str]) -> str:
+    """A name for a mesh axis that no rule of the file names: an axis with a role of its own keeps it."""
+    name = preferred
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _kept(rule: spec.ShardRule, searched: set[str], batch: str) -> bool:
+    """Whether a rule is kept, as it concerns nothing that is searched."""
+    if any(target.path is not None for target in rule.targets):
+        return not searched & set(rule.mesh_axes)
+    return not searched & set(rule.mesh_axes) and all(_axis(target) != batch for target in rule.targets)
+
+
+def _inputs(model: spec.Model) -> Iterator[tuple[str, ...]]:
+    """The axes of a model's inputs."""
+    for type in model.body.types[: len(model.body.inputs)]:
+        yield type.names
+
+
+def _rows(given: spec.Spec, batch: str) -> int:
+    """The size of the batch; 1 if the model has none."""
+    return given.axes[batch].size if batch in given.axes else 1
+
+
+def outermost(body: spec.Body, names: tuple[str, ...] | None = None) -> Iterator[spec.Repeat]:
+    """The repeats with these names (or any) that are in no other such repeat, in program order, each once."""
+    seen: set[int] = set()
+    stack = [iter(body.steps)]
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+        elif isinstance(step, spec.CallBlock):
+            stack.append(iter(step.body.steps))
+        elif isinstance(step, spec.Repeat):
+            if names is not None and step.name not in names:
+                stack.append(iter(step.body.steps))
+            elif id(step) not in seen:
+                seen.add(id(step))
+                yield step
+
+
+def iterations_of(body: spec.Body, names: tuple[str, ...], each: int | None = None) -> int:
+    """The iterations of the repeats with these names (of nested ones the outermost), over all calls and enclosing
+    iterations; with `each`, as if every such repeat had that many.
+    """
+    found = 0
+    for step in body.steps:
+        if isinstance(step, spec.CallBlock):
+            found += iterations_of(step.body, names, each)
+        elif isinstance(step, spec.Repeat):
+            own = step.name in names
+            found += (each or step.count) if own else step.count * iterations_of(step.body, names, each)
+    return found
+
+
+def _recomputed(layout: spec.Layout | None) -> str:
+    """The paths that a layout recomputes: `attention, mlp.up`."""
+    rules = [rule for rule in layout.rules if isinstance(rule, spec.RecomputeRule)] if layout else []
+    return ", ".join(".".join(path) for rule in rules for path in rule.paths)
+
+
+def _blocks(body: spec.Body, steps: tuple[spec.Repeat, ...], own: str) -> tuple[str, ...]:
+    """What can be recomputed, in increasing order: blocks that layers call directly, what the file recomputes, and
+    everything in the layers.
+    """
+    found = [step.block for repeat in steps for step in repeat.body.steps if isinstance(step, spec.CallBlock)]
+    if not steps:
+        found = [step.block for step in body.steps if isinstance(step, spec.CallBlock)]
+    every = ("all",) if steps else ()
+    names = found if not steps or len(set(found)) > 1 else []
+    return tuple(dict.fromkeys((*names, *filter(None, (own,)), *every)))
+
+
+def _tensor_axes(
+    model: spec.Model, staged: tuple[str, ...] | None, batch: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes that tensor parallelism can shard, and those for sequence parallelism."""
+    carried = {name for input in _inputs(model) for name in input}
+    for step in outermost(model.body, staged):
+        for name in (name for type in step.body.types[: len(step.carried)] for name in type.names):
+            carried.add(name)
+    found: dict[str, None] = {}
+    for body in bodies(model.body):
+        for each in body.steps:
+            if isinstance(each, spec.Parameter) and len(each.type.axes) > 1:
+                free = [name for name in each.type.names if name not in carried]
+                if free and not any(name in found for name in free):
+                    found[free[0]] = None
+    sequence = [name for input in _inputs(model) for name in input if name != batch]
+    return tuple(found), tuple(dict.fromkeys(sequence))

@@ -1,0 +1,155 @@
+"""Costs of a candidate's stages, from a proxy: a copy of the file at full size, but with few layers.
+
+All stages but the first and the last are alike, and each layer adds the same to a stage. A pipeline of four stages with
+1, 1, 2 and 1 layers therefore determines one of any length; without a pipeline, the model with 1 layer and with 2
+does. Both compile in a tenth of a second, however large the model is.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, fields, frozen
+
+from partita.compiler.analysis.memory import at_end, beside
+from partita.compiler.analysis.time import costs_of, end_seconds, silenced, stage_seconds
+from partita.compiler.costs.links import Link
+from partita.compiler.pipeline import schedule_spec
+from partita.compiler.planner.space import Candidate, Space
+
+# Microbatches of a proxy, at most.
+MICROBATCHES = 4
+COUNTS = (1, 1, 2, 1)
+
+
+@frozen
+class StageCosts:
+    """The costs of a stage. In seconds: its actions (`whole` is BW); F and BW without communication along the mesh
+    (`quiet`); the end of a step; its messages to the next and to the previous stage. In bytes: what a microbatch keeps
+    after F (`saved`) and after B (`kept`), all other memory among the microbatches (`beside`), reduced gradients, and
+    the working set of each kind of action (`in_…`).
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    weight: float = 0.0
+    whole: float = 0.0
+    quiet: float = 0.0
+    end: float = 0.0
+    send_forward: float = 0.0
+    send_backward: float = 0.0
+    saved: float = 0.0
+    kept: float = 0.0
+    beside: float = 0.0
+    reduced: float = 0.0
+    in_forward: float = 0.0
+    in_backward: float = 0.0
+    in_weight: float = 0.0
+    in_whole: float = 0.0
+
+    def __add__(self, other: StageCosts) -> StageCosts:
+        return StageCosts(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
+
+    def __sub__(self, other: StageCosts) -> StageCosts:
+        return self + other * -1
+
+    def __mul__(self, times: float) -> StageCosts:
+        return StageCosts(*(getattr(self, name) * times for name in _NAMES))
+
+
+_NAMES = tuple(each.name for each in fields(StageCosts))
+
+
+@frozen
+class Stages:
+    """Stages of one layer: the `first`, one in the `middle` and the `last`; and what each further `layer` adds. Without
+    a pipeline all three are the same stage.
+    """
+
+    first: StageCosts
+    middle: StageCosts
+    last: StageCosts
+    layer: StageCosts
+
+    def stage(self, index: int, stages: int, layers: int) -> StageCosts:
+        """A stage with `layers` layers."""
+        base = self.first if index == 0 else self.last if index == stages - 1 else self.middle
+        return base + self.layer * (layers - 1)
+
+    def __add__(self, other: Stages) -> Stages:
+        return Stages(
+            self.first + other.first, self.middle + other.middle, self.last + other.last, self.layer + other.layer
+        )
+
+    def __sub__(self, other: Stages) -> Stages:
+        return self + other * -1
+
+    def __mul__(self, times: float) -> Stages:
+        return Stages(self.first * times, self.middle * times, self.last * times, self.layer * times)
+
+
+Links = tuple[tuple[str, Link], ...]
+
+
+def stages_of(space: Space, candidate: Candidate, links: Links = ()) -> Stages:
+    """The costs of a candidate's stages. They do not depend on its schedule, nor, given the `links` of its mesh, on the
+    length of its pipeline.
+
+    Raises Refused if the candidate does not compile.
+    """
+    microbatches = min(MICROBATCHES, space.microbatches(candidate))
+    if candidate.pipe == 1:
+        (one,) = _measured(space, candidate, links, microbatches, 1, ())
+        if space.layers < 2:
+            return Stages(one, one, one, StageCosts())
+        (two,) = _measured(space, candidate, links, microbatches, 2, ())
+        layer = (two - one) * (1 / space.runs)
+        one -= layer * (space.runs - 1)
+        return Stages(one, one, one, layer)
+    if space.runs == 1:
+        small = evolve(candidate, pipe=len(COUNTS))
+        first, middle, two, last = _measured(space, small, links, microbatches, sum(COUNTS), COUNTS)
+        return Stages(first, middle, last, two - middle)
+    # Several repeats, or one that runs several times: a layer is their average, and everything outside of them counts
+    # toward the last stage.
+    alone = stages_of(space, evolve(candidate, pipe=1), links)
+    return Stages(alone.layer, alone.layer, alone.last, alone.layer)
+
+
+def _measured(
+    space: Space, candidate: Candidate, links: Links, microbatches: int, layers: int, counts: tuple[int, ...]
+) -> list[StageCosts]:
+    state = schedule_spec(space.resized(candidate, microbatches, layers, counts))
+    # The bandwidth of a link whose ports the devices of a machine share depends on the full mesh.
+    known = dict(links)
+    there = tuple((name, known.get(name, link)) for name, link in state.mesh.links)
+    state = evolve(state, mesh=evolve(state.mesh, links=there))
+    costs = costs_of(state)
+    quiet = stage_seconds(silenced(state))
+    found = []
+    for rank, stage in zip(state.plan.ranks, state.plan.stages, strict=True):
+        i = stage.index
+        sent = {"forward": 0.0, "backward": 0.0}
+        posts = {"forward": 0, "backward": 0}
+        for message in state.partitioned.messages:
+            if message.source == i and message.direction in sent:
+                sent[message.direction] += costs.transfer(message)
+            if i in (message.source, message.destination) and message.direction in posts:
+                posts[message.direction] += 1
+        send_forward, send_backward = (posts[each] * costs.post for each in ("forward", "backward"))
+        found.append(
+            StageCosts(
+                costs.action(i, "F") + send_forward,
+                costs.action(i, "B") + send_backward,
+                costs.action(i, "W"),
+                costs.action(i, "BW") + send_backward,
+                quiet[i, "F"] + quiet[i, "BW"] + send_forward + send_backward,
+                end_seconds(state, rank),
+                sent["forward"],
+                sent["backward"],
+                stage.saved,
+                stage.kept,
+                beside(state, rank),
+                at_end(state, rank),
+                *(stage.peaks.get(kind, 0) for kind in ("F", "B", "W", "BW")),
+            )
+        )
+    return found

@@ -1,0 +1,216 @@
+"""Schedule and messages → instructions: compute actions with the posts and waits of transfers inserted.
+
+- A message between stages of the same rank is a local transfer and needs no instruction.
+- A channel's order is the order in which its sender produces; the receiver posts in exactly that order.
+- A receive is posted `lookahead` compute actions before its consumer, or earlier if the channel's order requires it,
+  and waited for right before its consumer.
+- A send is posted right after the action that produces it. A channel has D buffers at its sender: a send is waited for
+  before the D-th send after it is posted, and the last ones at the end of the step.
+
+D is the smallest of 2, 4, 8, … for which no rank would wait for a buffer if all actions took equally long and
+transfers were free. Then the happens-before relation is acyclic whenever it is with unbounded buffers: an execution in
+which every buffer is free strictly before it is needed satisfies all waits. (A smaller D may be acyclic too, but in
+interleaved schedules, where a chunk's output waits at its receiver until the next chunk runs, it stalls the sender.)
+All of this is linear in the number of instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from partita.compiler.instructions import (
+    Channel,
+    Compute,
+    Instruction,
+    Message,
+    PostReceive,
+    PostSend,
+    Transfer,
+    WaitReceive,
+    WaitSend,
+)
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Schedule
+
+# The direction of the messages that an action receives before it runs and sends afterwards.
+DIRECTION = {FORWARD: "forward", BACKWARD: "backward", FULL_BACKWARD: "backward"}
+
+_EQUAL_DURATIONS = {FORWARD: 1, BACKWARD: 1, WEIGHT: 1, FULL_BACKWARD: 2}
+
+
+def default_messages(stages: int, training: bool = True) -> tuple[Message, ...]:
+    """The messages between adjacent stages of any pipeline: activations forward, and gradients backward."""
+    activations = [Message("activation", s, s + 1, "forward") for s in range(stages - 1)]
+    gradients = [Message("gradient", s + 1, s, "backward") for s in range(stages - 1)]
+    return (*activations, *(gradients if training else ()))
+
+
+@define
+class _Line:
+    """A channel's transfers in order, each with the positions of its producer and its consumer in their ranks' actions,
+    and of the action before which its receive is posted.
+    """
+
+    channel: Channel
+    transfers: list[Transfer] = field(factory=list)
+    produced: list[int] = field(factory=list)
+    consumed: list[int] = field(factory=list)
+    posted: list[int] = field(factory=list)
+    buffers: int = 2
+
+
+def communicate(
+    schedule: Schedule, messages: Sequence[Message], *, lookahead: int = 1, overlap: bool = False
+) -> tuple[tuple[Instruction, ...], ...]:
+    """Each rank's instructions for the microbatches of one step.
+
+    `messages` may skip stages; several between the same two stages are sent in the order given. The schedule must have
+    passed `partita.compiler.schedules.invariants.check_schedule`.
+
+    With `overlap` (for the simulator), each of the schedule's `pairs` runs as one unit: both actions receive before the
+    first and send after the second, and buffers are unbounded.
+    """
+    joined = schedule.pairs if overlap and schedule.pairs else (frozenset[int](),) * schedule.ranks
+    outputs, inputs, lines = _transfers(schedule, messages, joined)
+    for line in lines:
+        earliest = len(schedule.actions[line.channel.destination])
+        for consumed in reversed(line.consumed):
+            earliest = min(earliest, max(0, consumed - lookahead))
+            earliest -= earliest - 1 in joined[line.channel.destination]
+            line.posted.append(earliest)
+        line.posted.reverse()
+    if overlap:
+        for line in lines:
+            line.buffers = len(line.transfers)
+    else:
+        _give_buffers(schedule, inputs, lines)
+    posts: list[dict[int, list[Transfer]]] = [{} for _ in schedule.actions]
+    buffers = {}
+    for line in lines:
+        buffers[line.channel] = (line.transfers, line.buffers)
+        for transfer, position in zip(line.transfers, line.posted, strict=True):
+            posts[line.channel.destination].setdefault(position, []).append(transfer)
+
+    programs = []
+    for rank, actions in enumerate(schedule.actions):
+        program: list[Instruction] = []
+        for i, action in enumerate(actions):
+            program.extend(PostReceive(transfer) for transfer in posts[rank].get(i, ()))
+            program.extend(WaitReceive(transfer) for _, _, transfer in inputs[rank].get(i, ()))
+            program.append(Compute(action, schedule.placement[rank][action.chunk], i - 1 in joined[rank]))
+            for transfer in outputs[rank].get(i, ()):
+                transfers, depth = buffers[transfer.channel]
+                if transfer.index >= depth:
+                    program.append(WaitSend(transfers[transfer.index - depth]))
+                program.append(PostSend(transfer))
+        for channel, (transfers, depth) in buffers.items():
+            if channel.source == rank:
+                program.extend(WaitSend(transfer) for transfer in transfers[-depth:])
+        programs.append(tuple(program))
+    return tuple(programs)
+
+
+def peak_in_flight(program: Sequence[Instruction]) -> int:
+    """The peak bytes that a rank's transfers hold, each from post to wait."""
+    held = peak = 0
+    for instruction in program:
+        if isinstance(instruction, (PostSend, PostReceive)):
+            held += instruction.transfer.message.bytes
+            peak = max(peak, held)
+        elif isinstance(instruction, (WaitSend, WaitReceive)):
+            held -= instruction.transfer.message.bytes
+    return peak
+
+
+_Outputs = list[dict[int, list[Transfer]]]
+_Inputs = list[dict[int, list[tuple[int, int, Transfer]]]]
+
+
+def _transfers(
+    schedule: Schedule, messages: Sequence[Message], joined: Sequence[frozenset[int]]
+) -> tuple[_Outputs, _Inputs, list[_Line]]:
+    """For each rank and position, what is sent after the action there and what must be received before it (with its
+    producer's rank and position); and the channels in a fixed order. Joined actions receive everything before the first
+    and send everything after the second.
+    """
+    rank_of = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    sent: dict[tuple[int, str], list[int]] = {}
+    wanted: dict[tuple[int, str], list[int]] = {}
+    channels: dict[int, Channel] = {}
+    for number, message in enumerate(messages):
+        source, destination = rank_of[message.source], rank_of[message.destination]
+        if source != destination:
+            channels[number] = Channel(source, destination, message.direction)
+            sent.setdefault((message.source, message.direction), []).append(number)
+            wanted.setdefault((message.destination, message.direction), []).append(number)
+    lines = {channel: _Line(channel) for channel in sorted(set(channels.values()))}
+
+    outputs: _Outputs = [{} for _ in schedule.actions]
+    made: dict[tuple[int, int], tuple[int, int, Transfer]] = {}
+    for rank, actions in enumerate(schedule.actions):
+        for i, action in enumerate(actions):
+            stage = schedule.placement[rank][action.chunk]
+            end = i + (i in joined[rank])
+            for number in sent.get((stage, DIRECTION.get(action.kind, "")), ()):
+                line = lines[channels[number]]
+                transfer = Transfer(line.channel, messages[number], action.microbatch, len(line.transfers))
+                line.transfers.append(transfer)
+                line.produced.append(end)
+                line.consumed.append(-1)
+                outputs[rank].setdefault(end, []).append(transfer)
+                made[number, action.microbatch] = rank, end, transfer
+
+    inputs: _Inputs = [{} for _ in schedule.actions]
+    for rank, actions in enumerate(schedule.actions):
+        for i, action in enumerate(actions):
+            stage = schedule.placement[rank][action.chunk]
+            begin = i - (i - 1 in joined[rank])
+            for number in wanted.get((stage, DIRECTION.get(action.kind, "")), ()):
+                arrival = made[number, action.microbatch]
+                lines[channels[number]].consumed[arrival[2].index] = begin
+                inputs[rank].setdefault(begin, []).append(arrival)
+    assert all(-1 not in line.consumed for line in lines.values()), "an action is missing: invariant 1"
+    return outputs, inputs, list(lines.values())
+
+
+def _give_buffers(schedule: Schedule, inputs: _Inputs, lines: Sequence[_Line]) -> None:
+    """Chooses each channel's number of buffers from the ends of actions at equal durations and with unbounded buffers.
+
+    A schedule that deadlocks anyway keeps unbounded buffers, so that the reported cycle is caused by the schedule.
+    """
+    ends = _ends(schedule, inputs)
+    for line in lines:
+        receiver, sender = ends[line.channel.destination], ends[line.channel.source]
+        if len(receiver) <= max(line.posted) or len(sender) <= max(line.produced):
+            line.buffers = len(line.transfers)
+            continue
+        free = [receiver[position - 1] if position else 0 for position in line.posted]
+        wanted = [sender[position] for position in line.produced]
+        while any(a >= b for a, b in zip(free, wanted[line.buffers :], strict=False)):
+            line.buffers *= 2
+
+
+def _ends(schedule: Schedule, inputs: _Inputs) -> list[list[int]]:
+    """When each action ends at equal durations, up to where ranks deadlock, if they do."""
+    ends: list[list[int]] = [[] for _ in schedule.actions]
+    waiting: dict[tuple[int, int], list[int]] = {}
+    ready = list(range(schedule.ranks))
+    while ready:
+        rank = ready.pop()
+        own, actions = ends[rank], schedule.actions[rank]
+        time = own[-1] if own else 0
+        while len(own) < len(actions):
+            i = len(own)
+            for source, position, _ in inputs[rank].get(i, ()):
+                if len(ends[source]) <= position:
+                    waiting.setdefault((source, position), []).append(rank)
+                    break
+                time = max(time, ends[source][position])
+            else:
+                time += _EQUAL_DURATIONS[actions[i].kind]
+                own.append(time)
+                ready.extend(waiting.pop((rank, i), ()))
+                continue
+            break
+    return ends

@@ -1,0 +1,72 @@
+"""The timeline of one step, predicted by the simulator or measured in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from partita.compiler.instructions import Channel, Transfer
+from partita.compiler.schedules.schedule import Action, peak_live
+from partita.dsl.reprs import shortened
+
+
+@frozen
+class Interval:
+    """One action of a rank, or one transfer from a rank, in seconds from the start of the step."""
+
+    rank: int
+    work: Action | Transfer
+    start: float
+    end: float
+
+    __repr__ = shortened
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end."""
+        return self.end - self.start
+
+
+@frozen
+class Timeline:
+    """The actions of every rank and the transfers of every channel, in execution order.
+
+    `critical_path` is a chain of actions and transfers from the start of the step to its last action, each starting
+    when the previous one ends.
+    """
+
+    actions: tuple[tuple[Interval, ...], ...] = field(repr=False)
+    transfers: Mapping[Channel, tuple[Interval, ...]] = field(repr=False)
+    critical_path: tuple[Interval, ...] = field(repr=False)
+
+    __repr__ = shortened
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last action ends."""
+        return max((line[-1].end for line in self.actions if line), default=0.0)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds for which each rank computes."""
+        return tuple(sum(interval.duration for interval in line) for line in self.actions)
+
+    @property
+    def cost(self) -> float:
+        """The longest time that any rank is occupied, from the start of its first action to the end of its last."""
+        return max((line[-1].end - line[0].start for line in self.actions if line), default=0.0)
+
+    @property
+    def bubble(self) -> float:
+        """The fraction of time lost, (cost − m·T) / cost, where m·T is the busiest rank's work: microbatches times its
+        time for one. Rounding errors below zero are clamped.
+        """
+        return max(0.0, (self.cost - max(self.busy)) / self.cost) if self.cost else 0.0
+
+    @property
+    def peak_live(self) -> tuple[int, ...]:
+        """Each rank's peak of live activations, in (chunk, microbatch) pairs."""
+        return tuple(
+            peak_live(interval.work for interval in line if isinstance(interval.work, Action)) for line in self.actions
+        )

@@ -1,1 +1,0 @@
-"""A file → a small one that runs the same program in miniature."""

@@ -1,0 +1,445 @@
+"""The textual form of a graph, for people and for tests of passes; it parses back to an equal graph.
+
+    graph tiny
+    scope tiny.layer layer iterations 4
+    input %tiny.tokens: i64[batch=32, seq=128] limit vocab=256
+    parameter %tiny.wte: f32[vocab=256, embed=128] normal(std=0.02) fans 128, 256 decays
+    %tiny.h: f32[batch=8, embed=64] {batch/data embed/tensor} = dot(%tiny.x, %tiny.w; over=('embed',)) F0  # tiny.par:20
+    %tiny.y: f32[batch=8] {batch/data +/tensor} = reduce(%tiny.h; function='sum', over=('embed',), dtype='f32') F0
+    loss %tiny.y
+    gradient tiny.w %d(tiny.w) stage 0
+
+A line for each node: its results, each with its local type and, in braces, its layout unless replicated
+(`axis/mesh axis`; `+` is a partial sum, `>` a partial maximum); the operation, where pointwise functions go by their
+own names; the phase, with the stage if assigned; and after `@` the scope, unless it is the graph itself. Attributes are
+Python literals, with axes and types in angle brackets. Values with the same name are numbered: `%x^2`. A copy of
+another tensor is marked `of 'x'`, and a cotangent `of 'd(x)'`. Text after ` # `, such as source locations, is not read
+back.
+
+Defaults are omitted: an input's name if it is the last part of its value's; a master with the value's axes in the
+accumulation dtype; `zeros()`; that `d(x)` is the cotangent of `x`, and `x~2` another `x`; fans of all but the last
+axis, and of the last; default attributes. The reader also infers omitted types of results and takes F as the default
+phase.
+
+    line        fields in order, optional ones in []
+    scope       path name [iterations COUNT]
+    input       [name] value [limit AXIS] [cut AXIS]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays]
+    accumulator name value [parameter NAME] [maximum] [stage STAGE]
+    gradient    parameter value [stage STAGE]
+    metric      name value
+    guard       name AXIS
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any
+
+from attrs import NOTHING
+
+from partita.compiler.graph import Accumulator, Gradient, Graph, Guard, Input, Node, Parameter, Phase, Scope, Value
+from partita.compiler.layout import REPLICATED, Layout
+from partita.compiler.ops import OPS
+from partita.compiler.ops.op import Op, accumulation, attributes
+from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.dsl.types import Axis, Type
+
+ZEROS = Call("zeros", {})
+
+
+def usual_fans(type: Type) -> tuple[int, int]:
+    """The default fans of a parameter: those if no `dot` reads it."""
+    return (prod(type.shape[:-1]), type.shape[-1]) if type.axes else (1, 1)
+
+
+def usual_master(type: Type) -> Type:
+    """The default type of a master copy: the value's, in the accumulation dtype."""
+    return type.with_dtype(accumulation(type.dtype))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def attribute_text(value: Any) -> str:
+    """An attribute of an op, or an argument of a call, as text."""
+    if isinstance(value, (Axis, Type)):
+        return f"<{value}>"
+    if isinstance(value, tuple):
+        inner = ", ".join(attribute_text(item) for item in value)
+        return f"({inner}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def call_text(call: Call) -> str:
+    """`normal(std=0.02)`."""
+    return f"{call.name}({', '.join(f'{name}={attribute_text(value)}' for name, value in call.arguments.items())})"
+
+
+def usual_origin(name: str) -> tuple[str | None, bool]:
+    """The default tensor of a value with this name, and whether the value is its cotangent: `d(x)` is the cotangent of
+    `x`, and `x~2` the second value for it.
+    """
+    match = re.fullmatch(r"(d\()?(.+?)(~\d+)?(?(1)\))(~\d+)?", name)
+    if match is None or not (match[1] or match[3] or match[4]):
+        return None, False
+    return match[2], bool(match[1])
+
+
+def origin_text(value: Value) -> str:
+    """` of 'x'` for a copy, ` of 'd(x)'` for a cotangent; empty if the name implies it."""
+    if (value.of, value.cotangent) == usual_origin(value.name):
+        return ""
+    return f" of 'd({value.of or ''})'" if value.cotangent else f" of '{value.of or ''}'"
+
+
+def layout_text(layout: Layout) -> str:
+    """`{batch/data +/tensor}`; `{}` is replicated."""
+    return "{" + " ".join(f"{state}/{mesh_axis}" for mesh_axis, state in layout.states) + "}"
+
+
+class GraphWriter:
+    """Writes lines. The scope `root` is omitted; with `places`, nodes have their source locations."""
+
+    def __init__(self, root: str, places: bool = True) -> None:
+        self.root = root
+        self.places = places
+        self._names: dict[Value, str] = {}
+        self._taken: dict[str, int] = {}
+
+    def knows(self, value: Value) -> bool:
+        """Whether a value has been written."""
+        return value in self._names
+
+    def name(self, value: Value) -> str:
+        """The value's name, numbered if another value has it already."""
+        if value not in self._names:
+            count = self._taken[value.name] = self._taken.get(value.name, 0) + 1
+            self._names[value] = f"%{value.name}" if count == 1 else f"%{value.name}^{count}"
+        return self._names[value]
+
+    def names(self, values: Iterable[Value]) -> str:
+        """`%a, %b`."""
+        return ", ".join(map(self.name, values))
+
+    def value(self, value: Value) -> str:
+        """`%x: f32[batch=8] {batch/data}`."""
+        layout = f" {layout_text(value.layout)}" if value.layout != REPLICATED else ""
+        return f"{self.name(value)}: {value.type}{layout}{origin_text(value)}"
+
+    def node(self, node: Node) -> str:
+        """A node's line; operands are names, even if they were not defined before."""
+        operands = self.names(node.inputs)
+        results = ", ".join(map(self.value, node.outputs))
+        stage = "" if node.stage is None else str(node.stage)
+        scope = f" @{node.scope}" if node.scope != self.root else ""
+        return f"{results}{' = ' if results else ''}{self._op(node.op, operands)} {node.phase}{stage}{scope}" + (
+            self._place(node.span)
+        )
+
+    def _op(self, op: Op, operands: str) -> str:
+        if isinstance(op, Pointwise):
+            return f"{op.function}({operands})"
+        fields = [
+            f"{each.name}={attribute_text(getattr(op, each.name))}"
+            for each in attributes(type(op))
+            if each.default is NOTHING or getattr(op, each.name) != each.default
+        ]
+        return f"{op.name}({operands}{'; ' if operands and fields else ''}{', '.join(fields)})"
+
+    def _place(self, span: Span | None) -> str:
+        return f"  # {span.source.name}:{span.line}" if span and self.places else ""
+
+    def input(self, each: Input) -> str:
+        """`input %m.tokens: i64[batch=32] limit vocab=256`."""
+        name = f"{each.name} " if each.name != each.value.name.rsplit(".", 1)[-1] else ""
+        limit = f" limit {each.limit}" if each.limit is not None else ""
+        cut = f" cut {each.batch}" if each.batch is not None else ""
+        return f"input {name}{self.value(each.value)}{limit}{cut}"
+
+    def parameter(self, each: Parameter) -> str:
+        """`parameter %m.w: f32[embed=64] normal(std=0.02)`."""
+        words = [self.value(each.value)]
+        if each.master != usual_master(each.value.type):
+            words.append(f"master {each.master}")
+        if each.initial != ZEROS:
+            words.append(call_text(each.initial))
+        if each.fans != usual_fans(each.master):
+            words.append(f"fans {each.fans[0]}, {each.fans[1]}")
+        return f"parameter {' '.join(words)}{' decays' if each.decays else ''}"
+
+    def accumulator(self, each: Accumulator) -> str:
+        """`accumulator m.w %total(d(m.w))@0: f32[embed=64] parameter m.w stage 0`."""
+        parameter = f" parameter {each.parameter}" if each.parameter is not None else ""
+        stage = f" stage {each.stage}" if each.stage is not None else ""
+        maximum = " maximum" if each.maximum else ""
+        return f"accumulator {each.name} {self.value(each.value)}{parameter}{maximum}{stage}"
+
+    def gradient(self, each: Gradient) -> str:
+        """`gradient m.w %d(m.w) stage 0`."""
+        stage = f" stage {each.stage}" if each.stage is not None else ""
+        return f"gradient {each.parameter} {self.name(each.value)}{stage}"
+
+    def graph(self, graph: Graph) -> list[str]:
+        """The lines of a graph."""
+        return [
+            f"graph {graph.name}",
+            *(
+                f"scope {s.path} {s.name}{'' if s.iterations is None else f' iterations {s.iterations}'}"
+                for s in graph.scopes
+            ),
+            *map(self.input, graph.inputs),
+            *map(self.parameter, graph.parameters),
+            *map(self.accumulator, graph.accumulators),
+            *map(self.node, graph.nodes),
+            f"loss {self.name(graph.loss)}",
+            *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
+            *map(self.gradient, graph.gradients),
+            *(f"guard {each.name} {each.axis}" for each in graph.guards),
+        ]
+
+
+def graph_text(graph: Graph, places: bool = True) -> str:
+    """The graph as text; with `places`, nodes have their source locations."""
+    return "\n".join(GraphWriter(graph.name, places).graph(graph)) + "\n"
+
+
+# ---------------------------------------------------------------- parsing
+
+TYPE = r"\w+\[[^\]]*\]"
+VALUE = rf"%[^:%]+?: {TYPE}(?: {{[^}}]*}})?(?: of '[^']*')?"
+CALL = r"\w+\([^)]*\)"
+_VALUE = re.compile(rf"%(?P<name>[^:%]+?)(?:: (?P<type>{TYPE}))?(?: {{(?P<layout>[^}}]*)}})?(?: of '(?P<of>[^']*)')?")
+_RESULT = re.compile(rf"(?:{_VALUE.pattern})(?:, |$)")
+_NODE = re.compile(
+    r"(?:(?P<results>%.+?) = )?(?P<op>\w+)\((?P<arguments>.*)\)"
+    r"(?: (?P<phase>[PFBWREU])(?P<stage>\d*))?(?: @(?P<scope>.*))?"
+)
+
+
+def parse_axis(text: str) -> Axis:
+    """`batch=32`."""
+    name, size = text.split("=")
+    return Axis(name, int(size))
+
+
+def parse_type(text: str) -> Type:
+    """`f32[batch=32]`."""
+    match = matched(r"(\w+)\[([^\]]*)\]", text)
+    return Type(match[1], tuple(parse_axis(part) for part in match[2].split(", ") if part))
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout within braces: `batch/data +/tensor`."""
+    pairs = (part.split("/") for part in text.split())
+    return Layout(tuple((mesh_axis, state) for state, mesh_axis in pairs))
+
+
+def parse_op(name: str, attributes: str) -> Op:
+    """Parses an op from its name and the text of its attributes."""
+    if name in FUNCTIONS and not attributes:
+        return Pointwise(name)
+    return OPS[name](**_keywords(attributes))
+
+
+def parse_call(text: str) -> Call:
+    """`normal(std=0.02)`."""
+    name, _, arguments = text.partition("(")
+    return Call(name, _keywords(arguments[:-1]))
+
+
+def _keywords(text: str) -> dict[str, Any]:
+    # Axes and types become calls that `_literal` knows; everything else is a Python literal.
+    text = re.sub(r"<([^<>]*)>", lambda match: f"Angle({match[1]!r})", text)
+    match ast.parse(f"call({text})", mode="eval").body:
+        case ast.Call(args=[], keywords=keywords):
+            return {str(keyword.arg): _literal(keyword.value) for keyword in keywords}
+    raise ValueError(text)
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Call(args=[ast.Constant(value=str(text))]):
+            return parse_type(text) if "[" in text else parse_axis(text)
+        case ast.Tuple(elts=items):
+            return tuple(map(_literal, items))
+        case ast.Name(id="inf" | "nan" as name):
+            return float(name)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -float("inf")
+    return ast.literal_eval(node)
+
+
+def matched(pattern: str | re.Pattern[str], text: str) -> re.Match[str]:
+    """The match of the full text. Raises ValueError without one."""
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise ValueError(text)
+    return match
+
+
+def _value(match: re.Match[str], type: Type) -> Value:
+    """A value under its own name, without the number that distinguishes it from others of that name."""
+    name, of = match["name"].partition("^")[0], match["of"]
+    if of is None:
+        tensor, cotangent = usual_origin(name)
+    else:
+        cotangent = of.startswith("d(")
+        tensor = (of[2:-1] if cotangent else of) or None
+    return Value(name, type, parse_layout(match["layout"] or ""), tensor, cotangent)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+class GraphReader:
+    """Reads lines and records the values that they define. The default scope of nodes is `root`."""
+
+    def __init__(self, root: str, values: Iterable[Value] = ()) -> None:
+        self.root = root
+        self.values: dict[str, Value] = {f"%{value.name}": value for value in values}
+
+    def named(self, text: str) -> tuple[Value, ...]:
+        """The values of `%a, %b`."""
+        return tuple(self.values[name] for name in text.split(", ") if name)
+
+    def value(self, text: str) -> Value:
+        """A new value: `%x: f32[batch=8] {batch/data}`."""
+        match = matched(_VALUE, text)
+        return self.defined(match["name"], _value(match, parse_type(match["type"])))
+
+    def defined(self, name: str, value: Value) -> Value:
+        """Binds a name to a value. Raises ValueError if it is bound already."""
+        if f"%{name}" in self.values:
+            raise ValueError(f"there are two values %{name}")
+        self.values[f"%{name}"] = value
+        return value
+
+    def node(self, line: str) -> Node:
+        """Parses a node; omitted types are inferred."""
+        match = matched(_NODE, line)
+        operands, semicolon, fields = match["arguments"].partition("; ")
+        if not semicolon and not operands.startswith("%"):
+            operands, fields = "", operands
+        op = parse_op(match["op"], fields)
+        inputs = self.named(operands)
+        results = list(_RESULT.finditer(match["results"] or ""))
+        if all(each["type"] for each in results):
+            types = [parse_type(each["type"]) for each in results]
+        else:
+            types = list(op.infer(*(value.type for value in inputs)))
+        outputs = tuple(
+            self.made(op, each["name"], _value(each, type)) for each, type in zip(results, types, strict=True)
+        )
+        scope = match["scope"] if match["scope"] is not None else self.root
+        return Node(op, inputs, outputs, scope, None, Phase(match["phase"] or "F"), _number(match["stage"]))
+
+    def made(self, op: Op, name: str, value: Value) -> Value:
+        """Defines a result of an operation."""
+        return self.defined(name, value)
+
+    def scope(self, text: str) -> Scope:
+        """Parses the text after the word `scope`; the following methods do the same for their words."""
+        match = matched(r"(\S+) (\S+)(?: iterations (\d+))?", text)
+        return Scope(match[1], match[2], _number(match[3]))
+
+    def input(self, text: str) -> Input:
+        """Parses an input."""
+        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: cut (\S+))?", text)
+        value = self.value(match[2])
+        limit = parse_axis(match[3]) if match[3] else None
+        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[4])
+
+    def parameter(self, text: str) -> Parameter:
+        """Parses a parameter."""
+        fans = r"fans (\d+), (\d+)"
+        match = matched(rf"({VALUE})(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?", text)
+        value = self.value(match[1])
+        master = parse_type(match[2]) if match[2] else usual_master(value.type)
+        initial = parse_call(match[3]) if match[3] else ZEROS
+        known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
+        return Parameter(value, master, initial, known, bool(match[6]))
+
+    def accumulator(self, text: str) -> Accumulator:
+        """Parses an accumulator."""
+        match = matched(rf"([^%]+) ({VALUE})(?: parameter (\S+))?( maximum)?(?: stage (\d+))?", text)
+        return Accumulator(match[1], self.value(match[2]), match[3], bool(match[4]), _number(match[5]))
+
+    def gradient(self, text: str) -> Gradient:
+        """Parses a contribution to a gradient."""
+        match = matched(r"(\S+) (%.+?)(?: stage (\d+))?", text)
+        return Gradient(match[1], self.values[match[2]], _number(match[3]))
+
+    def metric(self, text: str) -> tuple[str, Value]:
+        """Parses a metric."""
+        name, _, value = text.partition(" ")
+        return name, self.values[value]
+
+    def guard(self, text: str) -> Guard:
+        """Parses a guard."""
+        name, _, axis = text.partition(" ")
+        return Guard(name, parse_axis(axis), None)
+
+
+def read_lines(text: str, words: Mapping[str, Callable[[str], object]], node: Callable[[str], object]) -> None:
+    """Passes the rest of a line to the reader of its first word, and lines that start with none of `words` to `node`.
+
+    Raises ValueError with the offending line.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line.partition(" # ")[0].strip()
+        if not said or said.startswith("#"):
+            continue
+        word, _, rest = said.partition(" ")
+        try:
+            if word in words:
+                words[word](rest)
+            else:
+                node(said)
+        except (AssertionError, IndexError, KeyError, SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(f"line {number} cannot be read: {line}") from error
+
+
+def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = None) -> Graph:
+    """Parses a graph; lines that start with a word of `more` go to its reader. Raises ValueError with a bad line."""
+    reader = GraphReader("")
+    kinds: dict[str, Callable[[str], Any]] = {
+        "scope": reader.scope,
+        "input": reader.input,
+        "parameter": reader.parameter,
+        "accumulator": reader.accumulator,
+        "loss": lambda text: reader.values[text],
+        "metric": reader.metric,
+        "gradient": reader.gradient,
+        "guard": reader.guard,
+    }
+    found: dict[str, list[Any]] = {kind: [] for kind in (*kinds, "node")}
+
+    def named(text: str) -> None:
+        reader.root = text
+
+    def taken(kind: str, read: Callable[[str], Any]) -> Callable[[str], None]:
+        return lambda text: found[kind].append(read(text))
+
+    words = {kind: taken(kind, read) for kind, read in kinds.items()}
+    read_lines(text, {"graph": named, **words, **(more or {})}, taken("node", reader.node))
+    if len(found["loss"]) != 1:
+        raise ValueError("a graph has one loss")
+    return Graph(
+        name=reader.root,
+        inputs=tuple(found["input"]),
+        parameters=tuple(found["parameter"]),
+        nodes=tuple(found["node"]),
+        loss=found["loss"][0],
+        metrics=tuple(found["metric"]),
+        gradients=tuple(found["gradient"]),
+        accumulators=tuple(found["accumulator"]),
+        scopes=tuple(found["scope"]),
+        guards=tuple(found["guard"]),
+    )

@@ -1,0 +1,311 @@
+"""The textual forms of the last passes' results, based on that of graphs (`partita.compiler.text.graph`).
+
+A partitioned graph: a part for each stage, in which sends and receives are nodes, and then the messages.
+
+    stage 0
+    input %tiny.tokens: i64[batch=8]
+    %tiny.x: f32[batch=8] = gather(%tiny.tokens, %tiny.wte; over='vocab') F0
+    send(%tiny.x; value='tiny.x', destination=1, direction='forward') F0
+    stage 1
+    %tiny.x: f32[batch=8] = receive(value='tiny.x', source=0, direction='forward', type=<f32[batch=8]>) F1
+    message 0 -> 1 forward 32 B tiny.x
+
+The end of a step: for each stage, the nodes that reduce its accumulators, the resulting totals, and the nodes that
+compute its share of the squared norm; for each parameter, the nodes that sum its gradient, and those that update it. A
+line `given` declares a value from elsewhere: an accumulator, a master, an optimizer state.
+
+    reduce 0
+    given %total(d(tiny.w))@0: f32[embed=64] {+/data}
+    %total(d(tiny.w))@0^2: f32[embed=64] = all_reduce(%total(d(tiny.w))@0; over='data', parts=2) R0 @stage 0
+    totals 0 %total(d(tiny.w))@0^2
+    parameter tiny.w stages 0 compute {} param {} grad {} state {} decays
+    …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from attrs import field, frozen
+
+from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Value
+from partita.compiler.instructions import Direction, Message
+from partita.compiler.ops.op import Op
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.text.graph import GraphReader, GraphWriter, matched, parse_layout, read_lines
+from partita.compiler.text.sharded import LAYOUTS, layouts_text
+
+# ---------------------------------------------------------------- stages
+
+
+def stage_text(stage: StageGraph, root: str, places: bool = True) -> str:
+    """A stage of the graph `root` as text."""
+    writer = GraphWriter(root, places)
+    lines = [
+        f"stage {stage.index}",
+        *map(writer.input, stage.inputs),
+        *map(writer.parameter, stage.parameters),
+        *map(writer.accumulator, stage.accumulators),
+        *map(writer.node, stage.nodes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def stages_text(partitioned: PartitionedGraph, places: bool = True) -> str:
+    """All stages and messages as text, without the graph that they were cut from."""
+    stages = (stage_text(stage, partitioned.graph.name, places) for stage in partitioned.stages)
+    messages = (
+        f"message {each.source} -> {each.destination} {each.direction} {each.bytes} B {each.value}\n"
+        for each in partitioned.messages
+    )
+    return "".join((*stages, *messages))
+
+
+def parse_stages(text: str, graph: Graph) -> PartitionedGraph:
+    """Parses stages and messages; `graph` is what they were cut from. Raises ValueError with the offending line."""
+    reader = _StagesReader(graph)
+    words: dict[str, Callable[[str], object]] = {
+        "stage": reader.stage,
+        "message": reader.message,
+        "input": lambda text: reader.last.inputs.append(reader.last.reader.input(text)),
+        "parameter": lambda text: reader.last.parameters.append(reader.last.reader.parameter(text)),
+        "accumulator": lambda text: reader.last.accumulators.append(reader.last.reader.accumulator(text)),
+    }
+    read_lines(text, words, lambda line: reader.last.nodes.append(reader.last.reader.node(line)))
+    return PartitionedGraph(graph, tuple(stage.graph() for stage in reader.stages), tuple(reader.messages))
+
+
+class _StageReader(GraphReader):
+    """Maps a stage's values to the graph's of the same name, except received ones, which are separate tensors."""
+
+    def __init__(self, root: str, known: Mapping[str, Value]) -> None:
+        super().__init__(root)
+        self.known = known
+
+    def made(self, op: Op, name: str, value: Value) -> Value:
+        return super().defined(name, value) if op.receives else self.defined(name, value)
+
+    def defined(self, name: str, value: Value) -> Value:
+        known = self.known.get(value.name)
+        same = known is not None and (known.type, known.layout) == (value.type, value.layout)
+        return super().defined(name, known if known is not None and same else value)
+
+
+@frozen
+class _Stage:
+    index: int
+    reader: _StageReader
+    inputs: list[Input] = field(factory=list)
+    parameters: list[Parameter] = field(factory=list)
+    accumulators: list[Accumulator] = field(factory=list)
+    nodes: list[Node] = field(factory=list)
+
+    def graph(self) -> StageGraph:
+        """The stage that was read."""
+        return StageGraph(
+            self.index, tuple(self.inputs), tuple(self.parameters), tuple(self.nodes), tuple(self.accumulators)
+        )
+
+
+class _StagesReader:
+    def __init__(self, graph: Graph) -> None:
+        self.root = graph.name
+        whole = (graph.inputs, graph.parameters, graph.accumulators)
+        self.known = {each.value.name: each.value for kind in whole for each in kind}
+        self.known |= {value.name: value for node in graph.nodes for value in node.outputs}
+        self.stages: list[_Stage] = []
+        self.messages: list[Message] = []
+
+    @property
+    def last(self) -> _Stage:
+        """The stage being read."""
+        return self.stages[-1]
+
+    def stage(self, text: str) -> None:
+        """Reads the heading of a stage."""
+        self.stages.append(_Stage(int(text), _StageReader(self.root, self.known)))
+
+    def message(self, text: str) -> None:
+        """Reads a message."""
+        match = matched(r"(\d+) -> (\d+) (\w+) (\d+) B (.+)", text)
+        self.messages.append(Message(match[5], int(match[1]), int(match[2]), cast(Direction, match[3]), int(match[4])))
+
+
+# ---------------------------------------------------------------- the end of a step
+
+
+def update_text(update: UpdateGraph, places: bool = True) -> str:
+    """The end of a step as text."""
+    return "\n".join(_UpdateWriter(places).update(update)) + "\n"
+
+
+class _UpdateWriter(GraphWriter):
+    def __init__(self, places: bool) -> None:
+        super().__init__("", places)
+        self.lines: list[str] = []
+
+    def update(self, update: UpdateGraph) -> list[str]:
+        """The parts in execution order; sums first, since many parts read them."""
+        for sum, stage in update.sums:
+            self.lines.append(f"sum {stage} {self.accumulator(sum).removeprefix('accumulator ')}")
+        for stage, nodes in update.reduce:
+            self.part(f"reduce {stage}", nodes)
+        for stage, totals in enumerate(update.totals):
+            self.given(totals)
+            self.lines.append(f"totals {stage} {self.names(totals)}".rstrip())
+        for each in update.parameters:
+            self.parameter_update(each)
+        for stage, nodes in update.finish:
+            self.part(f"squares {stage}", nodes)
+        if update.metrics:
+            self.part("metrics", update.metrics)
+        for name, value, stage in update.statistics:
+            self.given([value])
+            self.lines.append(f"statistic {stage} {name} {self.name(value)}")
+        self.lines += [f"norm {self.value(value)}" for value in update.norms]
+        if update.clip:
+            self.part("clip", update.clip)
+        for each in update.parameters:
+            self.part(f"update {each.name}", each.update)
+        return self.lines
+
+    def parameter_update(self, each: ParameterUpdate) -> None:
+        """Writes a parameter's stages and layouts, the nodes that sum its gradient, and its master and states."""
+        stages = ", ".join(map(str, each.stages))
+        decays = " decays" if each.decays else ""
+        self.part(f"parameter {each.name} stages {stages}{layouts_text(each.layouts)}{decays}", each.finish)
+        self.given((*(value for _, value in each.totals), each.gradient))
+        totals = ", ".join(f"{stage} {self.name(value)}" for stage, value in each.totals)
+        self.lines.append(f"gradient {self.name(each.gradient)} of {totals}")
+        self.lines.append(f"master {self.value(each.master)}")
+        self.lines += [
+            f"state {name} {self.value(value)}" for name, value in zip(each.state_names, each.states, strict=True)
+        ]
+
+    def part(self, heading: str, nodes: Sequence[Node]) -> None:
+        """Writes a heading and nodes."""
+        self.lines.append(heading)
+        for node in nodes:
+            self.given(node.inputs)
+            self.lines.append(self.node(node))
+
+    def given(self, values: Iterable[Value]) -> None:
+        """Declares the values that were not written before."""
+        self.lines += [f"given {self.value(value)}" for value in dict.fromkeys(values) if not self.knows(value)]
+
+
+def parse_update(text: str) -> UpdateGraph:
+    """Parses the end of a step. Raises ValueError with the offending line."""
+    reader = _UpdateReader()
+    words: dict[str, Callable[[str], object]] = {
+        "sum": reader.sum,
+        "given": reader.value,
+        "totals": reader.of_stage,
+        "parameter": reader.parameter_update,
+        "gradient": reader.total_gradient,
+        "master": reader.master,
+        "state": reader.state,
+        "statistic": reader.statistic,
+        "norm": lambda text: reader.norms.append(reader.value(text)),
+        **{word: partial(reader.part, word) for word in ("reduce", "squares", "metrics", "clip", "update")},
+    }
+    read_lines(text, words, lambda line: reader.nodes.append(reader.node(line)))
+    return reader.update()
+
+
+class _UpdateReader(GraphReader):
+    def __init__(self) -> None:
+        super().__init__("")
+        self.parts: dict[tuple[str, str], list[Node]] = {}  # by kind and by stage or parameter
+        self.nodes: list[Node] = []  # of the part being read
+        self.sums: list[tuple[Accumulator, int]] = []
+        self.totals: list[tuple[Value, ...]] = []
+        self.parameters: list[dict[str, Any]] = []
+        self.statistics: list[tuple[str, Value, int]] = []
+        self.norms: list[Value] = []
+
+    def update(self) -> UpdateGraph:
+        """The graph that was read."""
+        parameters = (
+            ParameterUpdate(finish=self.of("parameter", each["name"]), update=self.of("update", each["name"]), **each)
+            for each in self.parameters
+        )
+        return UpdateGraph(
+            tuple(parameters),
+            self.by_stage("reduce"),
+            tuple(self.totals),
+            tuple(self.statistics),
+            tuple(self.sums),
+            self.of("metrics", ""),
+            self.by_stage("squares"),
+            tuple(self.norms),
+            self.of("clip", ""),
+        )
+
+    def part(self, kind: str, of: str) -> None:
+        """Starts a part; the nodes that follow belong to it."""
+        self.nodes = self.parts[kind, of] = []
+
+    def of(self, kind: str, of: str) -> tuple[Node, ...]:
+        """The nodes of a part."""
+        return tuple(self.parts.get((kind, of), ()))
+
+    def by_stage(self, kind: str) -> tuple[tuple[int, tuple[Node, ...]], ...]:
+        """The parts of a kind, by stage."""
+        return tuple((int(of), tuple(nodes)) for (each, of), nodes in self.parts.items() if each == kind)
+
+    def sum(self, text: str) -> None:
+        """Reads an accumulator that is not a gradient."""
+        stage, _, accumulator = text.partition(" ")
+        self.sums.append((self.accumulator(accumulator), int(stage)))
+
+    def of_stage(self, text: str) -> None:
+        """Reads the totals of a stage; stages come in order."""
+        stage, _, names = text.partition(" ")
+        if int(stage) != len(self.totals):
+            raise ValueError("stages stand in order")
+        self.totals.append(self.named(names))
+
+    def parameter_update(self, text: str) -> None:
+        """Reads the heading of a parameter."""
+        match = matched(rf"(\S+) stages ([\d, ]+){LAYOUTS}( decays)?", text)
+        *found, decays = match.groups()[2:]
+        self.part("parameter", match[1])
+        self.parameters.append(
+            {
+                "name": match[1],
+                "stages": tuple(map(int, match[2].split(", "))),
+                "layouts": ParameterLayouts(*map(parse_layout, found)),
+                "states": (),
+                "state_names": (),
+                "decays": bool(decays),
+            }
+        )
+
+    def total_gradient(self, text: str) -> None:
+        """Reads a parameter's gradient and the totals that it sums."""
+        name, _, totals = text.partition(" of ")
+        pairs = (each.split(" ", 1) for each in totals.split(", "))
+        self.parameters[-1] |= {
+            "gradient": self.values[name],
+            "totals": tuple((int(stage), self.values[value]) for stage, value in pairs),
+        }
+
+    def master(self, text: str) -> None:
+        """Reads a parameter's master."""
+        self.parameters[-1]["master"] = self.value(text)
+
+    def state(self, text: str) -> None:
+        """Reads a named optimizer state."""
+        name, _, value = text.partition(" ")
+        self.parameters[-1]["state_names"] += (name,)
+        self.parameters[-1]["states"] += (self.value(value),)
+
+    def statistic(self, text: str) -> None:
+        """Reads an entry of the statistics."""
+        match = matched(r"(\d+) ([^%]+) (%.+)", text)
+        self.statistics.append((match[2], self.values[match[3]], int(match[1])))

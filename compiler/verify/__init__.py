@@ -1,0 +1,1 @@
+"""Translation validation of compiled programs, and the proxies that `partita verify` runs."""

@@ -1,0 +1,66 @@
+"""Translation validation: proves that the partitioned program is equivalent to the single-device program.
+
+Nothing is run, and the passes that chose layouts and stages (`choice`, `shard`, `cut`, `resharding`) are not
+consulted: a program written by hand would be validated the same way. The checks are linear in the size of the program:
+
+1. Every local operation is its rank's share of a global one, by a sharding rule of the operation, and every resharding
+   is a valid step (`rules`).
+2. Apart from resharding, sends and receives, each stage computes only values of the single-device program, by the same
+   operations, and adds the same contributions to the same accumulators in the same order (`stages`).
+3. Every message is sent once, by the stage that computes it, and received once, in the same layout (`messages`).
+4. At the end of the step every gradient is the sum of its totals, in the layout that the update needs; every parameter
+   is updated by the declared optimizer and stored back; and each entry of the statistics counts once over all ranks:
+   the loss, the metrics, and the squared gradients from which the clipping coefficient is computed (`ending`,
+   `updates`).
+5. The assembled program agrees with these graphs in its records and its transfers (`records`, `transfers`).
+
+The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). The types,
+sharding rules and decompositions (`Op.split`) of operations are trusted; they have their own tests.
+"""
+
+from __future__ import annotations
+
+from partita.compiler.state import Compilation
+from partita.compiler.verify.checker import Checker, Validation
+from partita.compiler.verify.ending import Ending
+from partita.compiler.verify.messages import Messages
+from partita.compiler.verify.records import Records
+from partita.compiler.verify.reference import Reference
+from partita.compiler.verify.rules import Rules
+from partita.compiler.verify.stages import Stages
+from partita.compiler.verify.transfers import Transfers
+from partita.compiler.verify.updates import Updates
+from partita.compiler.verify.value_numbering import ValueNumbering
+
+__all__ = ["Validation", "validate"]
+
+
+def validate(compilation: Compilation, program: bool = True, invariants: bool = True) -> Validation:
+    """Check a finished compilation. Problems (E0701) are returned, never raised.
+
+    Without `program`, only the graphs that it is assembled from are checked. Without `invariants`, the schedule
+    invariants are not checked again, as compiling has checked them.
+    """
+    check = Checker(Rules(compilation.mesh), ValueNumbering())
+    count = 0
+    with check.at():
+        whole = Reference.of(compilation.step, check.numbering)
+        layouts = compilation.sharded.parameters
+        messages = Messages.of(compilation.partitioned, check)
+        count = messages.count
+        Stages(compilation.partitioned, layouts, whole, messages, check).run()
+        ending = Ending(compilation.partitioned, compilation.update, layouts, whole, check)
+        ending.run()
+        train = compilation.train
+        call = train.optimizer if train and compilation.training else None
+        Updates(ending, call, train.clip if train else None).run()
+        if program:
+            Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
+            Transfers(compilation.partitioned, compilation.update, compilation.program, check, invariants).run()
+    return Validation(
+        check.nodes,
+        check.reshardings,
+        count,
+        len(compilation.step.parameters) if compilation.step else 0,
+        tuple(check.problems),
+    )

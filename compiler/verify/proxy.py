@@ -1,0 +1,272 @@
+"""Builds a small proxy of a checked file, for `partita verify`.
+
+The proxy keeps the model's steps, every layout rule, the kind of schedule with its chunks, and which sizes divide by
+which. It shrinks axes (`partita.compiler.verify.proxy_sizes`), mesh axes to two or three ranks, the pipeline to at most
+three, repeats to as many iterations as the stages need, and microbatches to about twice the pipeline ranks. Precision
+is f64, and parameters start with values of order 1. A file for a thousand ranks runs in seconds in one process.
+
+Links have no latency, which would dominate the cost of tiny tensors: some layouts are chosen by cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import lcm, prod
+
+from attrs import evolve, frozen
+
+from partita.compiler.costs.devices import device_of
+from partita.compiler.costs.links import link_of
+from partita.compiler.passes.place import pipeline_of
+from partita.compiler.passes.resized import Initial, Resized, of_order_one
+from partita.compiler.schedules.generator import SCHEDULES, Sizes, size_of
+from partita.compiler.verify.proxy_sizes import Axes, Search, axes_of, bodies
+from partita.dsl import spec
+from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.diagnostic import refuse
+from partita.dsl.types import Axis
+
+# Ranks of a mesh axis that shards tensors. The largest axis gets three, so that confusing two axes changes a size, and
+# the next rank is not also the previous one.
+LONGEST, OTHERS = 3, 2
+PIPELINE = 3
+MOST_RANKS, MOST_STAGES = 40, 48
+
+
+@frozen(eq=False)
+class _Pipe:
+    """(ranks, chunks) of the pipeline in the file (`before`) and in the proxy (`after`)."""
+
+    axis: str | None
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    @property
+    def old(self) -> int:
+        """Number of stages in the file."""
+        return prod(self.before)
+
+    @property
+    def new(self) -> int:
+        """Number of stages in the proxy."""
+        return prod(self.after)
+
+
+def proxy_of(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True) -> spec.Spec:
+    """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
+
+    Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
+    full program.
+
+    Raises Refused (W0702) if no consistent small sizes are found.
+    """
+    model, train = given.trained
+    call = given.schedule.call if given.schedule else None
+    pipe = _pipe(given, call)
+    microbatches = _microbatches(call, pipe)
+    axes = axes_of(model)
+    batch = str(call.arguments.get("over", "batch")) if call else "batch"
+    for longest in (LONGEST, OTHERS):
+        mesh = _mesh(given, pipe, longest, hoist)
+        multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
+        sizes = Search(axes, multiples, avoided).run()
+        if sizes is not None:
+            break
+    else:
+        raise refuse(
+            "W0702",
+            f"no small sizes were found for the axes of model `{model.name}`",
+            model.span,
+            notes=[f"{name}: a multiple of {multiple}" for name, multiple in multiples.items()],
+            help="`partita run --transport virtual` runs the file itself",
+        )
+    counts = _repeat_counts(given, pipe)
+    body = Resized(sizes, counts, initial).body(model.body)
+    return evolve(
+        given,
+        axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
+        meshes={name: mesh if mesh is not None and name == mesh.name else m for name, m in given.meshes.items()},
+        model=evolve(model, body=body),
+        layout=_layout(given, pipe, counts),
+        schedule=_schedule(given, pipe, microbatches),
+        train=evolve(
+            train,
+            precision="f64",
+            steps=2,
+            eval=spec.Call("every", {"interval": 1, "batches": 2}),
+            checkpoint=None,
+        ),
+        expect=(),
+    )
+
+
+def single(given: spec.Spec) -> spec.Spec:
+    """The reference semantics of a file: the same training on one device, without layout or microbatching."""
+    over = given.schedule.call.arguments.get("over", "batch") if given.schedule else "batch"
+    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": over})
+    return evolve(given, layout=None, schedule=spec.Schedule(call.name, call))
+
+
+# ---------------------------------------------------------------- pipeline and mesh
+
+
+def _rules(given: spec.Spec, kind: type) -> list[spec.Rule]:
+    return [rule for rule in given.layout.rules if isinstance(rule, kind)] if given.layout else []
+
+
+def _shards(given: spec.Spec) -> list[spec.ShardRule]:
+    return [rule for rule in _rules(given, spec.ShardRule) if isinstance(rule, spec.ShardRule)]
+
+
+def _pipe(given: spec.Spec, call: spec.Call | None) -> _Pipe:
+    chunks, _ = size_of(call)
+    found = pipeline_of(given.layout, given.mesh, chunks)
+    ranks = min(found.ranks, PIPELINE)
+    while ranks > 2 and ranks * chunks > MOST_STAGES:
+        ranks -= 1
+    kept = min(chunks, max(1, MOST_STAGES // ranks)) if chunks > 2 else chunks
+    return _Pipe(found.axis, (found.ranks, chunks), (ranks, kept))
+
+
+def _microbatches(call: spec.Call | None, pipe: _Pipe) -> int:
+    """Enough to fill and drain the pipeline; not a multiple of its ranks if the file's number is not."""
+    if call is None:
+        return 1
+    _, declared = size_of(call)
+    wanted = 2 * pipe.after[0] + (declared % pipe.before[0] != 0)
+    proxy = _proxy(call, pipe)
+    return min(declared, max(wanted, SCHEDULES[proxy.name].fewest(proxy)))
+
+
+def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
+    """The schedule's call for the proxy, before `microbatches` and `chunks` are replaced."""
+    return SCHEDULES[call.name].proxy(call, Sizes(pipe.before[0], *pipe.after))
+
+
+def _mesh(given: spec.Spec, pipe: _Pipe, longest: int, hoist: bool) -> spec.Mesh | None:
+    mesh = given.mesh
+    if mesh is None:
+        return None
+    splitting = [name for name, size in mesh.axes if size > 1 and name != pipe.axis]
+    sizes = {name: min(size, OTHERS) for name, size in mesh.axes if name != pipe.axis}
+    if pipe.axis is not None:
+        sizes[pipe.axis] = pipe.after[0]
+    first = max(splitting, key=mesh.size, default=None)
+    if first is not None and prod(sizes.values()) // OTHERS * longest <= MOST_RANKS:
+        sizes[first] = min(mesh.size(first), longest)
+    links = {
+        name: spec.Call("link", {"bandwidth": link_of(mesh, name).bandwidth, "latency": 0.0}) for name, _ in mesh.axes
+    }
+    device = device_of(mesh)
+    figures = {"flops": device.flops["f64"], "bandwidth": device.bandwidth, "memory": device.memory if hoist else 1}
+    return evolve(
+        mesh,
+        axes=tuple((name, sizes[name]) for name, _ in mesh.axes),
+        device=spec.Call("device", figures),
+        links=links,
+    )
+
+
+def _demands(
+    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, batch: str, microbatches: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By axis: what its size must be a multiple of, and what it should not be, as its declared size is not."""
+    old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
+    over: dict[str, set[str]] = {}
+    classes: list[str] = []
+    for rule in _shards(given):
+        for target in rule.targets:
+            if target.is_class:
+                classes.extend(rule.mesh_axes)
+            else:
+                over.setdefault(target.name, set()).update(rule.mesh_axes)
+    multiples: dict[str, int] = {}
+    avoided: dict[str, int] = {}
+    for name, size in axes.declared.items():
+        multiple = prod(new.get(mesh_axis, 1) for mesh_axis in over.get(name, ()))
+        if name == batch:
+            multiple *= microbatches
+        if name in axes.even and size % 2 == 0:
+            multiple = lcm(multiple, 2)
+        for mesh_axis in classes if name in axes.parameters else ():
+            if size % old[mesh_axis] == 0:
+                multiple = lcm(multiple, new[mesh_axis])
+            elif multiple % new[mesh_axis]:
+                avoided[name] = new[mesh_axis]
+        multiples[name] = multiple
+    return multiples, avoided
+
+
+# ---------------------------------------------------------------- iterations and stages
+
+
+def _repeat_counts(given: spec.Spec, pipe: _Pipe) -> dict[int, int]:
+    """The iterations of each repeat, by `id` of the step: at most two, or more where the stages need them."""
+    model, _ = given.trained
+    every = [step for body in bodies(model.body) for step in body.steps if isinstance(step, spec.Repeat)]
+    (*_, rule) = (None, *_rules(given, spec.StageRule))
+    names = rule.repeats if isinstance(rule, spec.StageRule) else ()
+    ranged = any(r.first < r.last for r in _rules(given, spec.PlaceRule) if isinstance(r, spec.PlaceRule))
+    least = pipe.new if ranged else 2
+    counts = {id(step): min(step.count, least) for step in every}
+    declared = {id(step): step.count for step in every}
+    body = model.body
+    wanted = pipe.new + (_staged(body, names, declared) > pipe.old) if names else 0
+    while _staged(body, names, counts) < wanted:
+        short = [step for step in every if counts[id(step)] < step.count]
+        if not short:
+            break
+        # Staged repeats first, then the repeats that contain them.
+        step = min(short, key=lambda s: (s.name not in names, counts[id(s)] / s.count))
+        counts[id(step)] += 1
+    return counts
+
+
+def _staged(body: spec.Body, names: Sequence[str], counts: Mapping[int, int]) -> int:
+    """The number of iterations of the repeats in `names`, counting the outermost of nested ones."""
+    found = 0
+    for step in body.steps:
+        if isinstance(step, spec.CallBlock):
+            found += _staged(step.body, names, counts)
+        elif isinstance(step, spec.Repeat):
+            found += counts[id(step)] * (1 if step.name in names else _staged(step.body, names, counts))
+    return found
+
+
+def _layout(given: spec.Spec, pipe: _Pipe, counts: Mapping[int, int]) -> spec.Layout | None:
+    if given.layout is None:
+        return None
+    model, _ = given.trained
+    rules: list[spec.Rule] = []
+    for rule in given.layout.rules:
+        if isinstance(rule, spec.PlaceRule):
+            first, last = (stage * pipe.new // pipe.old for stage in (rule.first, rule.last))
+            rule = evolve(rule, first=first, last=last)
+        elif isinstance(rule, spec.StageRule) and rule.counts is not None:
+            total = _staged(model.body, rule.repeats, counts)
+            rule = evolve(rule, counts=_portioned(rule.counts, pipe, total))
+        rules.append(rule)
+    return evolve(given.layout, rules=tuple(rules))
+
+
+def _portioned(declared: Sequence[int], pipe: _Pipe, total: int) -> tuple[int, ...]:
+    """Iterations per stage: one each, the rest in proportion to what the stages had."""
+    if len(declared) != pipe.old:
+        return tuple(declared)  # an invalid layout, refused elsewhere
+    before = [declared[stage * pipe.old // pipe.new] for stage in range(pipe.new)]
+    counts = [1] * pipe.new
+    for _ in range(total - pipe.new):
+        stage = max(range(pipe.new), key=lambda s: (before[s] / counts[s], -s))
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def _schedule(given: spec.Spec, pipe: _Pipe, microbatches: int) -> spec.Schedule | None:
+    if given.schedule is None:
+        return None
+    call = given.schedule.call
+    call = _proxy(call, pipe)
+    arguments = {**call.arguments, "microbatches": microbatches}
+    if call.arguments.get("chunks"):
+        arguments["chunks"] = pipe.after[1]
+    return evolve(given.schedule, call=evolve(call, arguments=arguments))

@@ -1,0 +1,167 @@
+"""Searches small axis sizes for a proxy that satisfy the model's relations and the layout's divisibility.
+
+Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename` and `rope` impose, and
+what each axis must be a multiple of. The sizes found are as small as possible, ordered as the declared ones (so that
+an id within one axis stays within a longer one, and the largest axis of a tensor stays the largest), and distinct
+where possible: confusing two axes of the same size would go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from attrs import field, frozen
+
+from partita.dsl import spec
+
+# The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
+TRIED, PATIENCE = 24, 20_000
+
+
+@frozen
+class Relation:
+    """`whole` is the product or the sum of `parts`, or at least each of them."""
+
+    kind: str
+    whole: str
+    parts: tuple[str, ...]
+
+    def implied(self, axis: str, sizes: Mapping[str, int]) -> int | None:
+        """The size of `axis` that the other sizes determine (0: none is valid); None if they leave a choice."""
+        if self.kind == LEAST or any(name not in sizes for name in (self.whole, *self.parts) if name != axis):
+            return None
+        others = [sizes[name] for name in self.parts if name != axis]
+        if axis == self.whole:
+            return prod(others) if self.kind == PRODUCT else sum(others)
+        if self.kind == SUM:
+            return max(0, sizes[self.whole] - sum(others))
+        size, rest = divmod(sizes[self.whole], prod(others))
+        return 0 if rest else size
+
+    def allows(self, axis: str, size: int, sizes: Mapping[str, int]) -> bool:
+        """Whether `size` of `axis` satisfies the relation, if that is an inequality."""
+        if self.kind != LEAST:
+            return True
+        if axis == self.whole:
+            return all(sizes.get(part, 0) <= size for part in self.parts)
+        return size <= sizes.get(self.whole, size)
+
+
+PRODUCT, SUM, LEAST = "product", "sum", "least"
+
+# The relations that a call of a built-in function imposes, from its options.
+STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
+    "rename": lambda o: [Relation(PRODUCT, right, (left,)) for left, right in o["pairs"]],
+    "split": lambda o: [Relation(PRODUCT, o["axis"], tuple(o["into"]))],
+    "merge": lambda o: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
+    "concat": lambda o: [Relation(SUM, o["into"], tuple(o["axes"]))],
+    "slice": lambda o: [Relation(LEAST, o["axis"], (o["into"],))],
+}
+
+
+@frozen
+class Axes:
+    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have."""
+
+    declared: Mapping[str, int]
+    relations: tuple[Relation, ...]
+    tables: frozenset[str]
+    even: frozenset[str]
+    parameters: frozenset[str]
+
+
+def axes_of(model: spec.Model) -> Axes:
+    """The axes of a model's values, and the relations between them."""
+    declared: dict[str, int] = {}
+    relations: dict[Relation, None] = {}
+    tables: set[str] = set()
+    even: set[str] = set()
+    parameters: set[str] = set()
+    for body in bodies(model.body):
+        for type in body.types:
+            declared.update((axis.name, axis.size) for axis in type.axes)
+        for step in body.steps:
+            if isinstance(step, spec.Parameter):
+                parameters.update(step.type.names)
+            if not isinstance(step, spec.Apply):
+                continue
+            if step.function in STATED:
+                relations.update(dict.fromkeys(STATED[step.function](step.options)))
+            elif step.function in ("embedding", "cross_entropy", "accuracy"):
+                tables.add(step.options["over"])
+            elif step.function == "rope":
+                even.add(step.options["pairs"])
+    stated = tuple(r for r in relations if r.parts != (r.whole,))
+    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters))
+
+
+def bodies(body: spec.Body) -> Iterator[spec.Body]:
+    """A body and all nested bodies, each once."""
+    seen = {id(body)}
+    stack = [body]
+    while stack:
+        top = stack.pop()
+        yield top
+        for step in top.steps:
+            if isinstance(step, (spec.CallBlock, spec.Repeat)) and id(step.body) not in seen:
+                seen.add(id(step.body))
+                stack.append(step.body)
+
+
+@frozen(eq=False)
+class Search:
+    """A backtracking search for sizes that are multiples of `multiples` and preferably not of `avoided`, by axis."""
+
+    axes: Axes
+    multiples: Mapping[str, int]
+    avoided: Mapping[str, int] = field(factory=dict)
+
+    def run(self) -> dict[str, int] | None:
+        """The first sizes that fit; None if there are none, or none are found within PATIENCE steps."""
+        declared = self.axes.declared
+        order = sorted(declared, key=lambda name: (declared[name], name in self.axes.tables))
+        chosen: dict[str, int] = {}
+        choices: list[Iterator[int]] = []
+        for _ in range(PATIENCE):
+            if len(chosen) == len(order):
+                return {name: chosen[name] for name in declared}
+            if len(choices) == len(chosen):
+                choices.append(iter(self.candidates(order[len(chosen)], chosen)))
+            size = next(choices[-1], None)
+            if size is not None:
+                chosen[order[len(chosen)]] = size
+                continue
+            choices.pop()
+            if not choices:
+                return None
+            del chosen[order[len(choices) - 1]]
+        return None
+
+    def candidates(self, axis: str, chosen: Mapping[str, int]) -> Sequence[int]:
+        """Sizes for an axis, given those `chosen` for shorter ones; best first."""
+        declared, multiple = self.axes.declared[axis], self.multiples.get(axis, 1)
+        relations = [r for r in self.axes.relations if axis == r.whole or axis in r.parts]
+        implied = {size for r in relations if (size := r.implied(axis, chosen)) is not None}
+        if implied:
+            agreed = implied if len(implied) == 1 else ()
+            return [s for s in agreed if s and s % multiple == 0 and all(r.allows(axis, s, chosen) for r in relations)]
+        most = max(declared, multiple)
+        used = set(chosen.values())
+        floor = max(used, default=0)
+        tried = range(multiple, most + 1, multiple)
+        near = max(0, floor // multiple - TRIED)
+        sizes = dict.fromkeys([*tried[:TRIED], *tried[near : near + 2 * TRIED], *tried[-1:]])
+        fitting = [s for s in sizes if self._fits(axis, s)] or list(sizes)
+        # Prefer more than one element per rank, so that a wrong offset shows.
+        roomy = min(2 * multiple, most)
+        if relations:
+            fitting.sort(key=lambda s: (s < roomy, s in used, s))
+            return [s for s in fitting if all(r.allows(axis, s, chosen) for r in relations)]
+        fitting.sort(key=lambda s: (s < floor, s in used, s < roomy, abs(s - floor)))
+        return fitting[:1]
+
+    def _fits(self, axis: str, size: int) -> bool:
+        avoided = self.avoided.get(axis)
+        return avoided is None or size % avoided != 0

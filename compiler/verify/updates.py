@@ -1,0 +1,153 @@
+"""Validates what follows the all-reduce of the statistics: the clipping coefficient and the parameter updates.
+
+The norms are the all-reduced entries, replicated on every rank. An update works in place on this rank's shard of the
+parameter. If the rank stores more than that shard, the shards are gathered and stored. Nothing else may read a
+parameter or an optimizer state after it has been written.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.layout import REPLICATED, Layout
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
+from partita.compiler.optimizers.registry import update_of
+from partita.compiler.passes.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate
+from partita.compiler.verify.ending import Ending, Values, sums_up
+from partita.compiler.verify.rules import require
+from partita.compiler.verify.value_numbering import UNKNOWN
+from partita.dsl.spec import Call
+from partita.dsl.types import Type
+
+
+@define(eq=False)
+class Updates:
+    """Checks the updates. Without an optimizer (`call` is None: evaluation) there are none."""
+
+    ending: Ending
+    call: Call | None
+    clip: float | None
+
+    def run(self) -> None:
+        """Check the clipping coefficient and all updates."""
+        ending, check = self.ending, self.ending.check
+        with check.at():
+            wanted = list(ending.whole.parameters) if self.call else []
+            updated = [each.name for each in ending.update.parameters]
+            require(sorted(updated) == sorted(wanted), "not every parameter is updated once")
+        values: Values = {}
+        with check.at(where="clipping"):
+            self._clipping(values)
+        if self.call is None:
+            return
+        for each in ending.update.parameters:
+            with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
+                self._update(each, self.call, values)
+
+    def _of(self, op: Op, *operands: int) -> int:
+        """The value number of an operation's result; UNKNOWN if an operand is."""
+        return UNKNOWN if UNKNOWN in operands else self.ending.check.numbering.of(op, operands)[0]
+
+    # ------------------------------------------------------------ clipping
+
+    def _clipping(self, values: Values) -> None:
+        """Fills `values` with the norms and what is computed from them; the last one is the coefficient."""
+        ending, update = self.ending, self.ending.update
+        squares = [name for name, _, _ in update.statistics if name.startswith(SQUARE)]
+        require(len(squares) == len(update.norms), "the norms are not the last entries of the statistics")
+        for name, value in zip(squares, update.norms, strict=True):
+            require(value.layout == REPLICATED, "a norm is replicated once it is added over all ranks", value)
+            source, number = ending.entry(name)
+            require(value.type == source.type, f"`{value.name}` has not the type of its entry", value, source)
+            values[value] = number
+        numbers = list(values.values())
+        ending.nodes(update.clip, values, Phase.UPDATE, "clipping", new=True)
+        if self.clip is None or not squares:
+            require(not update.clip, "gradients are clipped although clipping is off")
+            return
+        coefficient = update.clip[-1].output
+        clips = self._clips(values[coefficient], numbers)
+        require(clips, "the coefficient is not min(1, clip / (norm + ε))", coefficient)
+
+    def _clips(self, coefficient: int, squares: list[int]) -> bool:
+        """Whether a value is min(1, clip / (norm + ε)), where norm is the root of the sum of all squares."""
+        numbering = self.ending.check.numbering
+        if coefficient == UNKNOWN:
+            return True  # reported already
+        one, clip, epsilon = (
+            numbering.of(Constant(x, STATISTIC), ())[0] for x in (1.0, float(self.clip or 0), CLIP_EPSILON)
+        )
+        # From the outside in: each operation, the operand to descend into, and the other operand.
+        path = (("minimum", 0, one), ("divide", 1, clip), ("add", 0, epsilon), ("sqrt", 0, None))
+        total = coefficient
+        for function, position, other in path:
+            op, operands = numbering.made[total]
+            if op != Pointwise(function) or (other is not None and operands[1 - position] != other):
+                return False
+            total = operands[position]
+        return sums_up(numbering, total, squares)
+
+    # ------------------------------------------------------------ one parameter
+
+    def _update(self, each: ParameterUpdate, call: Call, clipping: Values) -> None:
+        ending = self.ending
+        declared = ending.declared(each.name)
+        op = update_of(call, declared.decays)
+        require(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
+        values = dict(clipping)
+        own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}
+        own[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
+        require(len(each.states) == len(op.states), f"`{op.name}` has states {', '.join(op.states)}")
+        for name, state in zip(op.states, each.states, strict=True):
+            require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
+            own[state] = self._given(name, each.name, state, declared.master, each.layouts.state)
+        values |= own
+        ending.nodes(each.update, values, Phase.UPDATE, f"the update of `{each.name}`", new=True)
+        updates = [node for node in each.update if isinstance(node.op, Update)]
+        require(len(updates) == 1, f"`{each.name}` is updated {len(updates)} times")
+        (node,) = updates
+        gradient = self._clipped(own[each.gradient], ending.update.clip, values, declared.master.dtype)
+        wanted = [own[each.master], gradient, *(own[state] for state in each.states)]
+        found = [values[value] for value in node.inputs]
+        require(node.op == op, f"`{each.name}` is not updated as the optimizer is declared", *node.inputs)
+        require(found == wanted, f"`{each.name}` is updated from something else than itself and its own", *node.inputs)
+        # States are updated in place: the update of a copy would be lost.
+        require(node.inputs[2:] == each.states, f"states of `{each.name}` are updated in a copy", *node.inputs[2:])
+        self._stored(each, node, values)
+
+    def _given(self, what: str, name: str, value: Value, type: Type, layout: Layout) -> int:
+        number = self.ending.check.numbering.given(what, name, type=type)
+        require(value.layout == layout, f"`{value.name}` is not stored as {layout}", value)
+        return self.ending.check.given(number, value)
+
+    def _clipped(self, gradient: int, clip: tuple[Node, ...], values: Values, dtype: str) -> int:
+        """The value number of a gradient after clipping."""
+        if self.clip is None:
+            return gradient
+        factor = values[clip[-1].output]
+        if dtype != STATISTIC:
+            factor = self._of(Cast(dtype), factor)
+        return self._of(Pointwise("multiply"), gradient, factor)
+
+    def _stored(self, each: ParameterUpdate, update: Node, values: Values) -> None:
+        """The updated parameter is stored, in place or once, and nothing reads what the update has overwritten."""
+        new = values[update.outputs[0]]
+        written = set(update.inputs)
+        stores: list[Value] = []
+        for node in each.update[each.update.index(update) + 1 :]:
+            read = node.inputs
+            if isinstance(node.op, Store):
+                target, *read_ = node.inputs
+                read = tuple(read_)
+                require(target is each.master, f"`{target.name}` is overwritten", target)
+                stores += read
+            late = [value for value in read if value in written]
+            require(not late, "what an update wrote to is read after it", *late)
+        if update.inputs[0] is each.master:
+            require(not stores, f"`{each.name}` is stored twice", *stores)
+        else:
+            require(len(stores) == 1, f"`{each.name}` is stored {len(stores)} times")
+            require(values[stores[0]] == new, f"`{stores[0].name}` is not the updated `{each.name}`", stores[0])

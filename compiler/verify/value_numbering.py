@@ -1,0 +1,75 @@
+"""Global value numbering: one number per value of the program, however often and wherever it is computed.
+
+Values are hash-consed: two have the same number if the same operation is applied to operands with the same numbers.
+Duplicated work on inputs, recomputed values, and a value's shards in any layout thus share a number.
+
+An operation with a decomposition along some axis (`Op.split`) is numbered by it: the results of both share numbers.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from partita.compiler.graph import Builder, Node, Value
+from partita.compiler.ops.op import Op
+from partita.dsl.types import Type
+
+Key = tuple[object, tuple[int, ...]]
+# The number of a value that a broken program fails to define. It equals no valid number.
+UNKNOWN = -1
+
+
+@define(eq=False)
+class ValueNumbering:
+    """By number: the global type (`types`) and the key (`made`): an operation and its operands' numbers, or a name."""
+
+    types: list[Type] = field(factory=list)
+    made: list[Key] = field(factory=list)
+    _numbers: dict[Key, tuple[int, ...]] = field(factory=dict)
+
+    def given(self, what: str, *name: object, type: Type) -> int:
+        """The number of a value that no operation makes: an input, a parameter, an accumulator's total, a state."""
+        return self._numbered(((what, *name), ()), (type,))[0]
+
+    def known(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The numbers of an operation's results, if it has been numbered."""
+        return self._numbers.get((op, operands))
+
+    def of(self, op: Op, operands: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers of an operation's results."""
+        found = self._numbers.get((op, operands))
+        if found is None:
+            types = op.infer(*(self.types[number] for number in operands))
+            found = self._replaced(op, operands, types)
+            if found is None:
+                return self._numbered((op, operands), types)
+            self._numbers[op, operands] = found
+        return found
+
+    def _numbered(self, key: Key, types: tuple[Type, ...]) -> tuple[int, ...]:
+        found = self._numbers.get(key)
+        if found is None:
+            first = len(self.types)
+            found = self._numbers[key] = tuple(range(first, first + len(types)))
+            self.types.extend(types)
+            self.made.extend(key for _ in types)
+        return found
+
+    def _replaced(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> tuple[int, ...] | None:
+        """The numbers of an operation's decomposed results. They must not depend on which axis is split."""
+        if type(op).split is Op.split:
+            return None
+        inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))
+        node = Node(op, inputs, tuple(Value(f"result {i}", each) for i, each in enumerate(types)), "")
+        for axis in dict.fromkeys(name for value in inputs for name in value.type.names):
+            build = Builder()
+            results = op.split(build, node, axis)
+            if results is None:
+                continue
+            numbers = dict(zip(inputs, operands, strict=True))
+            for new in build.nodes:
+                made = self.of(new.op, tuple(numbers[value] for value in new.inputs))
+                numbers.update(zip(new.outputs, made, strict=True))
+            assert tuple(value.type for value in results) == types, op
+            return tuple(numbers[value] for value in results)
+        return None

@@ -1,0 +1,183 @@
+"""Checks of sizes that need no compilation: that they divide evenly, and that every mesh axis is used.
+
+They cover inputs and parameters, whose sharding depends on the layout rules alone. The compiler checks all other
+tensors, with the same diagnostics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from partita.dsl import spec
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.report import Report
+from partita.dsl.source import Span
+from partita.dsl.types import Axis, Type
+
+
+def report_misfits(given: spec.Spec, report: Report) -> None:
+    """Report what does not fit in the model, layout and schedule that `train` chooses: E0402, E0406, E0411, E0412."""
+    if given.model is None or given.train is None:
+        return
+    found = [*_unused(given), *_microbatches(given), *mesh_axis_conflicts(given.layout)] or _splits(given)
+    for diagnostic in found:
+        report.add(diagnostic)
+
+
+def undivided(
+    axis: Axis, over: Iterable[tuple[str, int]], rule: Span, tensor: str, declared: Span | None
+) -> Diagnostic:
+    """E0411: an axis of `tensor` does not divide evenly over the mesh axes that a rule shards it over."""
+    over = list(over)
+    parts = prod(size for _, size in over)
+    return Diagnostic(
+        "E0411",
+        f"axis `{axis.name}` of {axis.size} does not divide over {' × '.join(f'`{m}` of {n}' for m, n in over)}",
+        rule,
+        (_declared(tensor, declared),),
+        f"choose sizes so that `{axis.name}` divides into {parts} parts in every microbatch",
+    )
+
+
+def unequal(axis: Axis, microbatches: int, schedule: Span | None, tensor: str, declared: Span | None) -> Diagnostic:
+    """E0406: an axis of `tensor` does not divide evenly into the microbatches of a schedule."""
+    return Diagnostic(
+        "E0406",
+        f"axis `{axis.name}` of {axis.size} does not divide into {microbatches} microbatches",
+        schedule or declared,
+        (_declared(tensor, declared),),
+        f"choose a number of microbatches that divides {axis.size}",
+    )
+
+
+def mesh_axis_conflicts(layout: spec.Layout | None) -> Iterator[Diagnostic]:
+    """E0412 for each rule that shards tensors over the mesh axis of the pipeline stages."""
+    rules = layout.rules if layout else ()
+    stages = next((rule for rule in rules if isinstance(rule, spec.StageRule | spec.PlaceRule)), None)
+    for rule in rules:
+        if stages is None or not isinstance(rule, spec.ShardRule) or stages.mesh_axis not in rule.mesh_axes:
+            continue
+        wanted = " or ".join(f"`{target.name}`" for target in rule.targets)
+        yield Diagnostic(
+            "E0412",
+            f"mesh axis `{stages.mesh_axis}` is used for the pipeline, and cannot also split {wanted}",
+            rule.span,
+            (f"`{stages.span.text}`   ({stages.span.place})",),
+            "use another mesh axis for one of the two",
+        )
+
+
+def _declared(tensor: str, place: Span | None) -> str:
+    return tensor + (f"   (declared at {place.place})" if place else "")
+
+
+def schedule_span(given: spec.Spec) -> Span | None:
+    """Where a file's schedule is called."""
+    return (given.schedule.call.span or given.schedule.span) if given.schedule else None
+
+
+def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
+    """E0402: mesh axes larger than 1 that no rule uses, so that their ranks would do redundant work."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None:
+        return
+    used: set[str] = set()
+    for rule in layout.rules:
+        if isinstance(rule, spec.ShardRule):
+            used.update(rule.mesh_axes)
+        elif isinstance(rule, spec.StageRule | spec.PlaceRule):
+            used.add(rule.mesh_axis)
+    unused = [f"`{name}` of {size}" for name, size in mesh.axes if size > 1 and name not in used]
+    if unused:
+        yield Diagnostic(
+            "E0402",
+            f"no rule of layout `{layout.name}` uses mesh axis {', '.join(unused)}",
+            mesh.span,
+            help="add a rule that uses it, or set its size to 1",
+        )
+
+
+def _cut(given: spec.Spec) -> tuple[str, int]:
+    """The axis that is split into microbatches, and their number; 1 if only a schedule file says it."""
+    arguments = given.schedule.call.arguments if given.schedule else {}
+    return str(arguments.get("over", "batch")), int(arguments.get("microbatches", 1))
+
+
+def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:
+    axis, count = _cut(given)
+    model, _ = given.trained
+    for name, type, place in _inputs(model):
+        if type.has(axis) and type.axis(axis).size % count:
+            yield unequal(type.axis(axis), count, schedule_span(given), f"{name}: {type}", place)
+            return
+
+
+def _splits(given: spec.Spec) -> list[Diagnostic]:
+    """E0411 for axes of inputs and parameters that do not divide evenly over their mesh axes."""
+    mesh, layout = given.mesh, given.layout
+    if mesh is None or layout is None or given.model is None:
+        return []
+    cut, count = _cut(given)
+    targets = [
+        (target, rule.mesh_axes)
+        for rule in layout.rules
+        if isinstance(rule, spec.ShardRule)
+        for target in rule.targets
+        if not target.is_class
+    ]
+    general = [each for each in targets if each[0].path is None]
+    found: dict[tuple[str, str], Diagnostic] = {}
+    tensors = [(name, _of_a_microbatch(type, cut, count), span) for name, type, span in _inputs(given.model)]
+    for name, type, span in (*tensors, *_parameters(given.model)):
+        own = [each for each in targets if _names(each[0], name)]  # these replace the general ones
+        for axis, mesh_axes, rule in _assigned(own or general, type.names):
+            over = [(each, mesh.size(each)) for each, _ in mesh.axes if each in mesh_axes and mesh.size(each) > 1]
+            if type.axis(axis).size % prod(size for _, size in over):
+                found.setdefault((rule.place, axis), undivided(type.axis(axis), over, rule, f"{name}: {type}", span))
+    return list(found.values())
+
+
+def _names(target: spec.Target, tensor: str) -> bool:
+    """Whether a target names this tensor by path."""
+    path = ".".join(target.path or ())
+    return target.path is not None and (tensor == path or tensor.endswith(f".{path}"))
+
+
+def _assigned(
+    targets: Iterable[tuple[spec.Target, Sequence[str]]], names: Sequence[str]
+) -> Iterator[tuple[str, list[str], Span]]:
+    """The sharded axes of a tensor, with mesh axes: each mesh axis once, each axis by the first rule that can."""
+    taken: set[str] = set()
+    split: set[str] = set()
+    for target, mesh_axes in targets:
+        free = [axis for axis in mesh_axes if axis not in taken]
+        if target.name in names and target.name not in split and free:
+            split.add(target.name)
+            taken.update(free)
+            yield target.name, free, target.span
+
+
+def _of_a_microbatch(type: Type, axis: str, count: int) -> Type:
+    return type.resized(axis, type.axis(axis).size // count) if type.has(axis) else type
+
+
+def _inputs(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    for name, type in zip(model.body.inputs, model.body.types, strict=False):
+        yield name, type, model.span
+
+
+def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
+    """The parameters of a model by full name; those of a block that is called several times, once."""
+    seen: set[int] = set()
+    scopes = [(model.name, model.body)]
+    while scopes:
+        path, body = scopes.pop()
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for step in body.steps:
+            if isinstance(step, spec.Parameter):
+                yield f"{path}.{step.name}", step.type, step.span
+            elif isinstance(step, spec.CallBlock | spec.Repeat):
+                scopes.append((f"{path}.{step.scope}", step.body))

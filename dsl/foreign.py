@@ -1,0 +1,266 @@
+"""What to write instead of the names and notation of other frameworks and languages; shown as help.
+
+A foreign name is often close in spelling to one of ours and far in meaning (`gather` and `greater`), so it is looked up
+here before spelling is compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+# Functions: the equivalent, or the fact that there is none.
+_NOT_YET = "there is no such function yet"
+FUNCTIONS: Mapping[str, str] = {
+    name: help
+    for names, help in (
+        (
+            "matmul mm bmm einsum linear tensordot dense",
+            "a product is `dot(a, b, over = axis)`; other axes match by name",
+        ),
+        ("transpose permute swapaxes t", "axes are matched by name, so their order never matters"),
+        (
+            "reshape view flatten unflatten rearrange",
+            "`split(x, axis -> [slow, fast])` and `merge(x, [slow, fast] -> axis)`",
+        ),
+        ("unsqueeze broadcast broadcast_to repeat_interleave tile", "`expand(x, axis)`"),
+        ("squeeze", "`sum(x, over = axis)`, of an axis of size 1"),
+        ("gather take index_select lookup", "`embedding(ids, table, over = axis)` looks up rows of a table"),
+        ("cat stack concatenate hstack vstack", "`concat(x, y, [first, second] -> both)`"),
+        ("chunk narrow crop", "`slice(x, axis -> part, start = 0)`"),
+        ("arange range positions", "`iota(axis)`"),
+        ("pow power square", "`x * x`, or `exp(p * log(x))`"),
+        ("clamp clip", "`minimum(maximum(x, low), high)`"),
+        ("detach no_grad", "`stop_gradient(x)`"),
+        ("nll_loss softmax_cross_entropy crossentropy crossentropyloss", "`cross_entropy(logits, ids, over = axis)`"),
+        ("mse_loss l2_loss mseloss", "`mse(x, y)`"),
+        ("l1_loss mae", "`mean(abs(x - y))`"),
+        (
+            "attention scaled_dot_product_attention sdpa flash_attention multiheadattention",
+            "`attend(q, k, v, over = seq, along = key)`: softmax over the positions of `k`, products along the keys",
+        ),
+        ("swish", "`silu(x)`"),
+        ("softplus", "`log(1 + exp(x))`"),
+        ("leaky_relu", "`maximum(x, 0.01 * x)`"),
+        ("logsumexp", "`log(sum(exp(x), over = axis))`"),
+        ("log_sigmoid", "`log(sigmoid(x))`"),
+        ("mul prod", "`x * y`"),
+        ("sub", "`x - y`"),
+        ("div", "`x / y`"),
+        ("neg", "`-x`"),
+        ("eq ne lt le gt ge", "comparisons are `x == y`, `x < y`, `x >= y` and so on"),
+        ("float to astype type_as int", "`cast(x, f32)`"),
+        ("zeros ones full zeros_like ones_like", "numbers and tensors mix directly: `x * 0`"),
+        ("randn rand randn_like rand_like", "`sample noise: [batch, seq] ~ normal(1.0)` is a statement"),
+        ("layernorm", "`layer_norm(x, over = axis)`"),
+        ("rmsnorm", "`rms_norm(x, over = axis)`"),
+        ("rotary apply_rotary_emb rotary_embedding", "`rope(x, over = seq, pairs = key)`"),
+        ("tril triu masked_fill", "`where(mask, x, y)`, with a mask made of `iota(axis)`"),
+        ("var std", "`mean(x * x, over = axis)`, if the mean is 0"),
+        ("norm", "`sqrt(sum(x * x, over = axis))`"),
+        ("checkpoint remat", "`recompute` is a rule of the layout"),
+        ("sin cos tan erf sign floor round cumsum pad", _NOT_YET),
+        ("argmax arg_max argmin topk sort roll scatter", _NOT_YET),
+        ("conv conv1d conv2d max_pool avg_pool maxpool batch_norm batchnorm group_norm", _NOT_YET),
+        ("elu relu6 hardswish lstm gru rnn scan bce binary_cross_entropy kl_div huber", _NOT_YET),
+        (
+            "all_reduce allreduce all_gather reduce_scatter all_to_all psum send recv barrier",
+            "communication is implicit: the layout says how tensors are split, and the compiler inserts collectives",
+        ),
+    )
+    for name in names.split()
+}
+
+# Parallelism degrees -> the usual name of the mesh axis.
+PARALLEL: Mapping[str, str] = {
+    name: axis
+    for names, axis in (
+        ("dp data_parallel data_parallel_size", "data"),
+        ("tp tensor_parallel tensor_parallel_size tensor_model_parallel_size", "tensor"),
+        ("pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size", "pipe"),
+        ("cp context_parallel context_parallel_size", "context"),
+    )
+    for name in names.split()
+}
+
+# Axes, arguments, entries, dtypes -> names here, in order of preference; the first one that exists is used.
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(ours.split())
+    for names, ours in (
+        ("axis axes dim dims dimension", "over along axis"),
+        ("p prob dropout drop", "rate"),
+        ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
+        ("learning_rate", "lr"),
+        ("wd", "weight_decay"),
+        ("beta1 beta2 adam_beta1 adam_beta2", "betas"),
+        ("epsilon adam_eps", "eps"),
+        ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps"),
+        (
+            "micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps",
+            "microbatches",
+        ),
+        ("virtual_stages num_chunks", "chunks"),
+        ("dataset train_data", "data"),
+        ("optim", "optimizer"),
+        ("dtype amp mixed_precision", "precision"),
+        ("checkpoints save save_every ckpt", "checkpoint"),
+        ("evaluate evaluation validation val", "eval"),
+        ("random_seed", "seed"),
+        ("warmup_steps warmup_iters", "warmup"),
+        ("total_steps decay_steps lr_decay_iters", "total"),
+        ("max_lr", "peak"),
+        ("min_lr", "floor"),
+        ("val_split test_split validation_split", "holdout"),
+        ("file filename", "path glob"),
+        ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
+        ("path files pattern", "glob"),
+        ("batch_size bs global_batch_size train_batch_size", "batch"),
+        ("seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx", "seq"),
+        ("hidden_size hidden_dim d_model n_embd embed_dim embedding_dim model_dim", "embed width hidden features"),
+        ("intermediate_size ffn_dim d_ff ffn_hidden_size mlp_dim", "ffn hidden"),
+        ("vocab_size padded_vocab_size", "vocab"),
+        ("n_head n_heads num_heads num_attention_heads", "heads"),
+        ("num_kv_heads num_key_value_heads num_query_groups n_kv_heads", "groups kv_heads"),
+        ("head_dim d_head kv_channels", "key"),
+        ("fp32 float32 float", "f32"),
+        ("fp64 float64 double", "f64"),
+        ("bfloat16 fp16 float16 f16 half", "bf16"),
+        ("int64 long", "i64"),
+        ("int32 int", "i32"),
+        ("boolean", "bool"),
+        ("he kaiming_normal kaiming_uniform", "kaiming"),
+        ("glorot xavier_normal xavier_uniform", "xavier"),
+        ("std stddev sigma", "deviation"),
+        ("params parameters weights", "param"),
+        ("grads gradients", "grad"),
+        ("states optimizer optimizer_state moments", "state"),
+        ("randn gaussian trunc_normal normal_", "normal"),
+        ("uniform_ rand", "uniform"),
+        ("zero zeros_", "zeros"),
+        ("one ones_", "ones"),
+        *PARALLEL.items(),
+    )
+    for name in names.split()
+}
+
+# Settings that have no entry here, because they follow from something else.
+FOLLOWS: Mapping[str, str] = {
+    name: help
+    for names, help in (
+        ("lr learning_rate", "the learning rate is the optimizer's: `optimizer = adamw(lr = 1e-3)`"),
+        ("scheduler lr_scheduler", "the learning rate schedule is the value of `lr`: `adamw(lr = cosine(…))`"),
+        ("batch_size bs global_batch_size train_batch_size", "the batch is an axis: `axis batch = 32`"),
+        ("epochs num_epochs num_train_epochs", "training length is given in steps: `train.steps`"),
+        (
+            "micro_batch_size microbatch_size per_device_train_batch_size",
+            "the schedule's `microbatches` is the number of microbatches; each is an equal part of the batch",
+        ),
+        ("n_layer n_layers num_layers layers depth", "the number of layers is that of a `repeat` in the model"),
+        (
+            "world_size gpus num_gpus n_gpus ngpus devices nproc nproc_per_node ranks",
+            "the number of ranks is the product of the mesh's axes",
+        ),
+    )
+    for name in names.split()
+}
+
+# Tensor members and values of other languages.
+MEMBERS: Mapping[str, str] = {
+    "T": "axes are matched by name, so their order never matters",
+    "mT": "axes are matched by name, so their order never matters",
+    "shape": "the size of an axis is `size(axis)`",
+    "grad": "gradients are computed automatically",
+    "weight": "a parameter is declared where it is used: `param w: [embed, ffn] ~ normal(0.02)`",
+    "bias": "a parameter is declared where it is used: `param b: [embed] ~ zeros()`",
+}
+VALUES: Mapping[str, str] = {
+    "True": "did you mean `true`?",
+    "False": "did you mean `false`?",
+    "None": "omit an argument that is not needed",
+    "inf": "to mask something, `1e30` is large enough",
+    "pi": "`3.14159265`",
+}
+
+# Characters that have no meaning here.
+SIGNS: Mapping[str, str] = {
+    "@": "a product is `dot(a, b, over = axis)`",
+    ";": "statements need no separator",
+    "'": 'strings are written in double quotes: `"…"`',
+    "^": "there is no power operator: `x * x`, or `exp(p * log(x))`",
+}
+
+_METHOD = re.compile(r"\.(\w{1,40})\s*‸\(")
+# (terminal, pattern, help): `‸` in the pattern marks the unexpected token; the terminal, unless empty, must be one of
+# the expected ones.
+_WRITTEN = tuple(
+    (wanted, re.compile(pattern), help)
+    for wanted, pattern, help in (
+        ("LET", r"‸self\.(\w{1,40})", r"parameters are declared with `param`: `param \1: [embed, ffn] ~ normal(0.02)`"),
+        ("LET", r"‸(\w{1,40})\s*([-+*/])=", r"values are named with `let`: `let \1 = \1 \2 …`"),
+        ("LET", r"‸(\w{1,40}(?:\s*,\s*\w{1,40}){0,4})\s*=", r"values are named with `let`: `let \1 = …`"),
+        ("LET", r"‸(\w{1,40})\s*:", r"a parameter is declared with `param`: `param \1: [embed] ~ normal(0.02)`"),
+        ("LET", r"‸(?:for|while)\b", "loops are written `repeat 4 as layer { … }`"),
+        ("RBRACE", r"‸return\b", "a model ends with `loss …`; only a block ends with `return`"),
+        ("", r"‸(?:def|class)\b", "a part of a model is a block: `block mlp(x: [batch, embed]) { … return y }`"),
+        (
+            "",
+            r"(?:^|\n)\s*(?:import ‸\w|‸from\b)",
+            '`import "file.par"` reads a file; functions are built in',
+        ),
+        ("", r"‸(?:if|else)\b", "`where(condition, x, y)` selects elementwise"),
+        ("", r"\*\s*‸\*", "there is no power operator: `x * x`, or `exp(p * log(x))`"),
+        ("", r"/\s*‸/|‸//", "comments start with `#`"),
+        ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
+        ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
+        ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
+        ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
+        ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
+        ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),
+        ("ON", r"layout\s+(\w{1,40})\s*‸", r"a layout is on a mesh: `layout \1 on … {`"),
+        ("LBRACE", r"train\s*‸", "settings are written in braces: `train { steps = 100 … }`"),
+        ("LBRACE", r"\)\s*‸(?::|->)", "a body is written in braces, and result types are inferred"),
+        ("LPAR", r"(model|block)\s+(\w{1,40})\s*‸\{", r"inputs are declared: `\1 \2(x: [batch, embed]) {`"),
+        ("AS", r"repeat\s+(\w{1,40})\s+‸([0-9]+)", r"the count comes first: `repeat \2 as \1 { … }`"),
+        ("LSQB", r":\s*(\w{1,40})\s*‸", r"axes are written in brackets: `[\1]`"),
+        ("COLON", r"param\s+(\w{1,40})\s*‸~", r"a parameter has a type: `param \1: [embed] ~ …`"),
+        ("TILDE", r"‸", "the initialization of a parameter follows `~`: `~ normal(0.02)`"),
+        ("NAME", r"\bloss\s*‸=", "it takes no `=`: `loss mean(x)`"),
+        ("NAME", r"->\s*‸[(\[]", "several are separated by commas: `-> data, tensor`"),
+        ("NAME", r"mesh\s+(\w{1,40})\s*\(‸[0-9]", r"the axes of a mesh have names: `mesh \1(data = 2, pipe = 2)`"),
+        ("NAME", r"schedule\s+\w+\s*=\s*‸1f", "its name is `one_f_one_b`"),
+        ("COLON", r"param\s+(\w{1,40})\s*‸\[", r"a colon separates name and type: `param \1: […]`"),
+        ("COLON", r"[(,]\s*(\w{1,40})\s*‸[,)]", r"an input has a type: `\1: [batch, embed]`, or `i64[batch]` for ids"),
+        ("LPAR", r"schedule\s+\w+\s*=\s*(\w{1,40})\s*‸", r"a schedule is called: `\1(microbatches = 8)`"),
+        ("ARROW", r"‸=", "a rule has an arrow: `shard batch -> data`"),
+        ("SHARD", r"‸\w+\s*->", "a rule begins with a keyword: `shard batch -> data`, `stage layer -> pipe`"),
+        ("SHARD", r"‸replicated?\b", "what no rule splits is replicated"),
+        ("NAME", r":\s*\w*\s*\[[\w\s,]*‸([0-9]+)", r"axes are named: declare `axis name = \1`, and write that"),
+        ("RPAR", r"=\s*\([\w\s.-]+‸,", "a list is written in brackets: `[…, …]`"),
+        ("AS", r"‸\{", "a `repeat` has a name: `repeat 4 as layer { … }`"),
+        ("RBRACE", r"=[^,\n{}]+‸,", "entries are not separated by commas"),
+    )
+)
+_AROUND = 80  # characters of context on either side
+
+
+def meant(name: str, there: Collection[str]) -> str | None:
+    """The name here for an axis, argument or entry of another framework, among those in `there`."""
+    return next((ours for ours in SETTINGS.get(name.lower(), ()) if ours in there), None)
+
+
+def function(name: str) -> str | None:
+    """What to use here instead of a function of another framework."""
+    return FUNCTIONS.get(name) or FUNCTIONS.get(name.lower())
+
+
+def written_here(text: str, position: int, wanted: Collection[str]) -> str | None:
+    """Help for a foreign notation whose unexpected token is at `position`; `wanted` are the expected terminals."""
+    before, after = text[max(0, position - _AROUND) : position], text[position : position + _AROUND]
+    marked = f"{before.replace('‸', '')}‸{after.replace('‸', '')}"
+    for needed, pattern, help in _WRITTEN:
+        if needed and needed not in wanted:
+            continue
+        found = pattern.search(marked)
+        if found is not None:
+            return (function(found[1]) if pattern is _METHOD else None) or found.expand(help)
+    return None

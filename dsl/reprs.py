@@ -1,0 +1,47 @@
+"""Short representations of records that hold whole programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from reprlib import Repr
+
+import attrs
+
+MOST = 200  # characters
+
+
+class _Fields(Repr):
+    """Short representations of field values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 2
+        self.maxother = self.maxstring = 60
+
+
+_FIELDS = _Fields()
+
+
+def outline(kind: str, name: str, facts: Iterable[object | None]) -> str:
+    """`<Compilation of gpt.par: 16 ranks, 213 operations>`; facts that are None are omitted."""
+    told = ", ".join(str(fact) for fact in facts if fact is not None)
+    name = name.replace("\\", "/").rsplit("/", 1)[-1]
+    return _cut(f"<{kind} {name if len(name) <= 60 else name[:59] + '…'}: {told}", ">")
+
+
+def shortened(record: attrs.AttrsInstance) -> str:
+    """For a class's `__repr__`: its fields as attrs shows them, with long values shortened."""
+    fields = (
+        f"{each.name}={_FIELDS.repr(getattr(record, each.name))}" for each in attrs.fields(type(record)) if each.repr
+    )
+    return _cut(f"{type(record).__name__}({', '.join(fields)}", ")")
+
+
+def _cut(text: str, end: str) -> str:
+    return text + end if len(text) < MOST else f"{text[: MOST - 2]}…{end}"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 rank`, `1,024 ranks`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

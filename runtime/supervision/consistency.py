@@ -1,0 +1,216 @@
+"""Checks that all ranks run the same program: they compare hashes of file and program before sending anything else.
+
+Every rank reads and compiles the file itself. If one has a different file (an old copy on another machine), other
+overrides or another version of Partita, ranks would wait for each other forever, or train something nobody wrote. So
+the first thing that ranks exchange are hashes, as text, through the store of the rendezvous.
+
+A hash covers meaning, not spelling: source locations, comments and the order of keys do not count. The file's hash
+covers what the file and the command line say together; the program's covers all that ranks execute: emitted functions,
+instructions, tensors and channels. A third hash covers the data files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+from attrs import evolve, frozen
+
+from partita.compiler.program import Program, RankProgram
+from partita.compiler.schedules.schedule import Schedule
+from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.source import Source
+from partita.dsl.spec import Spec
+from partita.runtime.data_files import DataFile, unlike
+from partita.runtime.naming import named
+from partita.runtime.supervision.identity import Identity
+from partita.runtime.supervision.store import Store
+from partita.runtime.transports.failures import post
+
+if TYPE_CHECKING:
+    from partita.runtime.rank import Plan
+
+KEY = "partita/agreement"
+MOST_SHOWN = 8  # lines
+DIGITS = 12  # digits of a hash in messages
+LEAVE_SECONDS = 10.0  # for the others to read rank 0's result: rank 0 may host the store
+
+
+def agree(store: Store, rank: int, ranks: int, plan: Plan, data: Sequence[DataFile] = ()) -> None:
+    """Compare what all ranks are about to run, and their data files.
+
+    Raises Refused on all ranks if programs (E0612) or data (E0615) differ, and ConnectionLost.
+    """
+    programs = [plan.program, plan.evaluation.program if plan.evaluation else None]
+    files = [[each.name, each.size, each.sha256] for each in data]
+    own = Statement(digest(plan.spec), digest(programs), digest(files) if files else "")
+    said = post("comparing what the ranks run", _said, store, rank, ranks, own)
+    difference = compared(said) or post("comparing the data", _compared_data, store, rank, said, data)
+    if difference is None:
+        return
+    with suppress(RuntimeError):  # a rank that no longer comes has ended
+        store.set(f"{KEY}/{rank}/read", "yes")
+        if rank == 0:
+            store.wait([f"{KEY}/{each}/read" for each in range(ranks)], timedelta(seconds=LEAVE_SECONDS))
+    raise difference
+
+
+def for_all(store: Store, identity: Identity, what: str, act: Callable[[], None]) -> None:
+    """Run `act` on rank 0 while all others wait for it. Raises Refused on all ranks if rank 0's `act` does, with the
+    diagnostics on rank 0 only, and ConnectionLost.
+    """
+    key = f"{KEY}/{what}"
+    if identity.rank > 0:
+        if post(f"waiting for rank 0 ({what})", store.get, key) == b"refused":
+            store.set(f"{key}/{identity.rank}", "read")
+            raise Refused(())
+        return
+    try:
+        act()
+    except Refused:
+        store.set(key, "refused")
+        with suppress(RuntimeError):  # rank 0 may host the store; a rank that no longer comes has ended
+            store.wait([f"{key}/{each}" for each in range(1, identity.ranks)], timedelta(seconds=LEAVE_SECONDS))
+        raise
+    store.set(key, "done")
+
+
+def _said(store: Store, rank: int, ranks: int, own: Statement) -> list[Statement]:
+    """The statements of all ranks. Rank 0 collects them, so that each rank makes one request."""
+    store.set(f"{KEY}/{rank}", f"{own.file} {own.program} {own.data}".rstrip())
+    if rank == 0:
+        store.set(KEY, "\n".join(store.get(f"{KEY}/{each}").decode() for each in range(ranks)))
+    return [Statement(*line.split()) for line in store.get(KEY).decode().split("\n")]
+
+
+@frozen
+class Statement:
+    """The hashes of a rank's file, its program and, if it has data files, its data."""
+
+    file: str
+    program: str
+    data: str = ""
+
+
+def compared(said: Sequence[Statement]) -> Refused | None:
+    """The error if ranks' statements, in rank order, differ: which ranks differ from the majority."""
+    groups: dict[Statement, list[int]] = {}
+    for rank, each in enumerate(said):
+        groups.setdefault(evolve(each, data=""), []).append(rank)
+    if len(groups) == 1:
+        return None
+    common, *others = sorted(groups, key=lambda each: -len(groups[each]))
+    differing = sorted(rank for each in others for rank in groups[each])
+    verb = "has" if len(differing) == 1 else "have"
+    what, help = "a different file", "copy the same file to all machines, and start all ranks with the same overrides"
+    if all(each.file == common.file for each in others):
+        what, help = (
+            "compiled a different program from the same file",
+            "use the same version of Partita on all machines",
+        )
+    notes = [
+        f"{named(groups[each])}: file {each.file[:DIGITS]}, program {each.program[:DIGITS]}"
+        for each in (common, *others[: MOST_SHOWN - 1])
+    ]
+    message = f"{named(differing)} {verb} {what} than {named(groups[common])}"
+    return refuse("E0612", message, notes=notes, help=help)
+
+
+def _compared_data(store: Store, rank: int, said: Sequence[Statement], data: Sequence[DataFile]) -> Refused | None:
+    """The error if ranks have different data files: which ranks differ from the majority, and how the first does."""
+    groups: dict[str, list[int]] = {}
+    for number, each in enumerate(said):
+        groups.setdefault(each.data, []).append(number)
+    if len(groups) == 1:
+        return None
+    common, other, *_ = sorted(groups.values(), key=lambda each: -len(each))
+    differing = sorted(number for each in groups.values() if each is not common for number in each)
+    first = other[0]
+    # Only now the files are listed, by one rank of each group.
+    if rank in (common[0], first):
+        store.set(
+            f"{KEY}/{rank}/data", json.dumps([[each.name, each.size, each.sha256, each.modified] for each in data])
+        )
+    files, others = (
+        [DataFile(*entry) for entry in json.loads(store.get(f"{KEY}/{number}/data"))] for number in (common[0], first)
+    )
+    verb = "has" if len(differing) == 1 else "have"
+    return refuse(
+        "E0615",
+        f"{named(differing)} {verb} different data than {named(common)}",
+        notes=unlike(files, common[0], others, first),
+        help="copy the same files to all machines",
+    )
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def digest(value: object) -> str:
+    """The SHA-256 of plain values and records of them, independent of the order of keys and sets."""
+    return _digest(value, {}).hex()
+
+
+def _digest(value: object, known: dict[int, bytes]) -> bytes:
+    """`known` caches the digests of records, many of which are shared, such as the bodies of blocks."""
+    if isinstance(value, (tuple, list)):
+        return _hash("list", *(_digest(each, known) for each in value))
+    if isinstance(value, Mapping):
+        return _hash("table", *sorted(_digest(key, known) + _digest(each, known) for key, each in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return _hash("set", *sorted(_digest(each, known) for each in value))
+    if isinstance(value, Source):
+        return _hash("text", value.text.encode("utf-8", "surrogatepass"))
+    if not attrs.has(type(value)):
+        assert value is None or isinstance(value, (bool, int, float, str, Enum)), value
+        return _hash(type(value).__name__, repr(value).encode())
+    found = known.get(id(value))
+    if found is None:
+        parts = (_digest(each, known) for each in _meant(value))
+        found = known[id(value)] = _hash(type(value).__name__, *parts)
+    return found
+
+
+def _hash(kind: str, *parts: bytes) -> bytes:
+    found = hashlib.sha256(kind.encode())
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+# Fields that do not change the meaning: locations, names, how something was found.
+PLACES = frozenset(("span", "spans", "loss_span", "path_spans"))
+_ASIDE: Mapping[type, frozenset[str]] = {
+    Program: frozenset(("source",)),
+    RankProgram: frozenset(("instructions",)),
+    Schedule: frozenset(("actions", "name", "search")),
+    Spec: frozenset(("source",)),
+}
+# Long records, whose text has their full meaning.
+_TEXTS: Mapping[type, Callable[[Any], str]] = {
+    Program: lambda program: re.sub(r"  # .*", "", program.source),  # without the locations at the ends of its lines
+    RankProgram: lambda rank: "\n".join(map(str, rank.instructions)),
+    Schedule: str,
+}
+
+
+def _meant(record: Any) -> list[object]:
+    """The parts of a record that count: the values of its fields, and its text."""
+    kind = type(record)
+    found = [getattr(record, name) for name in _fields(cast(Hashable, kind))]
+    return [*found, _TEXTS[kind](record)] if kind in _TEXTS else found
+
+
+@cache
+def _fields(kind: Hashable) -> tuple[str, ...]:
+    aside = PLACES | _ASIDE.get(cast(type, kind), frozenset())
+    return tuple(each.name for each in attrs.fields(cast(type, kind)) if each.name not in aside)

@@ -1,0 +1,111 @@
+"""`partita schedule NAME --stages …`: a schedule by itself, on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from partita.cli.main import main
+from tests.files import GOLDEN
+
+ZERO_BUBBLE = json.loads((GOLDEN / "zero_bubble.json").read_text())
+ROW = ZERO_BUBBLE["rows"][0]
+SIZE = "--stages", str(ROW["stages"]), "--microbatches", str(ROW["microbatches"])
+TIMES = "--times", f"F={ROW['T_F']},B={ROW['T_B']},W={ROW['T_W']},comm={ROW['T_comm']}"
+
+
+def found(capsys, *arguments: str) -> dict:
+    """What `--json` prints."""
+    assert main(["schedule", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_h2"])
+def test_published_bubbles(capsys, name):
+    given = found(capsys, name, *SIZE, *TIMES)
+    assert round(given["bubble"], 4) == ROW["bubble"][name]
+    assert given.keys() == {"bubble", "makespan", "peak_live", "placement", "actions"}
+    assert len(given["actions"]) == len(given["peak_live"]) == ROW["stages"]
+
+
+def test_times_are_of_a_rank_whatever_its_chunks(capsys):
+    given = found(capsys, "interleaved_1f1b", *SIZE, *TIMES, "--chunks", "3")
+    assert given["bubble"] == pytest.approx(ROW["bubble"]["interleaved_1f1b"], abs=0.005)
+    whole = found(capsys, "zb_v", "--stages", "4", "--microbatches", "8", "--chunks", "2", "--times", "F=2,B=2,W=2")
+    assert (whole["bubble"], whole["peak_live"]) == (0, [8] * 4)
+    # A rank's chunks take 6 a microbatch together, and the last rank begins three forwards later.
+    assert whole["makespan"] == 6 * 8 + 3
+
+
+def test_auto_searches_within_a_limit_and_says_how_good_it_is(capsys):
+    limit = "--memory-limit", str(2 * ROW["stages"]), "--memory", f"F=1,W={ROW['M_W']}"
+    given = found(capsys, "auto", *SIZE, *TIMES, *limit)
+    assert round(given["bubble"], 4) == ROW["bubble"]["zb_2p"]
+    assert given["least_bubble"] == pytest.approx(given["bubble"])
+    assert given["least_cost"] == pytest.approx(given["cost"])
+    assert main(["schedule", "auto", *SIZE, *TIMES, *limit]) == 0
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert headline == "auto: 8 ranks, 24 microbatches; step 1,236.54, bubble 4.3%; cost 1,152.6, lower bound 1,152.6"
+
+
+def test_pairs_that_overlap(capsys):
+    """DualPipeV's closed form: 3·(2.5 + 2 − 3) beside the work of the rank with the most pairs, 14.5 of 24 units."""
+    size = "--ranks", "4", "--microbatches", "8", "--times"
+    apart = found(capsys, "dualpipe_v", *size, "F=2,B=2,W=2")
+    overlapping = found(capsys, "dualpipe_v", *size, "F=2,B=2,W=2,FB=5")
+    assert apart["actions"] == overlapping["actions"]
+    assert overlapping["makespan"] < apart["makespan"]
+
+
+def test_arguments_of_a_schedule(capsys):
+    given = found(capsys, "policy", "--stages", "2", "--microbatches", "3", "prefer=forward")
+    same = found(capsys, "policy(prefer = forward)", "--stages", "2", "--microbatches", "3")
+    assert given == same == found(capsys, "gpipe", "--stages", "2", "--microbatches", "3")
+
+
+def test_a_schedule_in_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.sched").write_text("F0.0 F0.1 BW0.0 BW0.1\nF0.0 BW0.0 F0.1 BW0.1\n")
+    given = found(capsys, 'from_file("mine.sched")', "--times", "F=1,B=1,W=1")
+    assert given == found(capsys, "one_f_one_b", "--stages", "2", "--microbatches", "2")
+
+
+def test_the_picture_has_numbers_without_a_unit(capsys):
+    assert main(["schedule", "zb_h1", "--stages", "2", "--microbatches", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "zb_h1: 2 ranks, 3 microbatches; step 10, bubble 10.0%"
+    assert lines[-1].split() == ["1", "1", "9", "10.0%", "2", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("zb_h1",), 2, "a schedule without a program needs --stages and --microbatches"),
+        (("zb_h1", "--stages", "4"), 2, "a schedule without a program needs --microbatches"),
+        (("zb_h1", "--times", "F=1"), 2, "needs --stages and --microbatches"),
+        (("zb_h1", *SIZE, "--times", "FB=1"), 2, "FB=1 is less than"),
+        (("zb_h1", *SIZE, "--times", "F=x"), 2, "`x` is not a non-negative number"),
+        (("zb_h1", *SIZE, "--times", "X=1"), 2, "`X=1` is not one of F=…"),
+        (("zb_h1", *SIZE, "--memory", "F=-1"), 2, "`-1` is not a non-negative number"),
+        (("zb_h1", "--stages", "0", "--microbatches", "1"), 2, "`0` is not a positive integer"),
+        (("zb_h3", *SIZE), 1, "unknown schedule `zb_h3`"),
+        (("zb_h1", *SIZE, "--chunks", "2"), 1, "has one stage on each rank, not 2"),
+        (("zb_h1", *SIZE, "group=2"), 1, "takes no argument `group`"),
+        (("zb_h2", *SIZE, "--memory-limit", "14"), 1, "error[E0504]: rank 0 of schedule `zb_h2` needs 15"),
+        (("auto", *SIZE, "--memory-limit", "0.5"), 1, "rank 0 has room for 0.5 of activations"),
+        (("auto(memory = 1GiB)", *SIZE), 1, "use --memory-limit"),
+        (("gpipe", "--stages", "100000", "--microbatches", "1000"), 1, "at most"),
+        (('from_file("/etc/hostname")', *SIZE), 1, "outside the root"),
+    ],
+)
+def test_what_cannot_be_done_is_said(capsys, arguments, status, words):
+    def run() -> int:
+        try:
+            return main(["schedule", *arguments])
+        except SystemExit as left:  # argparse's own way
+            return left.code
+
+    assert run() == status
+    assert words in capsys.readouterr().err

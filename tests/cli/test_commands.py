@@ -1,0 +1,162 @@
+"""`check` and `fmt` as a user calls them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from partita.cli.command import COMMANDS
+from partita.cli.main import OPTIONS, main
+from tests.files import SPECS
+
+WRONG = "axis a = 1\nmodel m(x: [a]) {\n  loss sum(y)\n}\n"
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    path = tmp_path / "wrong.par"
+    path.write_text(WRONG)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.par")), ids=lambda path: path.name)
+def test_check_passes_on_the_examples(path, capsys):
+    assert main(["check", str(path)]) == 0
+    assert "error" not in capsys.readouterr().out
+
+
+def test_check_shows_diagnostics_and_a_summary(wrong, capsys):
+    assert main(["check", str(wrong)]) == 1
+    out = capsys.readouterr().out
+    assert "error[E0201]: unknown name `y`" in out
+    assert f"{wrong}:3:12" in out
+    assert out.endswith(f"{wrong}: 1 error\n")
+
+
+def test_check_as_json_is_stable(wrong, capsys):
+    assert main(["check", "--json", str(wrong)]) == 1
+    (diagnostic,) = json.loads(capsys.readouterr().out)
+    for key in ("code", "severity", "message", "file", "line", "column", "help"):
+        assert key in diagnostic
+    assert (diagnostic["code"], diagnostic["line"], diagnostic["column"]) == ("E0201", 3, 12)
+    assert main(["check", "--json", str(SPECS / "gpt.par")]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_overrides_stand_before_and_after_options(capsys):
+    arguments = ["check", str(SPECS / "gpt.par"), "batch=128", "--json", "cluster.pipe=1", "seq=0"]
+    assert main(arguments) == 1
+    assert [d["code"] for d in json.loads(capsys.readouterr().out)] == ["E0310"]
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["chek", "x"], ["check", "x", "--nope"], []])
+def test_wrong_usage_is_status_2(arguments, capsys):
+    try:
+        status = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path, capsys):
+    path = tmp_path / "x.par"
+    path.write_text("axis a = \x1b]0;title\x07 1\n")
+    assert main(["check", str(path)]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_fmt_writes_in_place_and_keeps_the_mode(tmp_path, capsys):
+    path = tmp_path / "x.par"
+    path.write_text("axis   a=1 # one\n")
+    path.chmod(0o640)
+    assert main(["fmt", "--check", str(path)]) == 1
+    assert path.read_text() == "axis   a=1 # one\n"
+    assert main(["fmt", str(path)]) == 0
+    assert path.read_text() == "axis a = 1  # one\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert main(["fmt", "--check", str(path)]) == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_fmt_leaves_a_file_alone_that_does_not_parse(tmp_path, capsys):
+    path, good = tmp_path / "x.par", tmp_path / "good.par"
+    path.write_text("axis   a=\n")
+    good.write_text("axis   a=1\n")
+    assert main(["fmt", str(path), str(good)]) == 1
+    assert path.read_text() == "axis   a=\n"
+    assert good.read_text() == "axis a = 1\n"
+    assert "E0103" in capsys.readouterr().err
+
+
+def test_fmt_to_another_file(tmp_path, capsys):
+    path = tmp_path / "x.par"
+    path.write_text("axis   a=1\r\n")
+    assert main(["fmt", str(path), "-o", "-"]) == 0
+    assert capsys.readouterr().out == "axis a = 1\n"
+    assert main(["fmt", str(path), "-o", str(tmp_path / "out.par")]) == 0
+    assert (tmp_path / "out.par").read_bytes() == b"axis a = 1\n"
+    assert path.read_bytes() == b"axis   a=1\r\n"
+
+
+def test_check_imports_neither_torch_nor_what_builds_the_grammar():
+    """And of the compiler and the runtime no more than the variants that the file names are made of."""
+    code = (
+        "import sys; from partita.cli.main import main; status = main(['check', sys.argv[1]]);"
+        "heavy = ('torch', 'numpy', 'lark', 'rich', 'matplotlib', 'hypothesis');"
+        "ours = {'.'.join(name.split('.')[1:3]) for name in sys.modules if name.startswith('partita.')};"
+        "print([name for name in heavy if name in sys.modules],"
+        "      sorted(name for name in ours if name.startswith(('compiler.', 'runtime.')))); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SPECS / "gpt.par")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    variants = ["compiler.layout", "compiler.ops", "compiler.optimizers", "compiler.schedules"]
+    assert done.stdout.splitlines()[-1] == f"[] {[*variants, 'runtime.data']}"
+
+
+def test_a_reader_that_leaves_gives_no_traceback(tmp_path):
+    path = tmp_path / "x.par"
+    path.write_text("".join(f"axis a{i} = 1\n" for i in range(3000)))
+    command = f"{sys.executable} -m partita check {path} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert "W0201" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train m.par", "there is no command `train`; did you mean `partita run`?"),
+        ("chek m.par", "there is no command `chek`; did you mean `partita check`?"),
+        ("help", "did you mean `partita --help`?"),
+        ("version", "did you mean `partita --version`?"),
+        ("m.par", "a file follows a command: `partita run m.par`"),
+        ("frobnicate m.par", "there are init, check, fmt, compile"),
+        ("run m.par --steps 3", "unrecognized arguments: --steps 3; settings take no dashes: steps=…"),
+        ("run m.par --train.steps=3", "settings take no dashes: train.steps=3"),
+        ("check m.par --batch-size 3", "settings take no dashes: batch_size=…"),
+        ("fmt m.par --lr=3", "unrecognized arguments: --lr=3\n"),
+        ("check m.par -v", "unrecognized arguments: -v\n"),
+    ],
+)
+def test_a_command_or_option_that_there_is_not(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["chec\x1b]0;k", "\n", "x" * 10_000])
+def test_any_word_instead_of_a_command(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name])
+    assert stopped.value.code == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_what_others_call_a_command_is_none_of_ours():
+    others = [word for each in COMMANDS.values() for word in each.others]
+    assert not {*others, *OPTIONS} & set(COMMANDS)
+    assert len(others) == len(set(others))

@@ -1,0 +1,165 @@
+"""The cost model: what is larger never takes less, shares are shares, and presets say where their figures are from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.compiler.costs.devices import DEVICES, Device, Products
+from partita.compiler.costs.links import LINKS, Link, link_of
+from partita.compiler.costs.nodes import seconds, timed
+from partita.compiler.graph import Builder, Value
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.lookup import Gather
+from partita.compiler.ops.loss import Pick
+from partita.compiler.ops.pointwise import pointwise
+from partita.compiler.ops.reduce import Reduce
+from partita.dsl.spec import Call, Mesh
+from partita.dsl.types import Axis, Type
+
+SIZES = st.integers(1, 40_000)
+PRODUCTS = st.sampled_from([device.products for device in DEVICES.values()] + [Products(0.8, 64)])
+LINK = st.sampled_from(list(LINKS.values()))
+PARTS = st.integers(2, 4096)
+BYTES = st.integers(1, 1 << 36)
+
+
+def mesh(data: int, pipe: int, tensor: int, link: str = "ib200", device: str = "a100") -> Mesh:
+    names = {"data": link, "pipe": "ib200", "tensor": "nvlink3"}
+    axes = (("data", data), ("pipe", pipe), ("tensor", tensor))
+    return Mesh("cluster", axes, Call(device, {}), {axis: Call(name, {}) for axis, name in names.items()})
+
+
+@given(PRODUCTS, SIZES, SIZES, SIZES, st.integers(1, 100))
+def test_a_product_reaches_a_share_of_the_peak(products: Products, rows: int, depth: int, columns: int, count: int):
+    assert 0 < products.efficiency(rows, depth, columns, count) <= products.best <= 1
+
+
+@given(PRODUCTS, st.tuples(SIZES, SIZES, SIZES, SIZES), st.integers(0, 3), st.integers(1, 1000))
+def test_a_larger_product_never_takes_less(products: Products, sizes: tuple[int, ...], which: int, more: int):
+    def time(rows: int, depth: int, columns: int, count: int) -> float:
+        return rows * depth * columns * count / products.efficiency(rows, depth, columns, count)
+
+    larger = [size + more * (i == which) for i, size in enumerate(sizes)]
+    assert time(*larger) >= time(*sizes) * (1 - 1e-12)
+
+
+def test_a_wave_that_is_begun_takes_as_long_as_a_whole_one():
+    """108 units with tiles of 256 × 128: 109 tiles take two waves (NVIDIA's guide, §3.2), or smaller tiles."""
+    products = DEVICES["a100"].products
+    even, begun = (products.efficiency(256 * tiles, 4096, 128) for tiles in (108, 109))
+    assert even == pytest.approx(0.75 * 4096 / (4096 + products.half))
+    assert begun < 0.7 * even
+
+
+@given(LINK, PARTS, BYTES, st.integers(0, 1 << 30), st.integers(0, 100))
+def test_more_to_move_never_takes_less(link: Link, parts: int, bytes: int, more: int, others: int):
+    for collective in (link.gather, link.add, link.exchange):
+        assert sum(collective(parts, bytes + more)) >= sum(collective(parts, bytes))
+        assert sum(collective(parts + others, bytes)) >= sum(collective(parts, bytes)) * (1 - 1e-12)
+    assert sum(link.add(parts, bytes)) >= sum(link.gather(parts, bytes))
+
+
+@given(LINK, PARTS, BYTES)
+def test_a_sum_takes_the_quicker_of_ring_and_tree(link: Link, parts: int, bytes: int):
+    latency, moving = link.add(parts, bytes)
+    ring = 2 * (parts - 1) * link.latency + 2 * bytes * (parts - 1) / parts / link.bandwidth
+    assert latency + moving <= ring * (1 + 1e-12)
+    assert latency + moving >= 2 * bytes * (parts - 1) / parts / link.bandwidth
+
+
+def test_small_sums_take_a_tree_and_large_ones_a_ring():
+    link = LINKS["ib200"]
+    assert link.add(1024, 8)[0] == pytest.approx(20 * link.latency)
+    assert link.add(8, 1 << 32)[0] == pytest.approx(14 * link.latency)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ports"),
+    [
+        ((32, 1, 1), 8),
+        ((32, 1, 2), 4),
+        ((32, 1, 8), 1),
+        ((32, 2, 8), 1),
+        ((4, 1, 1), 1),  # within one machine: what the file says
+    ],
+)
+def test_ranks_of_a_group_in_one_machine_use_its_ports_together(sizes: tuple[int, int, int], ports: int):
+    found = mesh(*sizes)
+    assert link_of(found, "data").bandwidth == pytest.approx(ports * LINKS["ib200"].bandwidth)
+    assert link_of(found, "pipe", pairs=True).bandwidth == LINKS["ib200"].bandwidth
+    assert link_of(found, "tensor") == LINKS["nvlink3"]
+
+
+def test_links_that_differ_are_wires_of_their_own():
+    links = {
+        name: Call("link", {"bandwidth": bandwidth, "latency": 1e-6})
+        for name, bandwidth in (("a", 1e9), ("b", 1e10), ("c", 1e9))
+    }
+    mesh = Mesh("m", (("a", 2), ("b", 2), ("c", 2)), None, links)
+    a, b, c = (link_of(mesh, name).name for name in "abc")
+    assert a == c != b
+
+
+def test_groups_share_the_one_port_of_a_machine():
+    port = LINKS["ethernet"]
+    assert link_of(mesh(32, 1, 8, "ethernet"), "data").bandwidth == pytest.approx(port.bandwidth / 8)
+    assert link_of(mesh(32, 1, 1, "ethernet"), "data").bandwidth == pytest.approx(port.bandwidth)
+    assert link_of(mesh(32, 1, 8, "ethernet", "cpu"), "data") == port
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda each: each.name)
+def test_devices_say_where_their_figures_are_from(device: Device):
+    assert device.sources
+    assert all(device.flops[dtype] > 0 for dtype in ("f32", "bf16", "f64"))
+    assert 0 < device.streaming <= 1
+    assert device.gpu == (device.name != "cpu")
+
+
+@pytest.mark.parametrize("link", LINKS.values(), ids=lambda each: each.name)
+def test_links_say_where_their_figures_are_from(link: Link):
+    assert link.sources
+    assert link.latency > 0
+    assert 0.5 * link.peak <= link.bandwidth <= link.peak
+
+
+def chain(length: int) -> tuple[Builder, Value, Value]:
+    """A product, `length` pointwise operations on what it makes, and a sum: with the last two values."""
+    build = Builder()
+    a, b, c = (Axis(name, 512) for name in "abc")
+    x, w = Value("x", Type("bf16", (a, b))), Value("w", Type("bf16", (b, c)))
+    y = build.apply(Dot(("b",)), x, w)
+    for _ in range(length):
+        y = pointwise(build, "exp", y)
+    return build, y, build.apply(Reduce("sum", ("c",), "f32"), y)
+
+
+@given(st.integers(1, 12))
+def test_a_fused_chain_moves_what_enters_and_what_leaves(length: int):
+    build, y, total = chain(length)
+    device = DEVICES["a100"]
+    apart = [time for _, time in timed(build.nodes, device)]
+    fused = [time for _, time in timed(build.nodes, device, compiled=True, keep={total})]
+    kept = [time for _, time in timed(build.nodes, device, compiled=True, keep={y, total})]
+    assert apart == [seconds(node, device) for node in build.nodes]
+    assert fused[0] == apart[0]
+    assert sum(fused) <= sum(kept) <= sum(apart)
+    rate = device.bandwidth * device.streaming
+    product, sums = 512 * 512 * 2, 512 * 4
+    moved, arithmetic = (product + sums) / rate, 512 * 512 * (8 * length + 1) / device.vector
+    assert sum(fused[1:]) == pytest.approx(device.launch + max(moved, arithmetic))
+    assert sum(kept[1:]) == pytest.approx(device.launch + max(moved + product / rate, arithmetic))
+
+
+def test_a_lookup_reads_rows_and_not_the_table():
+    ids, small, large = Type("i64", (Axis("batch", 8),)), Axis("vocab", 100), Axis("vocab", 1_000_000)
+    for op in (Gather("vocab"), Pick("vocab")):
+        times = []
+        for vocab in (small, large):
+            axes = (vocab, Axis("embed", 16)) if isinstance(op, Gather) else (*ids.axes, vocab)
+            values = (Value("ids", ids), Value("x", Type("f32", axes)))
+            build = Builder()
+            build.apply(op, *(values if isinstance(op, Gather) else reversed(values)))
+            times.append(seconds(build.nodes[0], DEVICES["a100"]))
+        assert times[0] == times[1]

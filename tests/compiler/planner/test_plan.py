@@ -1,0 +1,526 @@
+"""`plan`: what is searched, how near estimates are, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from partita.cli.main import main
+from partita.compiler.mesh import mesh_of
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.planner.estimate import cut, even, least, memory, parts
+from partita.compiler.planner.search import Search, planned, predicted
+from partita.compiler.planner.space import Candidate, space_of
+from partita.compiler.planner.stage_costs import stages_of
+from partita.compiler.report.claims import failures, outcomes
+from partita.compiler.report.summary import summarize
+from partita.compiler.schedules.registry import make
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load, load_text
+from partita.dsl.spec import RecomputeRule
+from tests.files import SPECS
+from tests.marks import soak
+
+GPT = SPECS / "gpt.par"
+
+
+def spec_of(path: Path, *overrides: str):
+    found, diagnostics = load(path, overrides)
+    assert found is not None, diagnostics
+    return found
+
+
+# ---------------------------------------------------------------- the space
+
+
+def test_the_layout_says_what_is_split():
+    space = space_of(spec_of(GPT))
+    assert (space.data, space.pipe, space.tensor) == ("data", "pipe", "tensor")
+    assert (space.split, space.sequence) == (("heads", "ffn", "vocab"), ("seq",))
+    assert (space.staged, space.layers, space.devices) == (("layer",), 12, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "sequence"),
+    [
+        ("gpt", ("heads", "ffn", "vocab"), ("seq",)),
+        ("llama", ("groups", "ffn", "vocab"), ("seq",)),
+        ("tiny", ("heads", "ffn", "vocab"), ("seq",)),
+    ],
+)
+def test_without_a_layout_axes_are_found(name, split, sequence):
+    given = evolve(spec_of(SPECS / f"{name}.par"), layout=None, meshes={})
+    space = space_of(given, 8)
+    assert set(space.split) - {"key"} == set(split)
+    assert space.sequence == sequence
+    assert space.staged == ("layer",)
+
+
+def test_factors_multiply_to_the_devices_and_divide():
+    space = space_of(spec_of(GPT), 48)
+    found = set(space.factors())
+    assert found
+    for data, pipe, tensor in found:
+        assert data * pipe * tensor == 48
+        assert space.rows % data == 0
+        assert pipe <= 12
+        assert tensor in (1, 2, 4, 8)
+    assert set(space_of(spec_of(GPT), keep=True).factors()) == {(2, 4, 2)}
+
+
+def test_a_mesh_axis_keeps_its_role_whatever_it_is_called():
+    """An axis `data` that only stores parameters in shards splits no batch."""
+    text = (SPECS / "tiny.par").read_text().replace("mesh laptop(pipe = 2)", "mesh laptop(pipe = 1, data = 2)")
+    text = text.replace("layout stages on laptop {", "layout stages on laptop {\n  shard param -> data")
+    given, diagnostics = load_text(text, overrides=["batch=8", "schedule=gpipe(microbatches = 8)"])
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert space.others == (("data", 2),)
+    own = space.own()
+    assert (own.data, own.size) == (1, 1)
+    assert Search(space, 1, 1.0).run().plans
+
+
+@pytest.mark.soak
+def test_a_mesh_axis_of_another_purpose_stays():
+    text = (
+        GPT.read_text()
+        .replace("data = 2, pipe", "other = 3, data = 2, pipe")
+        .replace("[tensor", "[other -> ib400, tensor")
+    )
+    text = text.replace("layout megatron on cluster {", "layout megatron on cluster {\n shard embed -> other")
+    given, diagnostics = load_text(text)
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert space.others == (("other", 3),)
+    best = Search(space, 1, 2.0).run().plans[0]
+    assert best.file.mesh.size("other") == 3
+    assert compile_spec(best.file).mesh.ranks == 48
+    with pytest.raises(Refused, match="16 devices cannot all be used"):
+        space_of(given, 16)
+
+
+# ---------------------------------------------------------------- estimates
+
+NEAR = [
+    Candidate(2, 4, 2, 2, True, 1),
+    Candidate(2, 4, 2, 4, True, 1, "", "interleaved_1f1b", 3),
+    Candidate(4, 4, 1, 1, False, 1, "", "zb_h1"),
+    Candidate(1, 4, 4, 2, True, 0, "attention", "zb_v", 2),
+    Candidate(2, 2, 4, 2, False, 2, "all", "zb_h2"),
+    Candidate(8, 2, 1, 1, False, 3, "mlp", "gpipe"),
+    Candidate(16, 1, 1, 2, False, 3),
+    Candidate(2, 1, 8, 4, True, 0, "all"),
+]
+
+
+@pytest.mark.parametrize("candidate", NEAR, ids=str)
+def test_estimates_are_near_what_is_compiled(candidate):
+    space = space_of(spec_of(GPT, "heads=16", "key=48", "batch=128"))
+    stages = stages_of(space, candidate, mesh_of(space.mesh_of(candidate), space.pipe).links)
+    microbatches = space.microbatches(candidate)
+    own = cut(stages, candidate, space.layers)
+    plan = planned(space, candidate)
+    seconds = parts(stages, own, candidate, microbatches, 0.0)
+    # How much of what is summed for each microbatch hides depends on how many layers there are.
+    assert seconds.step == pytest.approx(plan.prediction.step_time, rel=0.16 if candidate.zero > 1 else 0.03)
+    # What is tied stands twice on a rank that has the first and the last stage.
+    most = 0.4 if candidate.schedule == "zb_v" else 0.15
+    assert max(memory(stages, own, candidate, microbatches, 0.0)) == pytest.approx(plan.peak, rel=most)
+    assert plan.parts.step == pytest.approx(plan.prediction.step_time)
+
+
+TOWERS = """
+axis batch = 4096, embed = 64, wide = 256
+block mlp(x: [batch, embed]) {{
+  param up: [embed, wide] ~ normal(0.1)
+  param down: [wide, embed] ~ normal(0.1)
+  return x + dot(gelu(dot(x, up, over = embed)), down, over = wide)
+}}
+block tower(x: [batch, embed]) {{
+  repeat 4 as layer {{ let x = mlp(x) }}
+  return x
+}}
+model net(x: [batch, embed]) {{
+  {body}
+  loss mean(x * x)
+}}
+mesh cluster(data = 2, pipe = 2)
+layout split on cluster {{
+  shard batch -> data
+  stage layer -> pipe
+}}
+schedule own = {schedule}
+train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "runs", "layers"),
+    [
+        ("let x = tower(x) repeat 2 as layer { let x = mlp(mlp(x)) }", 2, 6),
+        *soak(
+            ("let x = tower(x)", 1, 4),
+            ("let x = tower(tower(x))", 2, 8),
+            ("repeat 3 as outer { let x = tower(x) }", 3, 12),
+        ),
+    ],
+)
+def test_repeats_that_run_several_times(body, runs, layers):
+    given, diagnostics = load_text(TOWERS.format(body=body, schedule="one_f_one_b(microbatches = 8)"))
+    assert given is not None, diagnostics
+    space = space_of(given)
+    assert (space.runs, space.layers) == (runs, layers)
+    for candidate in (Candidate(4, 1, 1, 128), Candidate(2, 2, 1, 128), Candidate(1, 2, 1, 256, recompute="all")):
+        stages = stages_of(space, candidate)
+        own = cut(stages, candidate, layers)
+        estimated = parts(stages, own, candidate, space.microbatches(candidate), 0.0)
+        plan = planned(space, candidate)
+        # Turns of repeats that differ count as the mean of these.
+        near = 0.05 if "mlp(mlp" not in body else 0.25
+        assert estimated.step == pytest.approx(plan.prediction.step_time, rel=near)
+    best = Search(space, 3).run().plans[0]
+    assert best.file.mesh.ranks == 4
+
+
+def test_the_inputs_of_many_microbatches_are_estimated():
+    """Of which a rank of a processor holds all, beside its part."""
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    given, diagnostics = load_text(text, overrides=["batch=65536"])
+    assert given is not None, diagnostics
+    space = space_of(given)
+    candidate = Candidate(2, 2, 1, 512)
+    assert space.microbatches(candidate) == 64
+    outlook = Search(space)._look(candidate)
+    plan = planned(space, candidate)
+    assert plan.peak > 1.4 * (1 << 16) * 64 * 4
+    assert outlook.peak == pytest.approx(plan.peak, rel=0.1)
+
+
+def test_the_files_own_schedule_may_be_broken(tmp_path):
+    (tmp_path / "bad.txt").write_text("F0.0 nonsense")
+    (tmp_path / "net.par").write_text(TOWERS.format(body="let x = tower(x)", schedule='from_file("bad.txt")'))
+    found = Search(space_of(spec_of(tmp_path / "net.par")), 1).run()
+    assert found.plans
+    assert found.own is None
+    assert found.wrong.code == "E0506"
+
+
+# ---------------------------------------------------------------- the file as it is
+
+
+def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
+    found = Search(space_of(spec_of(GPT)), 3, within=0.001).run()
+    assert found.own_fits
+    assert found.plans[0].prediction.step_time <= found.own.prediction.step_time
+    assert found.own.prediction.step_time == predicted(spec_of(GPT), found.own.candidate).prediction.step_time
+
+
+def test_a_file_that_says_more_than_is_searched_may_be_the_best(tmp_path, capsys, monkeypatch):
+    """On one mesh, with a schedule of its own: what is written is the file, with claims."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.sched").write_text(f"{make('zb_v', 2, 2, 128)}\n")
+    path = _written(tmp_path, 'from_file("mine.sched", placement = v)')
+    (tmp_path / "net.par").write_text(path.read_text().replace("shard batch", "shard state -> data\n  shard batch"))
+    arguments = ["plan", "net.par", "embed=128", "--keep-mesh", "--within", "1", "-o", "planned.par"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^the original file: .*; no faster plan was found$", out, re.MULTILINE), out
+    assert "the best is the original file, which is in planned.par" in out
+    own, planned_ = (compile_spec(spec_of(*each)) for each in ((Path("net.par"), "embed=128"), (Path("planned.par"),)))
+    assert planned_.schedule == own.schedule
+    assert summarize(planned_).prediction.step_time == summarize(own).prediction.step_time
+    assert not failures(outcomes(planned_, summarize(planned_)))
+    assert main([*arguments[:-1], str(tmp_path / "elsewhere" / "planned.par")]) == 1
+    assert "E0903" in capsys.readouterr().err
+
+
+def _written(folder: Path, schedule: str) -> Path:
+    """A file of towers with this schedule."""
+    path = folder / "other.par"
+    path.write_text(TOWERS.format(body="let x = tower(x)", schedule=schedule))
+    return path
+
+
+def test_overrides_of_the_file_are_written_with_it(tmp_path, capsys):
+    (tmp_path / "lib.par").write_text("schedule there = looped_bfs(microbatches = 8, chunks = 2)\n")
+    path = _written(tmp_path, "one_f_one_b(microbatches = 8)")
+    path.write_text('import "lib.par"\n' + path.read_text().replace("steps = 1", "steps = 1  schedule = there"))
+    output = tmp_path / "planned.par"
+    overrides = ["there.microbatches=4", "batch=8192", "--keep-mesh", "--within", "1"]
+    assert main(["plan", str(path), *overrides, "-o", str(output), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.rpartition("}")[0] + "}")
+    written = compile_spec(spec_of(output))
+    assert written.microbatches == found["plans"][0]["microbatches"]
+    assert summarize(written).prediction.step_time == found["plans"][0]["step_time"] <= found["own"]["step_time"]
+
+
+@pytest.mark.soak
+def test_a_file_that_does_not_fit_is_said_not_to(tmp_path, capsys):
+    device = "device(flops = 1TFLOP/s, memory = 4MiB, bandwidth = 1TB/s)"
+    path = _written(tmp_path, "gpipe(microbatches = 1)")
+    path.write_text(path.read_text().replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}"))
+    arguments = ["plan", str(path), "--keep-mesh", "--within", "2"]
+    assert main(arguments) == 0
+    assert re.search(r"^the original file: .*; it does not fit$", capsys.readouterr().out, re.MULTILINE)
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["own"]["fits"]
+    assert not any(plan["given"] for plan in found["plans"])
+
+
+def test_a_file_that_does_not_compile_is_planned_all_the_same(tmp_path, capsys):
+    assert main(["plan", str(_written(tmp_path, "gpipe(microbatches = 3)")), "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "the original file does not compile: axis `batch` of 4096 does not divide into 3 microbatches" in out
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 32])
+def test_bounds_know_what_few_microbatches_take(microbatches):
+    """A long pipeline waits for the first of them and for the last: none of its schedules can do without."""
+    space = space_of(spec_of(GPT, "batch=1024"))
+    stages = stages_of(space, Candidate(1, 2, 1, 1))
+    for schedule, chunks in space.schedules(12, microbatches):
+        candidate = Candidate(1, 12, 1, 1, schedule=schedule, chunks=chunks)
+        own = cut(stages, candidate, 12 * chunks)
+        found = parts(stages, own, candidate, microbatches, 0.0)
+        bound = least(stages, even(stages, candidate, 12 * chunks), candidate, microbatches, 12 * chunks)
+        assert 0.7 * (found.step - found.end) <= bound, (schedule, chunks)
+
+
+def test_the_file_brings_what_it_recomputes_and_the_size_of_its_microbatches():
+    text = GPT.read_text().replace("stage layer -> pipe", "stage layer -> pipe\n  recompute attention, layer.mlp")
+    given, diagnostics = load_text(text, overrides=["batch=96", "fast.microbatches=16"])
+    assert given is not None, diagnostics
+    space = space_of(given)
+    own = space.own()
+    assert own.recompute == "attention, layer.mlp"
+    assert own.size == 3
+    assert space.blocks == ("attention", "mlp", own.recompute, "all")
+    again = space.file(own)
+    recomputing = [rule for rule in again.layout.rules if isinstance(rule, RecomputeRule)]
+    assert [rule.paths for rule in recomputing] == [(("attention",), ("layer", "mlp"))]
+    search = Search(space)
+    bounded = {candidate for _, candidate in search._bounds(search._as_it_is()[0])}
+    assert own.size in {candidate.size for candidate in bounded if candidate.mesh == own.mesh}
+
+
+@pytest.mark.soak
+def test_a_large_file_is_improved_in_the_usual_time():
+    """177 B parameters on 2,304 H100s: much of the time went to candidates with few microbatches for their length."""
+    path = SPECS.parent / "bench" / "models" / "gpt_175b.par"
+    text = re.sub("mesh cluster[^{]*", "mesh cluster(data = 24, pipe = 12, tensor = 8) ", path.read_text())
+    text = text.replace("a100", "h100").replace("nvlink3", "nvlink4").replace("ib200", "ib400")
+    overrides = ["batch=1152", "seq=4096", "vocab=131072", "fast.microbatches=48", "fast.chunks=8"]
+    given, diagnostics = load_text(text, overrides=overrides)
+    assert given is not None, diagnostics
+    found = Search(space_of(given)).run()
+    assert found.plans[0].prediction.step_time < found.own.prediction.step_time
+
+
+@pytest.mark.soak
+def test_the_best_is_no_worse_than_any_candidate():
+    """Of a file with few candidates, all are compiled."""
+    space = space_of(spec_of(SPECS / "tiny.par"))
+    found = Search(space, 10).run()
+    best = found.plans[0].prediction.step_time
+    for data, pipe, tensor in space.factors():
+        for size in space.sizes_of(data):
+            base = Candidate(data, pipe, tensor, size)
+            for schedule, chunks in space.schedules(pipe, space.microbatches(base)):
+                for zero in (0, 1) if data > 1 else (0,):
+                    for sequence in (False, True) if tensor > 1 else (False,):
+                        each = evolve(base, schedule=schedule, chunks=chunks, zero=zero, sequence=sequence)
+                        plan = planned(space, each)
+                        assert plan is None or plan.prediction.step_time >= best * 0.999, each
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_what_is_written_holds(tmp_path, capsys):
+    text = GPT.read_text()
+    (tmp_path / "gpt.par").write_text(text)
+    output = tmp_path / "planned.par"
+    overrides = ["batch=128", "train.optimizer.lr=1e-3", "seq=512"]
+    assert main(["plan", str(tmp_path / "gpt.par"), *overrides, "--devices", "8", "--top", "2", "-o", str(output)]) == 0
+    out = capsys.readouterr().out
+    assert "why slower" in out
+    written = output.read_text()
+    assert main(["fmt", "--check", str(output)]) == 0
+    given, diagnostics = load(output)
+    assert not diagnostics
+    assert given.axes["batch"].size == 128
+    assert given.axes["seq"].size == 512
+    assert given.train.optimizer.arguments["lr"].arguments == {"value": 1e-3}
+    assert given.mesh.ranks == 8
+    assert "# wte again: tied" in written
+    for block in ("block attention", "block mlp", "model gpt"):
+        start = text.index(block)
+        assert text[start : text.index("\n}\n", start)] in written
+    state = compile_spec(given)
+    assert {claim.measure for claim in given.expect} >= {"peak_memory", "step_time"}
+    assert not failures(outcomes(state, summarize(state)))
+
+
+def test_imports_stay(tmp_path):
+    (tmp_path / "model.par").write_text(GPT.read_text())
+    (tmp_path / "main.par").write_text(
+        '# Planned.\nimport "model.par"\naxis batch = 32\n'
+        "train { model = gpt data = random() optimizer = sgd(lr = 0.1) steps = 1 layout = megatron schedule = fast }\n"
+    )
+    output = tmp_path / "planned.par"
+    assert main(["plan", str(tmp_path / "main.par"), "seq=256", "--top", "1", "--within", "1", "-o", str(output)]) == 0
+    given, diagnostics = load(output)
+    assert given is not None, diagnostics
+    assert (given.axes["batch"].size, given.axes["seq"].size) == (32, 256)
+    assert compile_spec(given).mesh.ranks == 16
+
+
+def test_json(capsys):
+    assert main(["plan", str(SPECS / "tiny.par"), "--json", "--top", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == 2
+    assert 1 <= len(found["plans"]) <= 3
+    first = found["plans"][0]
+    assert first["why"] is None
+    assert first["step_time"] <= found["own"]["step_time"]
+    keys = {"mesh", "zero", "sequence", "schedule", "chunks", "microbatches", "microbatch", "recompute"}
+    keys |= {"step_time", "tokens_per_second", "mfu", "bubble", "peak_memory", "given", "why"}
+    assert keys == set(first)
+    assert keys | {"fits"} == set(found["own"])
+
+
+def test_a_device_brings_its_links():
+    given = evolve(spec_of(SPECS / "tiny.par"), layout=None, meshes={})
+    space = space_of(given, 32, device="h100")
+    links = space.mesh_of(Candidate(8, 2, 2, 1)).links
+    assert {name: link.name for name, link in links.items()} == {
+        "data": "ib400",
+        "pipe": "nvlink4",
+        "tensor": "nvlink4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["mlp.par", "--devices", "7"], "E0901", "7 devices cannot all be used"),
+        (["gpt.par", "embed=98304", "key=8192"], "E0902", "iB on a rank"),
+    ],
+)
+def test_what_cannot_be_planned(arguments, code, said, capsys):
+    assert main(["plan", str(SPECS / arguments[0]), *arguments[1:]]) == 1
+    captured = capsys.readouterr()
+    assert code in captured.err
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_nothing_fits_says_what_came_nearest():
+    text = GPT.read_text().replace(
+        "device = h100", "device = device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"
+    )
+    given, _ = load_text(text, overrides=["batch=16", "seq=16384"], fitting=False)
+    with pytest.raises(Refused) as refused:
+        Search(space_of(given)).run()
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.code == "E0902"
+    assert "GiB" in diagnostic.notes[0]
+
+
+def test_a_plan_is_not_written_where_it_would_find_nothing(tmp_path, capsys):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    assert main(["plan", str(GPT), "--top", "1", "--within", "1", "-o", str(folder / "planned.par")]) == 1
+    assert "E0903" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
+def test_what_fits_by_no_estimate_is_said_with_what_it_needs(tmp_path):
+    """Activations alone are too large: what is said to be needed is more than there is."""
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    device = "device(flops = 1TFLOP/s, memory = 1MiB, bandwidth = 1TB/s)"
+    text = text.replace("pipe = 2)", f"pipe = 2) {{ device = {device} }}").replace(
+        "batch = 4096", "batch = 4, seq = 4096"
+    )
+    text = text.replace("[batch, embed]", "[batch, seq, embed]")
+    given, diagnostics = load_text(text, fitting=False)
+    assert given is not None, diagnostics
+    with pytest.raises(Refused) as refused:
+        Search(space_of(given)).run()
+    (note,) = refused.value.diagnostics[0].notes
+    found = re.fullmatch(r"the smallest found needs about ([\d.]+)MiB per rank: .*", note)
+    assert found is not None, note
+    assert float(found[1]) > 1
+
+
+def test_a_device_needs_a_number_of_them(tmp_path, capsys):
+    text = TOWERS.format(body="let x = tower(x)", schedule="one_f_one_b(microbatches = 8)")
+    (tmp_path / "net.par").write_text(text[: text.index("mesh")] + text[text.index("train") :])
+    assert main(["plan", str(tmp_path / "net.par"), "--device", "a100"]) == 1
+    assert "E0901" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [("--devices", "10000000000"), ("--within", "9" * 400), ("--top", "0")])
+def test_numbers_beyond_reason_are_status_2(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(GPT), *wrong])
+    assert ended.value.code == 2
+    assert "error: argument" in capsys.readouterr().err
+
+
+def test_an_unknown_device_is_status_2(capsys):
+    assert main(["plan", str(GPT), "--device", "abacus"]) == 2
+    assert "a100" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_a_trillion_parameters_in_twenty_seconds():
+    overrides = ["batch=3072", "seq=2048", "embed=25600", "heads=160", "key=160", "vocab=51200"]
+    overrides += ["cluster.data=6", "cluster.pipe=64", "cluster.tensor=8"]
+    text = GPT.read_text().replace("repeat 12", "repeat 128").replace("h100", "a100").replace("ib400", "ib200")
+    given, diagnostics = load_text(text.replace("nvlink4", "nvlink3"), overrides=overrides)
+    assert given is not None, diagnostics
+    start = process_time()
+    found = Search(space_of(given)).run()
+    assert process_time() - start < 25
+    assert found.plans[0].prediction.mfu > 0.5
+
+
+def published() -> Any:
+    """The module with the published rows."""
+    path = SPECS.parent / "bench" / "published" / "megatron.py"
+    found = importlib.util.spec_from_file_location("megatron", path)
+    assert found is not None
+    module = importlib.util.module_from_spec(found)
+    assert found.loader is not None
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", range(10))
+def test_no_published_configuration_is_predicted_faster(row):
+    module = published()
+    given = spec_of(module.HERE / "megatron_sc21.par", *module.overrides(module.tables()[0]["rows"][row]))
+    space = space_of(given)
+    best = Search(space).run().plans[0]
+    own = space.own()
+    assert own is not None
+    assert best.prediction.step_time <= predicted(given, own).prediction.step_time
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    path = tmp_path / "tiny.par"
+    text = (SPECS / "tiny.par").read_text()
+    path.write_text(text.replace("stage layer -> pipe", "stage layer -> pipe\n  place wpe -> pipe[0]"))
+    assert main(["plan", str(path), "--top", "1"]) == 0
+    assert "dropped, since they name stages: place wpe -> pipe[0]" in capsys.readouterr().out

@@ -1,0 +1,476 @@
+"""What an import says and refuses: nothing is bound silently that could be bound in another way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from partita.cli.importing import MOST_LINES
+from partita.cli.main import main
+from partita.dsl.diagnostic import Refused, shown
+from partita.runtime.checkpoint.commits import read_manifest
+from partita.runtime.checkpoint.exchange import export
+from partita.runtime.checkpoint.loading import Commit
+from partita.runtime.checkpoint.repeated import families, set_text
+from tests.runtime.checkpoint.runs import ONE_RANK, plan_of, trained
+
+# Matrices that are square, in one axis of three, and in no way.
+SQUARE = """
+axis batch = 4, embed = 4, heads = 2, key = 2, ffn = 4, out = 3
+
+model m(x: [batch, embed]) {
+  param wq: [embed, heads, key] ~ normal(0.5)
+  param gain: [embed] ~ ones()
+  repeat 3 as layer {
+    param up: [embed, ffn] ~ normal(0.5)
+    param down: [ffn, embed] ~ normal(0.5)
+    let x = x + dot(dot(x * gain, up, over = embed), down, over = ffn)
+  }
+  param last: [embed, out] ~ normal(0.5)
+  let y = dot(x, wq, over = embed)
+  loss mean(y) + mean(dot(x, last, over = embed))
+}
+
+train { data = random()  optimizer = sgd(lr = 0.1)  steps = 2 }
+"""
+TENSORS = {
+    "m.wq": (4, 2, 2),
+    "m.gain": (4,),
+    **{f"m.layer.{i}.{name}": (4, 4) for i in range(3) for name in ("up", "down")},
+    "m.last": (4, 3),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `m.par` and `m.safetensors`, of its parameters, to be in."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.par").write_text(SQUARE)
+    write()
+    return tmp_path
+
+
+def write(changes: dict[str, torch.Tensor] | None = None) -> None:
+    given = {name: torch.arange(prod(shape)).reshape(shape) / 100 for name, shape in TENSORS.items()}
+    save_file(given | (changes or {}), "m.safetensors")
+
+
+def partita(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["checkpoint", *arguments])
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def words(text: str, first: str) -> list[str]:
+    """The line that begins with a word, in words."""
+    (line,) = (line.split() for line in text.splitlines() if line.split()[:1] == [first])
+    return line
+
+
+# ---------------------------------------------------------------- what was bound
+
+
+def test_what_is_bound_to_what_is_shown_and_layers_once(folder: Path, capsys: pytest.CaptureFixture[str]):
+    status, out, err = partita(capsys, "import", "new/checkpoints", "m.safetensors", "m.par")
+    assert status == 0
+    up = "m.layer.{0..2}.up"
+    assert re.search(r"^m.last +f32\[embed=4, out=3\] +← +m.last +F32\[4, 3\] +embed, out *$", out, re.MULTILINE)
+    assert " ".join(words(out, up)) == f"{up} f32[embed=4, ffn=4] ← {up} F32[4, 4] embed, ffn ?"
+    assert words(out, "m.wq")[-4:] == ["embed,", "heads,", "key", "?"]
+    assert "warning[W0807]: 7 tensors have axes of equal size, whose order in m.safetensors is ambiguous" in err
+    assert "= m.wq: f32[embed=4, heads=2, key=2] ← m.wq" in err
+    assert "= m.layer.{0..2}.down: f32[ffn=4, embed=4] ← m.layer.{0..2}.down" in err
+
+
+def test_a_map_that_gives_axes_settles_them(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """The help of the warning is a map that does, but for the order."""
+    names: dict[str, object] = {}
+    for _ in range(3):
+        status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names(names), "--strict")
+        assert status == 1
+        assert not Path("new").exists()
+        names |= json.loads(err.split("such as ")[1].strip())
+    assert list(names) == ["m.wq", "m.layer.*.up", "m.layer.*.down"]
+    names["m.layer.*.up"]["axes"].reverse()
+    status, out, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names(names), "--strict")
+    assert (status, err) == (0, "")
+    assert words(out, "m.layer.{0..2}.up")[-2:] == ["ffn,", "embed"]
+    with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:
+        assert torch.equal(commit.read("m.layer.1.up"), load_file("m.safetensors")["m.layer.1.up"].T)
+        assert torch.equal(commit.read("m.layer.1.down"), load_file("m.safetensors")["m.layer.1.down"])
+
+
+def given_names(names: object) -> list[str]:
+    Path("names.json").write_text(json.dumps(names))
+    return ["--names", "names.json"]
+
+
+def test_strictly_all_that_is_open_is_refused_at_once(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write({f"more.{i}.bias": torch.ones(1) for i in range(20)})
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", "--strict")
+    assert status == 1
+    assert "error[E0811]: 20 tensors are not used in m.safetensors\n  = more.{0..19}.bias\n" in err
+    assert "error[E0812]: 7 tensors have axes of equal size" in err
+    assert not Path("new").exists()
+
+
+def test_a_matrix_that_stands_transposed_is_refused_with_the_map_that_turns_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    last = load_file("m.safetensors")["m.last"]
+    write({"m.last": last.T.contiguous()})
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    assert "= m.last is F32[3, 4], but m.last: f32[embed=4, out=3] needs [4, 3]\n" in err
+    names = json.loads(err.split("such as ")[1].strip())
+    assert partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names(names))[0] == 0
+    with Commit(Path("new"), read_manifest(Path("new"), 0)) as commit:
+        assert torch.equal(commit.read("m.last"), last)
+
+
+def test_what_is_missing_in_every_layer_is_named_once(folder: Path, capsys: pytest.CaptureFixture[str]):
+    there = load_file("m.safetensors")
+    save_file({name: tensor for name, tensor in there.items() if not name.endswith(".up")}, "m.safetensors")
+    _, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert "lacks 3 of 9 tensors\n  = m.layer.{0..2}.up\n" in err
+    _, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *given_names({"m.layer.*.up": "h.*.w"}))
+    assert "  = h.{0..2}.w   (m.layer.{0..2}.up)\n" in err
+
+
+def test_json_has_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write({"other": torch.ones(1)})
+    status, out, _ = partita(capsys, "import", "new", "m.safetensors", "m.par", "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert {each["name"] for each in found["tensors"]} == set(TENSORS)
+    (wq,) = (each for each in found["tensors"] if each["name"] == "m.wq")
+    assert (wq["axes"], wq["ambiguous"]) == ([["embed"], ["heads"], ["key"]], ["heads", "key"])
+    assert found["unused"] == ["other"]
+
+
+def test_of_many_names_that_do_not_repeat_some_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]):
+    count = 2 * MOST_LINES
+    body = "\n".join(f"  param p{i}: [features] ~ ones()\n  let x = x + p{i}" for i in range(count))
+    train = "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }"
+    model = f"axis batch = 2, features = 2\nmodel m(x: [batch, features]) {{\n{body}\n  loss mean(x)\n}}\n"
+    Path("m.par").write_text(model + train)
+    unused = {f"u{i}": torch.ones(1) for i in range(10_000)}
+    save_file({f"m.p{i}": torch.ones(2) for i in range(count)} | unused, "m.safetensors")
+    status, out, _ = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 0
+    assert len(out.splitlines()) < MOST_LINES + 12
+    assert f"and {count - MOST_LINES} more; --json lists them all" in out
+    assert "  and 9,992 more; --json lists them all" in out
+
+
+# ---------------------------------------------------------------- names that repeat
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([("l.0.a", "h.0.b"), ("l.1.a", "h.1.b"), ("l.2.a", "h.2.b")], [("l.{0..2}.a", "h.{0..2}.b")]),
+        # What is out of order shows.
+        ([("l.0", "h.1"), ("l.1", "h.0")], [("l.0", "h.1"), ("l.1", "h.0")]),
+        ([("l.0", "h.4"), ("l.1", "h.5")], [("l.{0..1}", "h.{4..5}")]),
+        ([("l.0.e.0", "e.0.l.0"), ("l.0.e.1", "e.1.l.0"), ("l.1.e.0", "e.0.l.1"), ("l.1.e.1", "e.1.l.1")], None),
+        ([(f"l.{i}.e.{j}", f"{j}") for i, j in ((0, 0), (0, 1), (1, 0), (1, 2))], None),
+        ([("w1", "w1"), ("w2", "w2")], [("w1", "w1"), ("w2", "w2")]),
+        ([("l.00", "x.00"), ("l.01", "x.01")], [("l.00", "x.00"), ("l.01", "x.01")]),
+    ],
+)
+def test_only_what_follows_is_taken_together(rows: list[tuple[str, str]], expected: list[tuple[str, str]] | None):
+    found = families((row, None) for row in rows)
+    assert sum(each.count for each in found) == len(rows)
+    if expected is not None:
+        assert [each.names for each in found] == expected
+    assert sorted(row for each in found for row in read(each.names, each.count)) == sorted(rows)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 4), unique_by=(lambda row: row[:2], lambda row: row[2:]), max_size=16))
+def test_a_family_is_exactly_its_rows_in_order(numbers: list[tuple[int, int, int, int]]):
+    """Whoever reads the ranges side by side reads the rows that were given, and no others."""
+    rows = [(f"a.{i}.b.{j}", f"c.{k}.d.{m}") for i, j, k, m in numbers]
+    found = families((row, None) for row in rows)
+    assert sorted(row for each in found for row in read(each.names, each.count)) == sorted(rows)
+
+
+def read(names: Sequence[str], count: int) -> list[tuple[str, ...]]:
+    """The rows of a family, its names read side by side as a shell reads braces."""
+
+    def numbers(text: str) -> list[int]:
+        bounds = text.strip("{}").split("..")
+        if len(bounds) == 3:
+            return list(range(int(bounds[0]), int(bounds[1]) + 1, int(bounds[2])))
+        runs = [piece.split("..") for piece in text.strip("{}").split(",")]
+        return [n for run in runs for n in range(int(run[0]), int(run[-1]) + 1)]
+
+    def choices(name: str) -> list[str]:
+        parts = re.split(r"(\{[^}]*\})", name)
+        return ["".join(each) for each in product(*([p] if p[:1] != "{" else map(str, numbers(p)) for p in parts))]
+
+    columns = [choices(name) for name in names]
+    assert {len(column) for column in columns} == {count}
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([7], "7"), ([0, 1, 2], "{0..2}"), ([0, 2, 4], "{0..4..2}"), ([0, 1, 5], "{0..1,5}"), ([3, 9], "{3,9}")],
+)
+def test_sets_of_numbers(numbers: list[int], text: str):
+    assert set_text(numbers) == text
+
+
+# ---------------------------------------------------------------- how to train from it
+
+
+@pytest.mark.parametrize(
+    ("directory", "checkpoint", "entry"),
+    [
+        ("new/checkpoints", None, "checkpoint = every(100)"),
+        ("runs/m/checkpoints", None, "checkpoint = every(100)"),
+        ("new/checkpoints", "every(7)", None),
+        ("runs/m/checkpoints", "every(7)", None),
+        ("weights/old", "every(7, keep = 5)", 'checkpoint = every(7, dir = "weights/old", keep = 5)'),
+        ("weights/old", 'every(7, dir = "weights/old")', None),
+        ("new/checkpoints", 'every(7, dir = "weights/old", keep = 5)', "checkpoint = every(7, keep = 5)"),
+        ("../elsewhere/it's new", "every(7)", None),
+        ("../elsewhere/new", None, "checkpoint = every(100)"),
+    ],
+)
+def test_what_is_said_to_train_from_it_does(
+    directory: str, checkpoint: str | None, entry: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """The entry put into the file and the commands given, a run begins with what was imported."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    text = SQUARE if checkpoint is None else SQUARE.replace("steps = 2", f"steps = 2  checkpoint = {checkpoint}")
+    Path("m.par").write_text(text)
+    write()
+    status, out, _ = partita(capsys, "import", directory, "m.safetensors", "m.par", "batch=8")
+    assert status == 0
+    lines = [line.strip() for line in out.splitlines()]
+    lines = lines[lines.index("to train from this checkpoint") + 1 :]
+    entries = [line for line in lines if line.startswith("checkpoint = ")]
+    assert entries == ([f"{entry}    in the train block of m.par"] if entry else [])
+    if entry:
+        Path("m.par").write_text(SQUARE.replace("steps = 2", f"steps = 2  {entry}"))
+    for line in lines:
+        if line.startswith("mkdir"):
+            assert os.system(line) == 0
+    assert "batch=8" in shlex.split(lines[-1])
+    assert main([*shlex.split(lines[-1])[1:], "--transport", "virtual"]) == 0
+    assert "step 0/2  resumed from " in capsys.readouterr().out
+
+
+def test_an_override_does_not_hide_the_entry_that_is_wanted(folder: Path, capsys: pytest.CaptureFixture[str]):
+    checkpoint = 'train.checkpoint=every(7, dir = "other")'
+    status, out, _ = partita(capsys, "import", "new/checkpoints", "m.safetensors", "m.par", "batch=8", checkpoint)
+    assert status == 0
+    assert "checkpoint = every(7, keep = 3)    in the train block of m.par" in out
+    assert out.splitlines()[-1] == "  partita run m.par batch=8 --run-dir new"
+
+
+# ---------------------------------------------------------------- numbers
+
+NAN, INF, LARGE = float("nan"), float("inf"), torch.full((4, 3), 1e300, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        ("m.gain", torch.tensor([1.0, NAN, 2.0, -INF]), "2 of 4 numbers are NaN or infinite, the first at [1]: nan"),
+        ("m.last", LARGE, "12 of 12 numbers are beyond f32, the first at [0, 0]: 1e+300"),
+        (
+            "m.gain",
+            torch.tensor([1, 2, 3, INF]).bfloat16(),
+            "1 of 4 numbers are NaN or infinite, the first at [3]: inf",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_trained_from_are_refused(
+    name: str, tensor: torch.Tensor, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    write({name: tensor})
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    assert f"error[E0813]: m.safetensors has numbers that cannot be trained from\n  = {name}: {told}" in err
+    assert not Path("new").exists()
+
+
+def test_a_scalar_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    train = "train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }"
+    Path("m.par").write_text(
+        f"axis batch = 2\nmodel m(x: [batch]) {{ param s: [] ~ ones()  loss mean(x) * s }}\n{train}\n"
+    )
+    save_file({"m.s": torch.tensor(float("nan"))}, "m.safetensors")
+    status, _, err = partita(capsys, "import", "new", "m.safetensors", "m.par")
+    assert status == 1
+    assert "m.s: 1 of 1 numbers are NaN or infinite, the first at []: nan" in err
+    save_file({"m.s": torch.tensor(2.0)}, "m.safetensors")
+    assert partita(capsys, "import", "new", "m.safetensors", "m.par")[0] == 0
+
+
+# ---------------------------------------------------------------- names of strangers
+
+FORGED = "x\nm.par: ok\n\x1b[2J\u202e"
+
+
+def test_a_name_makes_no_line_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Wherever it is shown: unused, bound, missing, of a wrong shape, in a map, and as that of a number."""
+    escaped = "x\\nm.par: ok\\n\\x1b[2J\\u202e"
+    bound = given_names({"m.last": FORGED})
+    last = torch.zeros(4, 3)
+    cases: list[tuple[dict[str, torch.Tensor], list[str]]] = [
+        ({FORGED: torch.ones(1)}, []),
+        ({FORGED: torch.ones(1)}, ["--strict"]),
+        ({FORGED: last}, bound),
+        ({}, bound),
+        ({FORGED: last.T.contiguous()}, bound),
+        ({FORGED: last / 0}, bound),
+        ({}, ["--names", "wrong.json"]),
+        ({}, ["--names", "twice.json"]),
+    ]
+    Path("wrong.json").write_text(json.dumps({FORGED: "x"}))
+    Path("twice.json").write_text(json.dumps({"m.last": FORGED, "m.gain": FORGED}))
+    for changes, options in cases:
+        write(changes)
+        shutil.rmtree("new", ignore_errors=True)
+        _, out, err = partita(capsys, "import", "new", "m.safetensors", "m.par", *options)
+        together = out + err
+        assert escaped in together
+        assert "\nm.par: ok" not in together
+        assert not set(together) & {"\x1b", "\u202e"}
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_what_is_shown_is_one_line_and_stays_as_it_is(text: str):
+    assert shown(text).isprintable()
+    assert shown(shown(text)) == shown(text)
+    if text.isprintable():
+        assert shown(text) == text
+
+
+def test_a_manifest_makes_no_line_of_its_own(saved: Path, capsys: pytest.CaptureFixture[str]):
+    from tests.runtime.checkpoint.test_damage import changed
+
+    def forge(manifest: dict) -> None:
+        manifest.update(layout="a\nforged", schedule="b\nforged")
+        manifest["settings"] = {"c\nforged": "d\nforged"}
+        manifest["written_by"] = "e\nforged"
+
+    changed(saved, 2, forge)
+    for arguments in (["ls", str(saved)], ["show", str(saved)]):
+        out = partita(capsys, *arguments)[1]
+        assert "forged" in out
+        assert not [line for line in out.splitlines() if line.startswith("forged")]
+    resumed = trained(plan_of("train.steps=2", *ONE_RANK), saved.parent)
+    assert all(len(note.splitlines()) == 1 for each in resumed.said for note in each.notes)
+    assert "W0804" in resumed.codes
+
+
+# ---------------------------------------------------------------- what export writes
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    trained(plan_of("train.steps=2", *ONE_RANK), directory)
+    return directory / "checkpoints"
+
+
+@pytest.fixture
+def saved(once: Path, tmp_path: Path) -> Path:
+    shutil.copytree(once, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+@given(name=st.text(st.characters(exclude_categories=()), min_size=1, max_size=20), states=st.booleans())
+@example("__metadata__", False)
+@example("\ud800", False)
+@example("\ud83d\ude00", False)
+@example("\0", True)
+@example("mean/m.gain", True)
+@settings(max_examples=50, deadline=None)
+def test_what_is_exported_can_be_loaded_under_any_name_or_is_refused(once: Path, name: str, states: bool):
+    """The name of one tensor, and then a part of those of several."""
+    out = once.parent / "out.safetensors"
+    with Commit(once, read_manifest(once, 2)) as commit:
+        for ours, theirs in (("m.wte", name), ("m.layer.*.mlp.up", f"{name}*")):
+            try:
+                export(commit, out, {ours: theirs}, states)
+            except Refused:
+                assert "__metadata__" in theirs or "*" in name or not is_text(name) or "/" in name or "m." in name
+                continue
+            found = load_file(out)
+            assert len(found) == (30 if states else 10)
+            last = commit.read(ours.replace("*", "3"))
+            assert torch.equal(found[theirs.replace("*", "3")], last)
+
+
+def is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def test_names_that_are_longer_than_can_be_read_are_refused(once: Path):
+    with (
+        Commit(once, read_manifest(once, 2)) as commit,
+        pytest.raises(Refused, match="more than the 100,000,000 bytes"),
+    ):
+        export(commit, once.parent / "long.safetensors", {"m.layer.*.mlp.up": "x" * 26_000_000 + "*"}, False)
+    assert not (once.parent / "long.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "link to nothing", "directory"])
+def test_nothing_but_a_file_is_replaced(
+    kind: str, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A name that leads to a device is a link, as /dev/stdout is; a device itself cannot be made here."""
+    place, there = saved.parent / "place", saved.parent / "there"
+    there.write_text("kept")
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif kind != "device":
+        place.symlink_to("there" if kind == "link" else "nothing")
+    else:
+        place = Path("/dev/null")
+        if os.access("/dev", os.W_OK):
+            # Should it not be refused, nothing may come of it.
+            monkeypatch.setattr(os, "rename", lambda *_, **__: pytest.fail("the device was replaced"))
+    status_before = os.lstat(place)
+    status, _, err = partita(capsys, "export", str(saved), "-o", str(place))
+    assert status == 2
+    assert f"partita: cannot write {place}: " in err
+    assert os.lstat(place).st_ino == status_before.st_ino
+    assert there.read_text() == "kept"
+    assert not (saved.parent / "nothing").exists()
+    assert not [name for name in os.listdir(saved.parent) if name.startswith(".")]
+
+
+def test_a_file_is_replaced(saved: Path, capsys: pytest.CaptureFixture[str]):
+    out = saved.parent / "m.safetensors"
+    out.write_text("old")
+    assert partita(capsys, "export", str(saved), "-o", str(out))[0] == 0
+    assert len(load_file(out)) == 10
