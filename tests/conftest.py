@@ -5,14 +5,13 @@ import signal
 from hypothesis import Phase, settings
 
 # How long an example takes is the machine's business: no test depends on it. `make test` runs the same examples each
-# time, so that what fails is what was changed; `make soak` runs others (`--hypothesis-profile=new`). What failed can be
-# run again from the printed blob.
-settings.register_profile("partita", deadline=None, derandomize=True, print_blob=True)
+# time, so that what fails is what was changed; `make soak` runs others, and more (`--hypothesis-profile=new`). What
+# failed can be run again from the printed blob.
+settings.register_profile("partita", deadline=None, derandomize=True, print_blob=True, max_examples=50)
 settings.register_profile("new", deadline=None, derandomize=False, print_blob=True)
 # Where mistakes are planted (`python -m tests.planted`) an example that fails is enough, however large it is.
-settings.register_profile(
-    "planted", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
-)
+FIRST_FAILURE = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
+settings.register_profile("planted", settings.get_profile("partita"), **FIRST_FAILURE)
 settings.load_profile("partita")
 
 # What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.

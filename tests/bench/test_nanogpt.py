@@ -14,6 +14,7 @@ from peers.draws import drawn
 from torch import nn
 
 from partita.runtime.training import VirtualRun
+from tests.marks import soak
 
 # Small, with a warm-up, a decay and a floor that are all reached, clipping that bites, and two evaluations. The rate
 # and the weight decay are great enough for each to be seen in the losses.
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("layout", [(), ("machine.data=2",), ("machine.pipe=2", "fast.microbatches=2")])
+@pytest.mark.parametrize("layout", [(), *soak((("machine.data=2",),), (("machine.pipe=2", "fast.microbatches=2"),))])
 def test_the_peer_trains_what_ours_trains(folder: Path, layout: tuple[str, ...]):
     work = nanogpt.recipe([*SMALL, *layout], folder)
     expected = peers.nanogpt.Training(work).run()

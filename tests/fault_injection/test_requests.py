@@ -33,6 +33,7 @@ def expected(undisturbed: Callable[[str], tuple[list[dict], dict]]) -> list[dict
 # ---------------------------------------------------------------- SIGTERM
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["supervisor", *soak("one process", "torchrun")])
 def test_a_run_that_is_asked_to_end_saves_the_step(run: Run, expected: list[dict], how: str) -> None:
     """Whichever it is, and goes on from there as if nothing had happened."""

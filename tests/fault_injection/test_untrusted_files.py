@@ -65,6 +65,7 @@ class UntrustedPeer:
         self._connections.append(connection)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("said", [bytes(8), *soak(b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 16)], ids=len)
 def test_nobody_reaches_what_ranks_listen_on(run: Run, said: bytes) -> None:
     if not private_networks():

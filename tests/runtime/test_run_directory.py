@@ -234,7 +234,7 @@ def _place_was_changed(folder: Path) -> list[str]:
 CASES = (_without_entry, _directly_in_it, _elsewhere, _entry_with_a_place_was_lost, _place_was_changed)
 
 
-@pytest.mark.parametrize("prepare", every(3, CASES))
+@pytest.mark.parametrize("prepare", every(5, CASES))
 def test_checkpoints_that_would_not_be_used_are_an_error(folder: Path, prepare: Callable[[Path], list[str]]) -> None:
     """Before anything is trained, or written over."""
     arguments = prepare(folder)

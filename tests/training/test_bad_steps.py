@@ -198,6 +198,7 @@ def test_what_is_left_out_is_said_with_its_rows(folder: Path):
         assert each.notes[1] == f"its batch: {', '.join(names[:4])} and 4 more"
 
 
+@pytest.mark.soak
 def test_at_most_so_many_in_all_also_over_a_restart(folder: Path, tmp_path: Path):
     bad = steps_with({9, 36}, folder)
     with pytest.raises(NotFinite) as stopped:
@@ -216,6 +217,7 @@ def test_at_most_so_many_in_all_also_over_a_restart(folder: Path, tmp_path: Path
     assert resumed.said == []  # what is done about bad steps is no other setting
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "settings", ["rewind(spike = 1.05, window = 2)", *soak("skip", "skip(spike = 1.05, window = 3)")]
 )

@@ -144,6 +144,7 @@ def test_every_command_takes_what_three_modules_add(tmp_path: Path):
     assert trained(path.parent) == pytest.approx(by_matrix(tmp_path), rel=1e-5)
 
 
+@pytest.mark.soak
 def test_every_process_of_a_run_has_what_three_files_add(tmp_path: Path):
     copy = Copy.made(tmp_path / "copy")
     tree = copy.folder / "tree"

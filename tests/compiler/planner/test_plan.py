@@ -223,6 +223,7 @@ def test_nothing_slower_than_the_file_is_proposed_however_short_the_search_is():
     assert found.own.prediction.step_time == predicted(spec_of(GPT), found.own.candidate).prediction.step_time
 
 
+@pytest.mark.soak
 def test_a_file_that_says_more_than_is_searched_may_be_the_best(tmp_path, capsys, monkeypatch):
     """On one mesh, with a schedule of its own: what is written is the file, with claims."""
     monkeypatch.chdir(tmp_path)
@@ -424,6 +425,7 @@ def test_what_cannot_be_planned(arguments, code, said, capsys):
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.soak
 def test_nothing_fits_says_what_came_nearest():
     text = GPT.read_text().replace(
         "device = h100", "device = device(flops = 1TFLOP/s, memory = 700MiB, bandwidth = 1TB/s)"

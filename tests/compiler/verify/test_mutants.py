@@ -189,7 +189,7 @@ def test_wrong_communication_is_refused(name: str, count: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("mlp", 9), ("tiny", 5), ("llama", 1), *soak(("llama zero1", 2), ("gpt", 1))]
+    ("name", "count"), [("mlp", 9), *soak(("tiny", 5), ("llama", 1), ("llama zero1", 2), ("gpt", 1))]
 )
 def test_wrong_communication_fails(name: str, count: int):
     found, _ = experiment(name)

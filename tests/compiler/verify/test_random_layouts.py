@@ -36,7 +36,7 @@ def check(text: str) -> None:
 
 
 @given(program=sharded_programs())
-@settings(max_examples=20, suppress_health_check=SLOW)
+@settings(max_examples=12, suppress_health_check=SLOW)
 @pytest.mark.timeout(1200)
 def test_laid_out_equals_whole(program: Program):
     note(program.text)

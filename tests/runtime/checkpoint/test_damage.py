@@ -128,6 +128,7 @@ def test_damage_is_named_and_the_commit_before_is_used(
     read_manifest(copy / "checkpoints", 4)
 
 
+@pytest.mark.soak
 def test_what_is_damaged_stays_for_as_long_as_a_whole_one_would(copy: Path):
     """`keep` newer ones, and it is gone."""
     flip(copy / "checkpoints" / NEWEST / FIRST, 12345)

@@ -18,6 +18,7 @@ from partita.compiler.layout import REPLICATED
 from partita.dsl.types import Axis, Type
 from partita.runtime.checkpoint.manifest import Tensor
 from partita.runtime.checkpoint.names import forms
+from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, tensors, trained
 
 # Names and axes as another program has them: matrices as [out, in].
@@ -70,7 +71,7 @@ def test_export_under_other_names_and_axes(saved, folder: Path, capsys: pytest.C
     assert len(found) == len(own)
 
 
-@pytest.mark.parametrize("names", [[], ["--names", "names.json"]])
+@pytest.mark.parametrize("names", [["--names", "names.json"], *soak([])])
 def test_there_and_back_is_the_same_run(names: list[str], saved, folder: Path, capsys: pytest.CaptureFixture[str]):
     """With states and under the same step, the run goes on as from the checkpoint itself, bit for bit."""
     assert partita(capsys, "export", ".", "-o", "m.safetensors", "--states", *names)[0] == 0

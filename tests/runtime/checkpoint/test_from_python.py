@@ -58,6 +58,7 @@ def saved(directory: Path, step: int = 6) -> dict[str, torch.Tensor]:
 MESHES = st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 
 
+@pytest.mark.soak
 @given(
     MESHES,
     st.sampled_from(["zero3", "zero1", "plain"]),
@@ -176,6 +177,7 @@ def test_a_model_whose_checkpoint_cannot_be_written_is_not_lost(folder: Path, mo
 # ---------------------------------------------------------------- a process that goes on afterwards
 
 
+@pytest.mark.soak
 def test_a_run_that_is_interrupted_leaves_nothing_behind_but_its_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -16,7 +16,7 @@ from partita.runtime.checkpoint.loading import Commit, entries_of
 from partita.runtime.rank import Plan, prepare
 from tests import programs
 from tests.files import SPECS
-from tests.marks import every
+from tests.marks import every, soak
 from tests.runtime.checkpoint.runs import (
     ONE_RANK,
     TEXT,
@@ -101,7 +101,7 @@ def test_saved_in_one_layout_and_loaded_in_another_at_length(text: str, tmp_path
     check(text, tmp_path_factory.mktemp("relaid"))
 
 
-@pytest.mark.parametrize("rule", ["ffn -> data, tensor", "embed -> tensor, data", "param -> tensor, data"])
+@pytest.mark.parametrize("rule", ["embed -> tensor, data", *soak("ffn -> data, tensor", "param -> tensor, data")])
 def test_an_axis_over_two_mesh_axes(rule: str, tmp_path: Path):
     text = TEXT + f"layout both on cluster {{ shard {rule}  stage layer -> pipe }}"
     saved = trained(plan_of("layout=both", "train.steps=2", text=text), tmp_path)
@@ -166,6 +166,7 @@ def saved_llama(tmp_path_factory: pytest.TempPathFactory):
     return directory, trained(saved_every(short, 3), directory), trained(plan, directory)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "mesh"),
     every(18, CASES),

@@ -85,6 +85,7 @@ def test_one_checkpoint_is_written_at_a_time_and_waiting_is_said(tmp_path: Path,
     assert steps_in(tmp_path / "checkpoints") == [2, 4, 6]
 
 
+@pytest.mark.soak
 def test_a_run_that_ends_on_what_is_not_finite_completes_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -273,6 +274,7 @@ def test_a_full_disk(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 def test_where_there_is_no_room_for_all_fewer_are_kept_and_each_is_saved(tmp_path: Path):
     """Room for three checkpoints, so that two are kept. Every step is saved; that fewer are kept is said once."""
     (tmp_path / "m.par").write_text(TEXT)
@@ -356,6 +358,7 @@ def test_a_process_that_could_not_write_is_the_one_that_is_named(tmp_path: Path)
     assert "partita: rank 1 could not write its part of the last checkpoint" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_file_system_without_locks_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def none(handle: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

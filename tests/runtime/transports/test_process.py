@@ -74,6 +74,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to list what listens")
 def test_under_the_supervisor_transfers_arrive_and_nothing_listens_beyond_loopback() -> None:
     run = supervised(EXCHANGE, OMP_NUM_THREADS="1")

@@ -171,6 +171,7 @@ CHAOS = FILE.replace(
 )
 
 
+@pytest.mark.soak
 def test_what_rounding_alone_changes_is_not_decided():
     """The logistic map doubles every difference: after forty iterations the last digits are the first ones."""
     assert "rounding errors grow" in undecided(CHAOS).message
