@@ -12,7 +12,7 @@ run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
 
 lint: .venv/installed
 	$(BIN)/ruff check .
