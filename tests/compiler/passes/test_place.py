@@ -38,15 +38,14 @@ def test_balance_is_optimal(case):
 
 
 LOOKUPS = """
-axis batch = 8, vocab = 5, embed = 64, ffn = 64
+axis batch = 8, vocab = 5, embed = 4, other = 4, ffn = 64
 model m(x: i64[batch], y: [batch, embed]) {
-  param table: [vocab, embed] ~ normal(0.1)
   param head: [embed, ffn] ~ normal(0.1)
   let h = y
-  repeat 5 as layer {
-    param w: [embed, ffn] ~ normal(0.1)
-    param v: [ffn, embed] ~ normal(0.1)
-    let h = dot(dot(h, w, over = embed), v, over = ffn) + embedding(x + 1, table, over = vocab)
+  repeat 4 as layer {
+    param table: [vocab, embed] ~ normal(0.1)
+    param w: [embed, other] ~ normal(0.1)
+    let h = rename(dot(h, w, over = embed), other -> embed) + embedding(x + 1, table, over = vocab)
   }
   loss mean(dot(h, head, over = embed))
 }
