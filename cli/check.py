@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import add_source_arguments, printable, summary
 from partita.dsl.load import load
 
@@ -28,8 +28,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if spec is not None else 1
 
 
-register(
-    Command(
-        "check", "check a file: errors with location, cause and fix", add_arguments, run, others=("lint", "validate")
-    )
-)
+register(Command("check", SUMMARIES["check"], add_arguments, run, others=("lint", "validate")))

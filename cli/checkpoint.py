@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
@@ -305,7 +305,7 @@ def _import(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "checkpoint",
-        "list, show and verify checkpoints; export and import full tensors",
+        SUMMARIES["checkpoint"],
         add_arguments,
         run,
         others=("checkpoints", "ckpt"),

@@ -27,21 +27,20 @@ class Command:
     others: tuple[str, ...] = ()
 
 
-COMMANDS: Registry[Command] = Registry(
-    "command",
-    "partita.cli",
-    (
-        "init",
-        "check",
-        "fmt",
-        "compile",
-        "explain",
-        "schedule",
-        "verify",
-        "plan",
-        "run",
-        "profile",
-        "checkpoint",
-    ),
-)
+# What `partita --help` says of each command, without importing it.
+SUMMARIES = {
+    "init": "write a starter file: a small model that trains on this machine as is",
+    "check": "check a file: errors with location, cause and fix",
+    "fmt": "format files, keeping comments",
+    "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
+    "explain": "list every collective with bytes, time and source line; or the layout of one tensor, and why",
+    "schedule": "show the timeline of one step: bubble, makespan, peak live activations per rank",
+    "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
+    "plan": "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
+    "run": "train: standalone on this machine, or as one rank under torchrun or Slurm",
+    "profile": "measure this machine's device and links, as a profile for the cost model",
+    "checkpoint": "list, show and verify checkpoints; export and import full tensors",
+}
+
+COMMANDS: Registry[Command] = Registry("command", "partita.cli", tuple(SUMMARIES))
 register = COMMANDS.register

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
@@ -255,7 +255,7 @@ def _expected(expected: Sequence[Outcome], width: int) -> Table:
 register(
     Command(
         "compile",
-        "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
+        SUMMARIES["compile"],
         add_arguments,
         run,
         others=("build",),

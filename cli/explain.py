@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.number_format import bytes_text, seconds_text
 from partita.cli.output import add_output_argument, deliver, text_of
@@ -247,7 +247,7 @@ def _print(console: Console, lines: Iterable[str], style: str = "") -> None:
 register(
     Command(
         "explain",
-        "list every collective with bytes, time and source line; or the layout of one tensor, and why",
+        SUMMARIES["explain"],
         add_arguments,
         run,
     )

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import report
 from partita.dsl.diagnostic import Refused
 from partita.dsl.format import format_text
@@ -83,4 +83,4 @@ def _umask() -> int:
     return mask
 
 
-register(Command("fmt", "format files, keeping comments", add_arguments, run, others=("format",)))
+register(Command("fmt", SUMMARIES["fmt"], add_arguments, run, others=("format",)))

@@ -7,7 +7,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import printable
 
 START = "start.par"
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "init",
-        "write a starter file: a small model that trains on this machine as is",
+        SUMMARIES["init"],
         add_arguments,
         run,
         others=("new", "create"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from partita import __version__
 from partita.cli import streams
-from partita.cli.command import COMMANDS
+from partita.cli.command import COMMANDS, SUMMARIES
 from partita.cli.extras import explained, missing
 from partita.cli.source import printable
 from partita.dsl.report import nearest
@@ -100,12 +100,11 @@ def _parser(given: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Arg
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     name = next((word for word in given if not word.startswith("-")), None)
     called = parser
-    for command in [COMMANDS[name]] if name is not None and name in COMMANDS else COMMANDS.values():
-        subparser = commands.add_parser(
-            command.name, help=command.summary, description=command.summary, allow_abbrev=False
-        )
-        if command.name == name:
-            command.add_arguments(subparser)
+    for each in [name] if name is not None and name in COMMANDS else COMMANDS:
+        summary = SUMMARIES.get(each) or COMMANDS[each].summary
+        subparser = commands.add_parser(each, help=summary, description=summary, allow_abbrev=False)
+        if each == name:
+            COMMANDS[each].add_arguments(subparser)
             called = subparser
     if name is not None and name not in COMMANDS and not {"-h", "--help", "--version"} & set(given):
         parser.error(_unknown(name))

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from partita.cli.argument_types import count, up_to
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.number_format import bytes_text, count_text, seconds_text
 from partita.cli.output import deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, report
@@ -202,7 +202,7 @@ def _layout(plan: Plan) -> str:
 register(
     Command(
         "plan",
-        "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
+        SUMMARIES["plan"],
         add_arguments,
         run,
         others=("search", "autotune", "tune"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from partita.cli.argument_types import up_to
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.output import deliver
 from partita.cli.training.devices import chosen, device_of_rank, gpus_here
 from partita.compiler.costs.record import read
@@ -126,7 +126,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "profile",
-        "measure this machine's device and links, as a profile for the cost model",
+        SUMMARIES["profile"],
         add_arguments,
         run,
         others=("benchmark",),

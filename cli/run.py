@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import add_source_arguments
 from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.rank import run_rank
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 register(
     Command(
         "run",
-        "train: standalone on this machine, or as one rank under torchrun or Slurm",
+        SUMMARIES["run"],
         add_arguments,
         run,
         others=("train", "start", "launch", "torchrun"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli import standalone_schedule
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
 from partita.cli.number_format import plain_text, seconds_text
 from partita.cli.output import deliver, text_of
@@ -142,7 +142,7 @@ def show(
 register(
     Command(
         "schedule",
-        "show the timeline of one step: bubble, makespan, peak live activations per rank",
+        SUMMARIES["schedule"],
         add_arguments,
         run,
     )

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from partita.cli.command import Command, register
+from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.number_format import bytes_text
 from partita.cli.output import add_output_argument, deliver, text_of
 from partita.cli.source import add_source_arguments, load_or_report, printable, report
@@ -112,7 +112,7 @@ def _compared(found: Execution) -> str:
 register(
     Command(
         "verify",
-        "verify a file: translation validation, invariants, memory, and a proxy run against one device",
+        SUMMARIES["verify"],
         add_arguments,
         run,
         others=("prove",),
