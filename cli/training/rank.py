@@ -151,6 +151,8 @@ class _Rank:
             return UNSAVED
         if rank.ended:
             if termination.asked():
+                if watch is not None:
+                    watch.close()  # gives the terminal back
                 stack.callback(termination.end)  # ends the process before the rest is closed
             return ASKED
         if times is not None:
