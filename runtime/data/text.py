@@ -36,7 +36,13 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
     arguments = dict(call.arguments)
     pattern = arguments["glob"]
     paths = matching(pattern, root, call.span)
-    size = sum(path.stat().st_size for path in paths)
+    size = 0
+    for path in paths:
+        try:
+            size += path.stat().st_size
+            refuse_format(path, path.relative_to(root).as_posix(), "`text` reads text", call.span)
+        except OSError as error:
+            raise refuse("E0603", f"cannot read {path}: {error.strerror}", call.span) from error
     if size > LARGEST:
         raise refuse(
             "E0603",
@@ -44,11 +50,6 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
             call.span,
             help='convert it once to a file of ids, and use `tokens("…")`',
         )
-    for path in paths:
-        try:
-            refuse_format(path, path.relative_to(root).as_posix(), "`text` reads text", call.span)
-        except OSError as error:
-            raise refuse("E0603", f"cannot read {path}: {error.strerror}", call.span) from error
     holdout = float(arguments.get("holdout", 0.0))
     if arguments.get("alphabet", "bytes") == "bytes":
         ids = np.frombuffer(b"".join(read(path, call.span) for path in paths), np.uint8)
