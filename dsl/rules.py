@@ -116,13 +116,30 @@ def _where(use: Use) -> Typed:
     return Type(dtype, widest(use, "condition", "a", "b")), {}
 
 
-@function("relu", "gelu", "silu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", slots=["x"])
+@function(
+    *("relu", "silu", "sigmoid", "log_sigmoid", "tanh", "softplus", "erf"),
+    *("exp", "log", "sqrt", "rsqrt", "sin", "cos", "floor", "round"),
+    slots=["x"],
+)
 def _pointwise(use: Use) -> Typed:
     use.floating("x")
     return use["x"].type, {}
 
 
-@function("abs", "negate", slots=["x"])
+@function("gelu", slots=["x", Slot("exact", FLAG, False)])
+def _gelu(use: Use) -> Typed:
+    use.floating("x")
+    return use["x"].type, {"exact": True} if use["exact"] else {}
+
+
+@function("power", slots=[Slot("x", OPERAND), Slot("p", OPERAND)])
+def _power(use: Use) -> Typed:
+    dtype = common_dtype(use, "x", "p")
+    use.floating("x", "p")
+    return Type(dtype, widest(use, "x", "p")), {}
+
+
+@function("abs", "negate", "sign", slots=["x"])
 def _signed(use: Use) -> Typed:
     _numeric(use, use["x"].type.dtype, "x")
     return use["x"].type, {}
@@ -258,6 +275,13 @@ def _reduction(use: Use) -> Typed:
     return x.without(names(over)), {"over": names(over)}
 
 
+@function("logsumexp", slots=["x", OVER])
+def _logsumexp(use: Use) -> Typed:
+    use.floating("x")
+    use.has("x", use["over"])
+    return use["x"].type.without(names(use["over"])), {"over": names(use["over"])}
+
+
 @function("softmax", "log_softmax", slots=["x", OVER])
 def _softmax(use: Use) -> Typed:
     use.floating("x")
@@ -308,6 +332,13 @@ def _cross_entropy(use: Use) -> Typed:
 def _accuracy(use: Use) -> Typed:
     _labelled(use)
     return Type("f32"), {"over": use["over"].name}
+
+
+@function("binary_cross_entropy", slots=["logits", "targets"])
+def _binary_cross_entropy(use: Use) -> Typed:
+    use.floating("logits", "targets")
+    widest(use, "logits", "targets")
+    return Type("f32"), {}
 
 
 @function("mse", slots=["a", "b"])

@@ -58,6 +58,12 @@ def absolute(operands: Sequence[Interval]) -> Interval:
     return (0.0 if a[0] <= 0 <= a[1] else low), high
 
 
+def sign(operands: Sequence[Interval]) -> Interval:
+    """The signs of elements."""
+    (a,) = operands
+    return float(-1 if a[0] < 0 else min(a[0], 1)), float(1 if a[1] > 0 else max(a[1], -1))
+
+
 def maximum(operands: Sequence[Interval]) -> Interval:
     """The greater of an element of each of the two."""
     a, b = operands

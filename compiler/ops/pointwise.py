@@ -356,6 +356,29 @@ def _where(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     )
 
 
+def _sin(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    return (_product(build, d, pointwise(build, "cos", node.inputs[0])),)
+
+
+def _cos(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    return (pointwise(build, "negate", _product(build, d, pointwise(build, "sin", node.inputs[0]))),)
+
+
+def _softplus(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    return (_product(build, d, pointwise(build, "sigmoid", node.inputs[0])),)
+
+
+def _log_sigmoid(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    return (_product(build, d, pointwise(build, "sigmoid", pointwise(build, "negate", node.inputs[0]))),)
+
+
+def _power(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+    x, p = node.inputs
+    less = pointwise(build, "power", x, pointwise(build, "subtract", p, constant(build, 1.0, p)))
+    dx = _product(build, d, _product(build, p, less))
+    return dx, pointwise(build, "power_exponent_gradient", d, x, node.output) if build.literals.get(p) is None else None
+
+
 def _subtract(build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
     return d, pointwise(build, "negate", d)
 
@@ -387,6 +410,17 @@ FUNCTIONS |= {
     "abs": Function("torch.abs({0})", _of_input("abs_gradient"), interval=intervals.absolute),
     "gelu": Function("kernels.gelu({0})", _of_input("gelu_gradient"), flops=15),
     "silu": Function("torch.nn.functional.silu({0})", _of_input("silu_gradient"), flops=12),
+    "gelu_exact": Function("torch.nn.functional.gelu({0})", _of_input("gelu_exact_gradient"), flops=15),
+    "sin": Function("torch.sin({0})", _sin, flops=8),
+    "cos": Function("torch.cos({0})", _cos, flops=8),
+    "erf": Function("torch.erf({0})", _of_input("erf_gradient"), flops=10),
+    "power": Function("({0}) ** {1}", _power, flops=20),
+    # Not torch's softplus, which is the identity above 20.
+    "softplus": Function("-torch.nn.functional.logsigmoid(-{0})", _softplus, flops=16, temporaries=2),
+    "log_sigmoid": Function("torch.nn.functional.logsigmoid({0})", _log_sigmoid, flops=16, temporaries=1),
+    "sign": Function("torch.sign({0})", interval=intervals.sign),
+    "floor": Function("torch.floor({0})"),
+    "round": Function("torch.round({0})"),
     # Derivatives of the above, times the cotangent {0}, in which they are linear.
     "sqrt_gradient": Function("{0} * 0.5 / {1}", linear=((0,),), flops=4, temporaries=1),
     "rsqrt_gradient": Function("{0} * -0.5 * {1} ** 3", linear=((0,),), flops=4, temporaries=2),
@@ -396,4 +430,9 @@ FUNCTIONS |= {
     "abs_gradient": Function("{0} * torch.sign({1})", linear=((0,),), flops=2, temporaries=1),
     "gelu_gradient": Function("kernels.gelu_gradient({0}, {1})", linear=((0,),), flops=25, temporaries=2),
     "silu_gradient": Function("kernels.silu_gradient({0}, {1})", linear=((0,),), flops=15),
+    "gelu_exact_gradient": Function("kernels.gelu_exact_gradient({0}, {1})", linear=((0,),), flops=25),
+    "erf_gradient": Function("kernels.erf_gradient({0}, {1})", linear=((0,),), flops=12, temporaries=1),
+    "power_exponent_gradient": Function(
+        "kernels.power_exponent_gradient({0}, {1}, {2})", linear=((0,), (2,)), flops=12, temporaries=2
+    ),
 }

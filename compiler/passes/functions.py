@@ -127,6 +127,34 @@ def _mse(site: Site) -> Value:
     return _mean(site.build, square, square.type.names, site.name)
 
 
+@lowering("gelu")
+def _gelu(site: Site) -> Value:
+    function = "gelu_exact" if site.options.get("exact") else "gelu"
+    return pointwise(site.build, function, *site.operands, name=site.name)
+
+
+@lowering("binary_cross_entropy")
+def _binary_cross_entropy(site: Site) -> Value:
+    """The mean of softplus(x) − x·t, which is −t·log(sigmoid(x)) − (1 − t)·log(1 − sigmoid(x))."""
+    build = site.build
+    x, t = (cast(build, value, accumulation(value.type.dtype)) for value in unified(build, site.operands))
+    loss = pointwise(build, "subtract", pointwise(build, "softplus", x), pointwise(build, "multiply", x, t))
+    return _mean(build, loss, loss.type.names, site.name)
+
+
+@lowering("logsumexp")
+def _logsumexp(site: Site) -> Value:
+    build = site.build
+    (x,) = site.operands
+    x = cast(build, x, accumulation(x.type.dtype))
+    over = site.options["over"]
+    peak = build.apply(Detach(), build.apply(Reduce("max", over, x.type.dtype), x))
+    exponentials = pointwise(build, "exp", pointwise(build, "subtract", x, peak))
+    logarithm = pointwise(build, "log", total(build, exponentials, over, x.type.dtype))
+    result = pointwise(build, "add", logarithm, peak, name=site.name)
+    return cast(build, result, site.type.dtype)
+
+
 @lowering("sum")
 def _sum(site: Site) -> Value:
     (x,) = site.operands

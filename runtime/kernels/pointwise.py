@@ -77,6 +77,24 @@ def _number(value: float, dtype: torch.dtype) -> Tensor:
 
 
 @kernel
+def gelu_exact_gradient(d: Tensor, x: Tensor) -> Tensor:
+    """d times gelu'(x), of gelu by the error function."""
+    return cast(Tensor, aten.gelu_backward(d, x))
+
+
+@kernel
+def erf_gradient(d: Tensor, x: Tensor) -> Tensor:
+    """d·2/√π·exp(−x²)."""
+    return d * (2 / sqrt(pi) * torch.exp(-x * x))
+
+
+@kernel
+def power_exponent_gradient(d: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """d·y·log(x), of y = xᵖ in p; zero where x is, as y is there for any p near it."""
+    return torch.where(x == 0, 0, d * y * torch.log(x))
+
+
+@kernel
 def silu_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d times silu'(x)."""
     return cast(Tensor, aten.silu_backward(d, x))

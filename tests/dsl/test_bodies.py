@@ -146,6 +146,14 @@ CASES = [
     ("cross_entropy(x, ids, over = embed)", "f32", {"over": "embed", "weights": False}),
     ("accuracy(x, ids, over = embed)", "f32", {"over": "embed"}),
     ("mse(x, x)", "f32", {}),
+    ("binary_cross_entropy(x, x)", "f32", {}),
+    ("gelu(x)", "f32 batch embed", {}),
+    ("gelu(x, exact = true)", "f32 batch embed", {"exact": True}),
+    ("power(x, 2)", "f32 batch embed", {}),
+    ("power(2, x)", "f32 batch embed", {}),
+    ("power(s, x * 1.5 + expand(s, batch))", "f32 seq embed batch", {}),
+    ("sign(ids)", "i64 batch", {}),
+    ("logsumexp(x, over = embed)", "f32 batch", {"over": ("embed",)}),
     ("expand(x, seq)", "f32 batch embed seq", {"axes": ("seq",)}),
     ("expand(x, [seq, key])", "f32 batch embed seq key", {"axes": ("seq", "key")}),
     ("rename(s, seq -> keys)", "f32 keys embed", {"pairs": (("seq", "keys"),)}),
@@ -168,6 +176,7 @@ def test_types_and_options(expression, expected, options):
 def test_every_function_has_a_case_or_an_operator():
     tested = {expression.split("(")[0] for expression, *_ in CASES}
     others = "add subtract multiply divide negate attend relu silu sigmoid tanh exp log sqrt rsqrt abs minimum max min"
+    others += " sin cos erf softplus log_sigmoid floor round"
     others += " less less_equal greater greater_equal equal not_equal"
     assert set(FUNCTIONS) <= tested | set(others.split())
 

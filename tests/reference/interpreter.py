@@ -224,6 +224,23 @@ class Walk:
     def _cross_entropy(self, step, path, o, logits: Named, targets: Named, *rest: Named) -> Named:
         return named.cross_entropy(logits, targets, rest, o)
 
+    def _gelu(self, step, path, o, x: Named) -> Named:
+        if o.get("exact"):
+            return evolve(x, data=x.data / 2 * (1 + torch.erf(x.data / 2**0.5)))
+        return named.elementwise(named.POINTWISE["gelu_tanh"], x)
+
+    def _logsumexp(self, step, path, o, x: Named) -> Named:
+        x = x.ordered([*(name for name in x.axes if name not in o["over"]), *o["over"]])
+        rest = x.axes[: len(x.axes) - len(o["over"])]
+        return Named(x.data.flatten(len(rest)).logsumexp(-1), rest)
+
+    def _binary_cross_entropy(self, step, path, o, logits: Named, targets: Named) -> Named:
+        def loss(x, t):
+            return -t * torch.sigmoid(x).log() - (1 - t) * torch.sigmoid(-x).log()
+
+        found = named.elementwise(loss, logits, targets)
+        return named.mean(found, found.axes)
+
     def _mse(self, step, path, o, a: Named, b: Named) -> Named:
         square = named.elementwise(lambda x, y: (x - y) ** 2, a, b)
         return named.mean(square, square.axes)

@@ -35,6 +35,14 @@ UNARY = {
     "log": "log(abs({}) + 0.5)",
     "sqrt": "sqrt(abs({}) + 0.25)",
     "rsqrt": "rsqrt(relu({}) + 0.5)",
+    "gelu_exact": "gelu({}, exact = true)",
+    "sin": "sin({})",
+    "cos": "cos({})",
+    "erf": "erf({})",
+    "softplus": "softplus({})",
+    "log_sigmoid": "log_sigmoid({})",
+    "power": "power(abs({}) + 0.5, 1.5)",
+    "base": "power(2, tanh({}))",
 }
 INITIAL = ("normal(0.5)", "uniform(1.0)", "ones()", "zeros()", "constant(0.3)", "xavier()", "kaiming()", "normal(1.0)")
 RATES = (

@@ -66,7 +66,7 @@ def _shuffled(type: Type, order: int) -> Type:
     return Type(type.dtype, orders[order % len(orders)])
 
 
-POSITIVE = ("log", "sqrt", "rsqrt", "divide")
+POSITIVE = ("log", "sqrt", "rsqrt", "divide", "power", "power_exponent_gradient")
 
 
 def _pointwise() -> list[Case]:

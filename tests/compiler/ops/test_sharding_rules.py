@@ -225,6 +225,9 @@ def test_no_way_is_missing(name: str):
     """What holds is in the table, but for what is left out on purpose; all of which is found."""
     case = BY_NAME[name]
     found, table = set(found_ways(case)), set(all_ways(case.op, case.operands))
+    if case.op.label in ("floor", "round"):
+        # Linear for parts that are whole numbers, as parts of sums may be here.
+        found = {rule for rule in found if SUM not in rule.operands}
     assert table <= found, f"not found: {table - found}"
     summed = {rule: tuple(i for i, state in enumerate(rule.operands) if state == SUM) for rule in found - table}
     count = len(case.operands)
