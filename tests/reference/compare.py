@@ -29,7 +29,7 @@ TOLERANCE = 1e-7
 LEAST = 1e-3
 # What a change of the last digits of all parameters may do to a figure that is compared, and how much more than that
 # rounding may do. Where it does more, or is very large, the figure is chaos.
-NUDGE, CHAOS, LEEWAY, LARGE = 1e-14, 1e-5, 100.0, 1e4
+NUDGE, CHAOS, LEEWAY, LARGE, HUGE = 1e-14, 1e-5, 100.0, 1e4, 1e8
 
 
 @frozen
@@ -95,6 +95,8 @@ def meant(spec: Spec, folder: Path, apart: bool = False) -> dict[str, Figure]:
     """All figures of a file's training by the reference, in order, up to one that is chaos. `apart`: it evaluates batch
     by batch."""
     plain, *others = (Training(spec, folder, nudge, apart).run() for nudge in (0.0, NUDGE, -NUDGE))
+    if plain.largest > HUGE:
+        return {}  # what cancels out here may leave a rounding error there, which that multiplies
     expected = {what: Figure(value, unit) for what, value, unit in figures(plain)}
     # To both sides: what is zero may be at a bend, with one slope on the one side and another on the other.
     nudged = [{what: value for what, value, _ in figures(other)} for other in others]

@@ -49,6 +49,7 @@ class Walk:
     training: bool = True
     sizes: Mapping[str, int] = field(factory=dict)
     readings: dict[str, Reading] = field(factory=dict)
+    largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -133,6 +134,9 @@ class Walk:
         operands = [self.operand(each, values, integer) for each in step.operands]
         self.note(step, operands)
         result = self.applied(step, path, operands)
+        if result.data.is_floating_point() and result.data.numel():
+            size = result.data.detach().abs()
+            self.largest = max(self.largest, float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else 0.0)
         source = operands[0].source if step.function in SHAPING else None
         return evolve(result, source=source)
 

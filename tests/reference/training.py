@@ -68,6 +68,7 @@ class Training:
         self.states: dict[str, list[Tensor]] = {}
         self.good: list[tuple[float, float]] = []
         self.skipped = 0
+        self.largest = 0.0  # of all values of training steps
         self.doubtful: int | None = None  # the first step that rounding may make a bad or a good one
         types = dict(zip(self.model.body.inputs, self.model.body.types, strict=False))
         walk = Walk(self.model, {name: self._typed(np.zeros(type.shape), type) for name, type in types.items()})
@@ -100,6 +101,7 @@ class Training:
             value.grad = None
         walk = Walk(self.model, self.batch(number), self.parameters, self.train.seed, number)
         loss, metrics = walk.run()
+        self.largest = max(self.largest, walk.largest)
         if loss.requires_grad:
             loss.backward()
         self.gradients = {
