@@ -43,6 +43,7 @@ class Ending:
     whole: Reference
     check: Checker
     gradients: dict[str, int] = field(factory=dict)
+    squares: list[str] = field(factory=list)  # the entries of the squared norms
     _totals: dict[str, dict[int, tuple[Value, int]]] = field(factory=dict)
     _there: dict[int, Values] = field(factory=dict)
 
@@ -146,7 +147,8 @@ class Ending:
         by_stage: dict[int, list[str]] = {}
         for each in self.update.parameters:
             by_stage.setdefault(each.stages[0], []).append(each.name)
-        names = [*wanted, *(f"{SQUARE}{stage}" for stage in sorted(by_stage))]
+        self.squares = [f"{SQUARE}{stage}" for stage in sorted(by_stage)]
+        names = [*wanted, *self.squares]
         require([name for name, _, _ in self.update.statistics] == names, f"the entries are not {', '.join(names)}")
         for name, value, stage in self.update.statistics:
             with self.check.at(where=f"the statistic `{name}`"):

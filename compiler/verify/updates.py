@@ -15,7 +15,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.optimizers.registry import update_of
-from partita.compiler.passes.update import CLIP_EPSILON, SQUARE, STATISTIC, ParameterUpdate
+from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
 from partita.compiler.verify.ending import Ending, Values, sums_up
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN
@@ -56,7 +56,7 @@ class Updates:
     def _clipping(self, values: Values) -> None:
         """Fills `values` with the norms and what is computed from them; the last one is the coefficient."""
         ending, update = self.ending, self.ending.update
-        squares = [name for name, _, _ in update.statistics if name.startswith(SQUARE)]
+        squares = ending.squares
         require(len(squares) == len(update.norms), "the norms are not the last entries of the statistics")
         for name, value in zip(squares, update.norms, strict=True):
             require(value.layout == REPLICATED, "a norm is replicated once it is added over all ranks", value)
