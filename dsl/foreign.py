@@ -7,13 +7,18 @@ here before spelling is compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+
+
+def _by_name(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What is said of each name; a row is for all the names in it."""
+    return {name: text for names, text in rows for name in names.split()}
+
 
 # Functions: the equivalent, or the fact that there is none.
 _NOT_YET = "there is no such function yet"
-FUNCTIONS: Mapping[str, str] = {
-    name: help
-    for names, help in (
+FUNCTIONS: Mapping[str, str] = _by_name(
+    (
         (
             "matmul mm bmm einsum linear tensordot dense",
             "a product is `dot(a, b, over = axis)`; other axes match by name",
@@ -70,85 +75,82 @@ FUNCTIONS: Mapping[str, str] = {
             "communication is implicit: the layout says how tensors are split, and the compiler inserts collectives",
         ),
     )
-    for name in names.split()
-}
+)
 
 # Parallelism degrees -> the usual name of the mesh axis.
-PARALLEL: Mapping[str, str] = {
-    name: axis
-    for names, axis in (
+PARALLEL: Mapping[str, str] = _by_name(
+    (
         ("dp data_parallel data_parallel_size", "data"),
         ("tp tensor_parallel tensor_parallel_size tensor_model_parallel_size", "tensor"),
         ("pp pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size", "pipe"),
         ("cp context_parallel context_parallel_size", "context"),
     )
-    for name in names.split()
-}
+)
 
 # Axes, arguments, entries, dtypes -> names here, in order of preference; the first one that exists is used.
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     name: tuple(ours.split())
-    for names, ours in (
-        ("axis axes dim dims dimension", "over along axis"),
-        ("p prob dropout drop", "rate"),
-        ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
-        ("learning_rate", "lr"),
-        ("wd", "weight_decay"),
-        ("beta1 beta2 adam_beta1 adam_beta2", "betas"),
-        ("epsilon adam_eps", "eps"),
-        ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps"),
+    for name, ours in _by_name(
         (
-            "micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps",
-            "microbatches",
-        ),
-        ("virtual_stages num_chunks", "chunks"),
-        ("dataset train_data", "data"),
-        ("optim", "optimizer"),
-        ("dtype amp mixed_precision", "precision"),
-        ("checkpoints save save_every ckpt", "checkpoint"),
-        ("evaluate evaluation validation val", "eval"),
-        ("random_seed", "seed"),
-        ("warmup_steps warmup_iters", "warmup"),
-        ("total_steps decay_steps lr_decay_iters", "total"),
-        ("max_lr", "peak"),
-        ("min_lr", "floor"),
-        ("val_split test_split validation_split", "holdout"),
-        ("file filename", "path glob"),
-        ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
-        ("path files pattern", "glob"),
-        ("batch_size bs global_batch_size train_batch_size", "batch"),
-        ("seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx", "seq"),
-        ("hidden_size hidden_dim d_model n_embd embed_dim embedding_dim model_dim", "embed width hidden features"),
-        ("intermediate_size ffn_dim d_ff ffn_hidden_size mlp_dim", "ffn hidden"),
-        ("vocab_size padded_vocab_size", "vocab"),
-        ("n_head n_heads num_heads num_attention_heads", "heads"),
-        ("num_kv_heads num_key_value_heads num_query_groups n_kv_heads", "groups kv_heads"),
-        ("head_dim d_head kv_channels", "key"),
-        ("fp32 float32 float", "f32"),
-        ("fp64 float64 double", "f64"),
-        ("bfloat16 fp16 float16 f16 half", "bf16"),
-        ("int64 long", "i64"),
-        ("int32 int", "i32"),
-        ("boolean", "bool"),
-        ("he kaiming_normal kaiming_uniform", "kaiming"),
-        ("glorot xavier_normal xavier_uniform", "xavier"),
-        ("std stddev sigma", "deviation"),
-        ("params parameters weights", "param"),
-        ("grads gradients", "grad"),
-        ("states optimizer optimizer_state moments", "state"),
-        ("randn gaussian trunc_normal normal_", "normal"),
-        ("uniform_ rand", "uniform"),
-        ("zero zeros_", "zeros"),
-        ("one ones_", "ones"),
-        *PARALLEL.items(),
-    )
-    for name in names.split()
+            ("axis axes dim dims dimension", "over along axis"),
+            ("p prob dropout drop", "rate"),
+            ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
+            ("learning_rate", "lr"),
+            ("wd", "weight_decay"),
+            ("beta1 beta2 adam_beta1 adam_beta2", "betas"),
+            ("epsilon adam_eps", "eps"),
+            ("max_steps num_steps iterations iters max_iters train_iters num_train_steps", "steps"),
+            (
+                "micro_batches num_microbatches accumulate grad_accum gradient_accumulation_steps",
+                "microbatches",
+            ),
+            ("virtual_stages num_chunks", "chunks"),
+            ("dataset train_data", "data"),
+            ("optim", "optimizer"),
+            ("dtype amp mixed_precision", "precision"),
+            ("checkpoints save save_every ckpt", "checkpoint"),
+            ("evaluate evaluation validation val", "eval"),
+            ("random_seed", "seed"),
+            ("warmup_steps warmup_iters", "warmup"),
+            ("total_steps decay_steps lr_decay_iters", "total"),
+            ("max_lr", "peak"),
+            ("min_lr", "floor"),
+            ("val_split test_split validation_split", "holdout"),
+            ("file filename", "path glob"),
+            ("on_nan skip_nan nan_policy terminate_on_nan detect_anomaly", "on_bad_step"),
+            ("path files pattern", "glob"),
+            ("batch_size bs global_batch_size train_batch_size", "batch"),
+            ("seq_len seq_length sequence_length block_size context_length max_seq_len max_seq_length n_ctx", "seq"),
+            ("hidden_size hidden_dim d_model n_embd embed_dim embedding_dim model_dim", "embed width hidden features"),
+            ("intermediate_size ffn_dim d_ff ffn_hidden_size mlp_dim", "ffn hidden"),
+            ("vocab_size padded_vocab_size", "vocab"),
+            ("n_head n_heads num_heads num_attention_heads", "heads"),
+            ("num_kv_heads num_key_value_heads num_query_groups n_kv_heads", "groups kv_heads"),
+            ("head_dim d_head kv_channels", "key"),
+            ("fp32 float32 float", "f32"),
+            ("fp64 float64 double", "f64"),
+            ("bfloat16 fp16 float16 f16 half", "bf16"),
+            ("int64 long", "i64"),
+            ("int32 int", "i32"),
+            ("boolean", "bool"),
+            ("he kaiming_normal kaiming_uniform", "kaiming"),
+            ("glorot xavier_normal xavier_uniform", "xavier"),
+            ("std stddev sigma", "deviation"),
+            ("params parameters weights", "param"),
+            ("grads gradients", "grad"),
+            ("states optimizer optimizer_state moments", "state"),
+            ("randn gaussian trunc_normal normal_", "normal"),
+            ("uniform_ rand", "uniform"),
+            ("zero zeros_", "zeros"),
+            ("one ones_", "ones"),
+            *PARALLEL.items(),
+        )
+    ).items()
 }
 
 # Settings that have no entry here, because they follow from something else.
-FOLLOWS: Mapping[str, str] = {
-    name: help
-    for names, help in (
+FOLLOWS: Mapping[str, str] = _by_name(
+    (
         ("lr learning_rate", "the learning rate is the optimizer's: `optimizer = adamw(lr = 1e-3)`"),
         ("scheduler lr_scheduler", "the learning rate schedule is the value of `lr`: `adamw(lr = cosine(…))`"),
         ("batch_size bs global_batch_size train_batch_size", "the batch is an axis: `axis batch = 32`"),
@@ -163,8 +165,7 @@ FOLLOWS: Mapping[str, str] = {
             "the number of ranks is the product of the mesh's axes",
         ),
     )
-    for name in names.split()
-}
+)
 
 # Tensor members and values of other languages.
 MEMBERS: Mapping[str, str] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partita.compiler.instructions import Message
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.invariants import check_program, check_schedule
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, Schedule, ranks_of
 from partita.compiler.schedules.simulator import Costs, equal_costs, simulate
 from partita.compiler.schedules.timeline import Timeline
 
@@ -43,7 +43,7 @@ def dependency_bound(schedule: Schedule, costs: Costs, messages: Sequence[Messag
 
     It is a lower bound of the makespan in any order.
     """
-    rank_of = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    rank_of = ranks_of(schedule.placement)
     runs = {
         (schedule.placement[rank][action.chunk], action.kind)
         for rank, line in enumerate(schedule.actions)

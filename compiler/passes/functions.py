@@ -142,19 +142,6 @@ def _binary_cross_entropy(site: Site) -> Value:
     return _mean(build, loss, loss.type.names, site.name)
 
 
-@lowering("logsumexp")
-def _logsumexp(site: Site) -> Value:
-    build = site.build
-    (x,) = site.operands
-    x = cast(build, x, accumulation(x.type.dtype))
-    over = site.options["over"]
-    peak = build.apply(Detach(), build.apply(Reduce("max", over, x.type.dtype), x))
-    exponentials = pointwise(build, "exp", pointwise(build, "subtract", x, peak))
-    logarithm = pointwise(build, "log", total(build, exponentials, over, x.type.dtype))
-    result = pointwise(build, "add", logarithm, peak, name=site.name)
-    return cast(build, result, site.type.dtype)
-
-
 @lowering("sum")
 def _sum(site: Site) -> Value:
     (x,) = site.operands
@@ -184,29 +171,36 @@ def _min(site: Site) -> Value:
     return pointwise(site.build, "negate", least, name=site.name)
 
 
-def _shifted(site: Site) -> tuple[Value, Value, Value]:
-    """`x` minus its maximum (detached, since softmax is shift-invariant), the exponentials, and their sum."""
+def _shifted(site: Site) -> tuple[Value, Value, Value, Value]:
+    """`x` minus its maximum (detached, since softmax is shift-invariant), the exponentials, their sum, the maximum."""
     (x,) = site.operands
     over = site.options["over"]
     x = cast(site.build, x, accumulation(x.type.dtype))
     peak = site.build.apply(Detach(), site.build.apply(Reduce("max", over, x.type.dtype), x))
     shifted = pointwise(site.build, "subtract", x, peak)
     exponentials = pointwise(site.build, "exp", shifted)
-    return shifted, exponentials, total(site.build, exponentials, over, x.type.dtype)
+    return shifted, exponentials, total(site.build, exponentials, over, x.type.dtype), peak
 
 
 @lowering("softmax")
 def _softmax(site: Site) -> Value:
-    _, exponentials, sums = _shifted(site)
+    _, exponentials, sums, _ = _shifted(site)
     result = pointwise(site.build, "divide", exponentials, sums, name=site.name)
     return cast(site.build, result, site.operands[0].type.dtype)
 
 
 @lowering("log_softmax")
 def _log_softmax(site: Site) -> Value:
-    shifted, _, sums = _shifted(site)
+    shifted, _, sums, _ = _shifted(site)
     result = pointwise(site.build, "subtract", shifted, pointwise(site.build, "log", sums), name=site.name)
     return cast(site.build, result, site.operands[0].type.dtype)
+
+
+@lowering("logsumexp")
+def _logsumexp(site: Site) -> Value:
+    _, _, sums, peak = _shifted(site)
+    result = pointwise(site.build, "add", pointwise(site.build, "log", sums), peak, name=site.name)
+    return cast(site.build, result, site.type.dtype)
 
 
 @lowering("layer_norm")

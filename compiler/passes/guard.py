@@ -28,7 +28,7 @@ def guarded(graph: Graph) -> Graph:
         if lookup is not None:
             position, axis = lookup
             ids = node.inputs[position]
-            least, most = bounds.get(ids, ANY)
+            least, most = bounds.get(ids, _range(ids.type))
             if least < 0 or most >= axis.size:
                 node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
                 guard = Guard(f"ids.{len(guards)}", axis, node.span)
@@ -51,24 +51,19 @@ def _outside(build: Builder, ids: Value, axis: Axis) -> Value:
 
 
 def _bounds(graph: Graph) -> dict[Value, Interval]:
-    """The intervals of integers and booleans."""
+    """The intervals of integers, where they are known better than by their dtype."""
     found: dict[Value, Interval] = {}
     for each in graph.inputs:
         if each.limit is not None:
             found[each.value] = (0, each.limit.size - 1)
-        elif each.value.type.dtype == "bool":
-            found[each.value] = (0, 1)
     for node in graph.nodes:
-        if len(node.outputs) == 1 and not node.output.type.is_float:
-            if node.output.type.dtype == "bool":
-                found[node.output] = (0, 1)
-            else:
-                operands = [found.get(value, _range(value.type)) for value in node.inputs]
-                types = [value.type for value in node.inputs]
-                low, high = node.op.interval(operands, types, node.output.type)
-                least, most = _range(node.output.type)
-                # Arithmetic that leaves the dtype's range wraps around.
-                found[node.output] = (low, high) if least <= low and high <= most else (least, most)
+        if len(node.outputs) == 1 and not node.output.type.is_float and node.output.type.dtype != "bool":
+            operands = [found.get(value, _range(value.type)) for value in node.inputs]
+            types = [value.type for value in node.inputs]
+            low, high = node.op.interval(operands, types, node.output.type)
+            least, most = _range(node.output.type)
+            # Arithmetic that leaves the dtype's range wraps around.
+            found[node.output] = (low, high) if least <= low and high <= most else (least, most)
     return found
 
 
@@ -76,5 +71,7 @@ def _range(type: Type) -> Interval:
     """The numbers that a dtype holds."""
     if type.is_float:
         return ANY
+    if type.dtype == "bool":
+        return 0, 1
     limit = 2 ** (8 * BYTES[type.dtype] - 1)
     return -limit, limit - 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from math import ceil
 
 from attrs import frozen
@@ -20,7 +19,7 @@ from partita.compiler.schedules.conditions import Placement, StageTimes
 from partita.compiler.schedules.estimate import Estimate, codes
 from partita.compiler.schedules.generator import SCHEDULES
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import Schedule
+from partita.compiler.schedules.schedule import Schedule, ranks_of
 
 
 @frozen
@@ -155,13 +154,8 @@ def _shortened(candidate: Candidate, microbatches: int) -> int:
     return SCHEDULES[candidate.schedule].representative(candidate.pipe, microbatches)
 
 
-def _rank_of(placement: Placement) -> list[int]:
-    """The rank of each stage."""
-    return [rank for _, rank in sorted((stage, rank) for rank, stages in enumerate(placement) for stage in stages)]
-
-
 def _prices(own: Sequence[StageCosts], placement: Placement) -> StageTimes:
-    rank_of = _rank_of(placement)
+    rank_of = ranks_of(placement)
     pairs = [(own[i], own[i + 1], rank_of[i] != rank_of[i + 1]) for i in range(len(own) - 1)]
     return StageTimes(
         tuple(each.forward for each in own),
@@ -207,7 +201,8 @@ def _fill_drain_bound(own: StageCosts, candidate: Candidate, microbatches: int) 
     """
     split = SCHEDULES[candidate.schedule].split
     forward, backward = own.forward, own.backward if split else own.whole
-    sent = sum(one != other for one, other in pairwise(_rank_of(placement_of(candidate))))
+    rank_of = ranks_of(placement_of(candidate))
+    sent = sum(rank_of[stage] != rank_of[stage + 1] for stage in range(candidate.stages - 1))
     through = (candidate.stages - 1) * (forward + backward) + sent * (own.send_forward + own.send_backward)
     return through + microbatches * (forward + backward) + own.weight * split
 

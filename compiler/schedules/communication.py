@@ -31,7 +31,7 @@ from partita.compiler.instructions import (
     WaitReceive,
     WaitSend,
 )
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Schedule
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Schedule, ranks_of
 
 # The direction of the messages that an action receives before it runs and sends afterwards.
 DIRECTION = {FORWARD: "forward", BACKWARD: "backward", FULL_BACKWARD: "backward"}
@@ -134,7 +134,7 @@ def _transfers(
     producer's rank and position); and the channels in a fixed order. Joined actions receive everything before the first
     and send everything after the second.
     """
-    rank_of = {stage: rank for rank, stages in enumerate(schedule.placement) for stage in stages}
+    rank_of = ranks_of(schedule.placement)
     sent: dict[tuple[int, str], list[int]] = {}
     wanted: dict[tuple[int, str], list[int]] = {}
     channels: dict[int, Channel] = {}

@@ -13,7 +13,7 @@ from itertools import accumulate
 from attrs import frozen
 
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, Schedule
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, Schedule, ranks_of
 from partita.compiler.schedules.simulator import Costs
 
 Placement = tuple[tuple[int, ...], ...]
@@ -108,7 +108,7 @@ class StageTimes:
 
 def prices(conditions: Conditions, placement: Sequence[Sequence[int]]) -> StageTimes:
     """The prices for a placement of stages on ranks."""
-    rank_of = {stage: rank for rank, stages in enumerate(placement) for stage in stages}
+    rank_of = ranks_of(placement)
     count = len(rank_of)
     transfers = {"forward": [0.0] * (count - 1), "backward": [0.0] * (count - 1)}
     for message in conditions.messages:

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from attrs import define, field
 
 from partita.compiler.schedules.conditions import Memory, Placement, StageTimes
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Action, ranks_of
 
 # Forwards and backwards alternate.
 ALTERNATING = "alternating"
@@ -73,7 +73,7 @@ class _Pipeline:
     def run(self) -> tuple[tuple[Action, ...], ...]:
         """Runs the scheduler to the end and returns the orders."""
         free = [0.0] * len(self.placement)
-        rank_of = {stage: rank for rank, stages in enumerate(self.placement) for stage in stages}
+        rank_of = ranks_of(self.placement)
         # Events at which a rank may find something to run: it becomes free, or an input arrives.
         moments = [(0.0, rank) for rank in range(len(self.placement))]
         while moments:

@@ -7,7 +7,7 @@ simulated, drawn and executed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
@@ -99,6 +99,11 @@ class Schedule:
     def __str__(self) -> str:
         """One line per rank, `F0.0 F0.1 BW0.0 …`."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions)
+
+
+def ranks_of(placement: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The rank of each stage."""
+    return {stage: rank for rank, stages in enumerate(placement) for stage in stages}
 
 
 def loop_placement(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
