@@ -19,7 +19,7 @@ from partita.dsl.known import CheckContext
 from partita.dsl.report import suggestion
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
-from partita.dsl.types import DTYPES, FLOATS, Axis, Type
+from partita.dsl.types import DTYPES, FLOATS, INTEGERS, Axis, Type
 from partita.dsl.walk import rebound
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
@@ -34,6 +34,8 @@ class BodyChecker:
         self.report = known.report
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
+        self.buffers: dict[int, Type] = {}  # by number, as they are declared
+        self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
         self.failed = False
@@ -41,11 +43,11 @@ class BodyChecker:
         self._reserve_segments(body)
 
     def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
-        """Parameters and samples get their names as path segments; calls and repeats take what is left."""
+        """Parameters, buffers and samples get their names as path segments; calls and repeats take what is left."""
         for statement in body:
             names = (
                 statement.names
-                if isinstance(statement, tree.Param)
+                if isinstance(statement, tree.Param | tree.Buffer)
                 else (statement.name,)
                 if isinstance(statement, tree.Sample)
                 else ()
@@ -112,14 +114,20 @@ class BodyChecker:
                     self.let(statement)
                 case tree.Param():
                     self.param(statement)
+                case tree.Buffer():
+                    self.buffer(statement)
                 case tree.Sample():
                     self.sample(statement)
                 case tree.Repeat():
                     self.repeat(statement)
                 case tree.Loss():
                     self.set_loss(statement)
+                case tree.Update():
+                    self.update(statement)
                 case tree.Metric():
                     self.metric(statement)
+                case tree.Output():
+                    self.output(statement)
             self.failed = self.failed or self.report.errors > errors
 
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
@@ -156,6 +164,74 @@ class BodyChecker:
                 step = spec.Parameter(name.text, type, call, name.span)
                 (meaning,) = self.scope.add(step, [type])
             self.bind(name, meaning, "param")
+
+    def buffer(self, statement: tree.Buffer) -> None:
+        """`buffer names: type ~ initial`."""
+        type = self.type(statement.type)
+        if type is not None and type.dtype not in (*FLOATS, *INTEGERS):
+            self.report.error("E0205", f"a buffer has numbers, not {type.dtype}", statement.type.span)
+            type = None
+        call = self.distribution(statement.initial, INITIAL, "initial value")
+        if type is not None and call is not None and not _within_dtype(call, type):
+            help = "integers begin with `zeros()`, `ones()` or `constant(3)`"
+            self.report.error("E0205", f"`{call.name}` gives no {type.dtype}", statement.initial.span, help=help)
+            type = None
+        for name in statement.names:
+            meaning: Value | Unknown = UNKNOWN
+            if type is not None and call is not None:
+                step = spec.Parameter(name.text, type, call, name.span, buffer=True)
+                (meaning,) = self.scope.add(step, [type])
+                self.buffers[meaning.number] = type
+            self.bind(name, meaning, "buffer")
+
+    def update(self, statement: tree.Update) -> None:
+        """`update name = value`, of a buffer of this body."""
+        name = statement.name
+        found = self.expressions.tensor(statement.value)
+        bound = self.scope.find(name.text)
+        number = bound.meaning.number if bound is not None and isinstance(bound.meaning, Value) else None
+        if bound is None or (number not in self.buffers and not isinstance(bound.meaning, Unknown)):
+            self.report.error("E0225", *self._no_buffer(name, bound))
+        elif any(each.buffer == number for each in self.scope.updates):
+            first = next(each for each in self.scope.updates if each.buffer == number)
+            notes = [f"the first is at {first.span.place}"]
+            help = "a buffer has one value after the step: say it in one `update`"
+            self.report.error("E0225", f"`{name.text}` is updated twice", name.span, notes, help)
+        elif found is None or number is None:
+            self.failed = True
+        else:
+            self.expressions.mark_read(bound)
+            type = self.buffers[number]
+            notes = [str(found), f"{name.text}: {type}"]
+            if found.type.dtype != type.dtype:
+                help = f"`cast({found.text}, {type.dtype})`"
+                message = f"buffer `{name.text}` is {type.dtype}, and this is {found.type.dtype}"
+                self.report.error("E0205", message, found.span, notes, help)
+            elif set(found.type.names) != set(type.names):
+                missing = [axis for axis in type.names if not found.type.has(axis)]
+                extra = [axis for axis in found.type.names if not type.has(axis)]
+                help = f"`expand({found.text}, {_listed(missing)})`" if not extra else None
+                if extra and found.type.is_float:
+                    help = f"`mean({found.text}, over = {_listed(extra)})`"
+                message = f"the update of `{name.text}` does not have its axes"
+                self.report.error("E0204", message, found.span, notes, help)
+            else:
+                self.scope.updates.append(spec.Update(number, found.value, statement.value.span))
+
+    def _no_buffer(self, name: tree.Name, bound: Binding | None) -> tuple[str, Span, list[str], str | None]:
+        """What is wrong with the target of an update: the message, its place, notes and help."""
+        if bound is None:
+            buffers = [each.name for each in self.scope.bindings.values() if self._is_buffer(each)]
+            return f"unknown buffer `{name.text}`", name.span, [], suggestion(name.text, buffers)
+        notes = [f"`{name.text}` is bound at {bound.span.place}"]
+        if bound.name not in self.scope.bindings:
+            help = "a buffer is updated once a step, in the body that declares it"
+            return f"`{name.text}` is bound outside this `repeat`", name.span, notes, help
+        help = f"`buffer {name.text}: … ~ zeros()` declares one; a `let` of that name hides it"
+        return f"`{name.text}` is not a buffer here", name.span, notes, help
+
+    def _is_buffer(self, bound: Binding) -> bool:
+        return isinstance(bound.meaning, Value) and bound.meaning.number in self.buffers
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample name: type ~ distribution`."""
@@ -223,6 +299,28 @@ class BodyChecker:
             self.report.error("E0222", "a metric must be a scalar", found.span, [str(found)], help)
         else:
             self.metrics.append((name.text, Value(found.value, found.type)))
+
+    def output(self, statement: tree.Output) -> None:
+        """`output name = value`: checked at the end, so that its steps follow those of the training."""
+        name = statement.name
+        if not self.top:
+            self.report.error("E0226", "`output` must be at the top level of a model", statement.span)
+        elif unreserved(name, self.report):
+            if name.text in (known.name.text for known, _ in self.outputs):
+                self.report.error("E0226", f"there is already an output `{name.text}`", name.span)
+            self.outputs.append((statement, dict(self.scope.bindings)))
+
+    def checked_outputs(self) -> list[tuple[str, Value]]:
+        """The outputs, with the names of each as they were where it stands."""
+        found: list[tuple[str, Value]] = []
+        for statement, bindings in self.outputs:
+            self.scope.bindings = bindings
+            tensor = self.expressions.tensor(statement.value, statement.name.text)
+            if tensor is None:
+                self.failed = True
+            else:
+                found.append((statement.name.text, Value(tensor.value, tensor.type)))
+        return found
 
     # ------------------------------------------------------------ repeats
 
@@ -315,6 +413,17 @@ class BodyChecker:
         notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
         help = "give the new value another name, or convert it back to that type"
         self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
+
+
+def _within_dtype(initial: spec.Call, type: Type) -> bool:
+    """Whether a distribution gives numbers of a dtype."""
+    if type.dtype in FLOATS or initial.name in ("zeros", "ones"):
+        return True
+    return initial.name == "constant" and all(value == int(value) for value in initial.arguments.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
 
 
 def _carried_type(binding: Binding) -> Type | None:

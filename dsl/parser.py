@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from partita.dsl import limits, tree
 from partita.dsl.foreign import written_here
 from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
@@ -23,8 +25,12 @@ RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all 
 
 def parse_file(source: Source, report: Report) -> tree.File:
     """The tree of a file, as far as it can be parsed; syntax errors are reported."""
+    return parse_tokens(source, tokenize(source, report), report)
+
+
+def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
+    """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
     first, errors = None, report.errors
-    tokens = tokenize(source, report)
     parser = _Parser(source, tokens, "file", report)
     declarations: list[Any] = []
     while True:
@@ -66,10 +72,12 @@ class _Parser:
 
     def run(self) -> Any:
         """Parse to the end; returns the value of the start symbol, or None after reporting an error."""
-        rows, rules = self.table.states, self.table.rules
+        rows, rules, soft = self.table.states, self.table.rules, self.table.soft
         states, values, places, depths = self.states, self.values, self.places, self.depths
         while True:
             token = self.tokens[self.next]
+            if token.kind in soft:
+                token = self.tokens[self.next] = self.read(token, rows[states[-1]])
             action = rows[states[-1]].get(token.kind)
             if action is None:
                 if token.kind != BROKEN:
@@ -108,6 +116,10 @@ class _Parser:
             depths.append(depth)
             if token.kind == END and states[-1] == self.last:
                 return value
+
+    def read(self, token: Token, row: dict[str, int]) -> Token:
+        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword."""
+        return token if token.kind in row or "NAME" not in row else evolve(token, kind="NAME")
 
     def recover(self, declarations: list[Any]) -> bool:
         """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
@@ -226,7 +238,7 @@ def _choice(wanted: Sequence[str], table: Language) -> str:
 PHRASES = (
     ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
-    ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC"))),
+    ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC", "BUFFER", "UPDATE", "OUTPUT"))),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
 )
@@ -302,11 +314,14 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "statements": _together,
     "results": lambda s, *values: tree.Return(values, s),
     "param": lambda s, names, type, initial: tree.Param(names, type, initial, s),
+    "buffer": lambda s, names, type, initial: tree.Buffer(names, type, initial, s),
     "sample": lambda s, name, type, drawn: tree.Sample(_name(s, name), type, drawn, s),
     "let": lambda s, names, value: tree.Let(names, value, s),
     "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
     "loss": lambda s, value: tree.Loss(value, s),
     "metric": lambda s, name, value: tree.Metric(_name(s, name), value, s),
+    "output": lambda s, name, value: tree.Output(_name(s, name), value, s),
+    "update": lambda s, name, value: tree.Update(_name(s, name), value, s),
     "mesh": _mesh,
     "layout": lambda s, name, mesh, *rules: tree.Layout(_name(s, name), _name(s, mesh), rules, s),
     "shard": lambda s, targets, axes: tree.Shard(targets, axes, s),

@@ -68,6 +68,8 @@ class _Reach:
     def step(self, step: spec.Step, results: list[int], path: str) -> list[int]:
         """The values that the given results of a step depend on."""
         match step:
+            case spec.Parameter(buffer=True):
+                return []
             case spec.Parameter():
                 self.met.setdefault(id(step), (step, path))
                 if results:

@@ -101,6 +101,11 @@ def _comparison(use: Use) -> Typed:
     return Type("bool", widest(use, "a", "b")), {}
 
 
+@function("training", slots=())
+def _training(use: Use) -> Typed:
+    return Type("bool"), {}
+
+
 @function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])
 def _where(use: Use) -> Typed:
     condition = use["condition"]

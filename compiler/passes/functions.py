@@ -17,7 +17,7 @@ from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
-from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
@@ -237,6 +237,11 @@ def _accuracy(site: Site) -> Value:
     right = pointwise(site.build, "equal", best, targets)
     dtype = "f64" if logits.type.dtype == "f64" else "f32"
     return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)
+
+
+@lowering("training")
+def _training(site: Site) -> Value:
+    return site.build.apply(Constant(site.training, "bool"), name=site.name)
 
 
 @lowering("dropout")

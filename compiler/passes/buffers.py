@@ -1,0 +1,134 @@
+"""What of the updates of buffers is computed once a step, of the whole batch; and which stages keep buffers.
+
+An update is a function of *statistics*: values without the batch axis, made from values with it. Statistics are summed
+over the microbatches, as metrics are; what follows from them, from parameters and from other buffers is the *end* of
+the update, and is computed once a step from these sums and from masters, in the dtype of accumulation. Every stage that
+keeps a buffer computes the end of its update, as every stage that reads a tied parameter updates it.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Graph, Node, Value
+from partita.compiler.layout import is_split
+
+
+@frozen(eq=False)
+class Ends:
+    """The ends of all updates of a graph: their nodes, and the statistics that they read, or that are the new values."""
+
+    nodes: frozenset[Node]
+    statistics: frozenset[Value]
+
+    def read(self, graph: Graph, value: Value) -> tuple[list[Node], set[Value]]:
+        """The nodes that the end of one update consists of, in order, and what they read."""
+        wanted, found = {value}, list[Node]()
+        for node in reversed(graph.nodes):
+            if node in self.nodes and any(each in wanted for each in node.outputs):
+                found.append(node)
+                wanted.update(node.inputs)
+        made = {each for node in found for each in node.outputs}
+        return found[::-1], wanted - made
+
+
+def ends_of(graph: Graph, batch: str) -> Ends:
+    """The ends of a graph's updates. `batch` is the axis that is split into microbatches."""
+    if not graph.updates:
+        return Ends(frozenset(), frozenset())
+    wanted = {each.value for each in graph.updates}
+    for node in reversed(graph.nodes):
+        if any(value in wanted for value in node.outputs):
+            wanted.update(node.inputs)
+    along = _along_batch(graph, batch, wanted)
+    inputs = {each.value for each in graph.inputs}
+    late = {
+        node
+        for node in graph.nodes
+        if any(value in wanted for value in node.outputs)
+        and not node.op.random
+        and not any(along.get(value) or value in inputs for value in (*node.inputs, *node.outputs))
+    }
+    roots, ends = {each.value for each in graph.updates}, set[Node]()
+    for node in reversed(graph.nodes):
+        if node in late and any(value in roots for value in node.outputs):
+            ends.add(node)
+            roots.update(node.inputs)
+    made = {value for node in ends for value in node.outputs}
+    parameters = {parameter.value for parameter in graph.parameters}
+    return Ends(frozenset(ends), frozenset(roots - made - parameters))
+
+
+def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, frozenset[str]]:
+    """The axes along which values are split when the batch is: itself, or what it has been split or renamed to."""
+    found = {each.value: frozenset([batch]) for each in graph.inputs if each.value.type.has(batch)}
+    for node in graph.nodes:
+        if not any(value in wanted for value in node.outputs):
+            continue
+        axes: list[set[str]] = [set() for _ in node.outputs]
+        if not any(value.type.has(batch) for value in node.inputs):
+            for value, own in zip(node.outputs, axes, strict=True):
+                own.update([batch] if value.type.has(batch) else [])
+        rules = ()
+        if any(found.get(value) for value in node.inputs):
+            rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
+        for i, value in enumerate(node.inputs):
+            split = found.get(value, frozenset())
+            for own, output in zip(axes, node.outputs, strict=True):
+                own.update(axis for axis in split if output.type.has(axis))
+            for rule in rules:
+                if rule.operands[i] in split:
+                    for own, state in zip(axes, rule.results, strict=True):
+                        own.update([state] if is_split(state) else [])
+        found.update((value, frozenset(own)) for value, own in zip(node.outputs, axes, strict=True))
+    return found
+
+
+def with_stages(graph: Graph, batch: str) -> Graph:
+    """The placed graph, in which buffers and what their updates read know the stages that keep them.
+
+    A buffer is kept where an operation of a microbatch reads it; if there is none, where its update is made.
+    """
+    if not any(parameter.buffer for parameter in graph.parameters):
+        return graph
+    ends = ends_of(graph, batch)
+    of = {parameter.value: parameter for parameter in graph.parameters}
+    kept: dict[Value, set[int]] = {parameter.value: set() for parameter in graph.parameters}
+    needed = _needed(graph, ends)
+    for node in graph.nodes:
+        if node in needed:
+            for value in node.inputs:
+                if value in of and of[value].buffer:
+                    kept[value].add(node.placed_on)
+    reads: dict[Value, set[Value]] = {}
+    for each in graph.updates:
+        buffer = next(parameter.value for parameter in graph.parameters if parameter.name == each.buffer)
+        nodes, read = ends.read(graph, each.value)
+        reads[buffer] = {value for value in read if value in of}
+        if not kept[buffer]:
+            made = [node for node in graph.nodes if each.value in node.outputs]
+            kept[buffer].add(next((node.placed_on for node in (*made, *nodes)), 0))
+    changed = True
+    while changed:
+        changed = False
+        for buffer, others in reads.items():
+            for other in others:
+                if not kept[buffer] <= kept[other]:
+                    kept[other] |= kept[buffer]
+                    changed = True
+    return evolve(
+        graph,
+        parameters=tuple(evolve(p, kept=tuple(sorted(kept[p.value]))) for p in graph.parameters),
+    )
+
+
+def _needed(graph: Graph, ends: Ends) -> set[Node]:
+    """The nodes that run for each microbatch."""
+    wanted = {graph.loss, *(value for _, value in graph.metrics)}
+    wanted |= ends.statistics
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if any(value in wanted for value in node.outputs):
+            found.add(node)
+            wanted.update(node.inputs)
+    return found
