@@ -84,30 +84,27 @@ def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, fr
     return found
 
 
-def with_stages(graph: Graph, batch: str) -> Graph:
-    """The placed graph, in which buffers and what their updates read know the stages that keep them.
-
-    A buffer is kept where an operation of a microbatch reads it; if there is none, where its update is made.
+def stages_of(graph: Graph, batch: str) -> dict[Value, set[int]]:
+    """The stages of a placed graph that keep each parameter and buffer: those where an operation of a microbatch reads
+    it, and those that keep a buffer whose update reads it. What none of these reads is kept where its update is made.
     """
-    if not any(parameter.buffer for parameter in graph.parameters):
-        return graph
     ends = ends_of(graph, batch)
-    of = {parameter.value: parameter for parameter in graph.parameters}
     kept: dict[Value, set[int]] = {parameter.value: set() for parameter in graph.parameters}
-    needed = _needed(graph, ends)
-    for node in graph.nodes:
-        if node in needed:
-            for value in node.inputs:
-                if value in of and of[value].buffer:
-                    kept[value].add(node.placed_on)
+    for node in _needed(graph, ends):
+        for value in node.inputs:
+            if value in kept:
+                kept[value].add(node.placed_on)
+    buffers = {parameter.name: parameter.value for parameter in graph.parameters if parameter.buffer}
     reads: dict[Value, set[Value]] = {}
     for each in graph.updates:
-        buffer = next(parameter.value for parameter in graph.parameters if parameter.name == each.buffer)
+        buffer = buffers[each.buffer]
         nodes, read = ends.read(graph, each.value)
-        reads[buffer] = {value for value in read if value in of}
+        reads[buffer] = {value for value in read if value in kept}
         if not kept[buffer]:
             made = [node for node in graph.nodes if each.value in node.outputs]
-            kept[buffer].add(next((node.placed_on for node in (*made, *nodes)), 0))
+            kept[buffer].update(node.placed_on for node in (*made, *nodes)[:1])
+    for buffer in buffers.values():
+        kept[buffer] = kept[buffer] or {0}
     changed = True
     while changed:
         changed = False
@@ -116,10 +113,18 @@ def with_stages(graph: Graph, batch: str) -> Graph:
                 if not kept[buffer] <= kept[other]:
                     kept[other] |= kept[buffer]
                     changed = True
-    return evolve(
-        graph,
-        parameters=tuple(evolve(p, kept=tuple(sorted(kept[p.value]))) for p in graph.parameters),
-    )
+    return kept
+
+
+def with_stages(graph: Graph, batch: str, kept: dict[Value, set[int]]) -> Graph:
+    """The graph whose parameters know the stages that keep them although no operation of a microbatch reads them."""
+    read: dict[Value, set[int]] = {value: set() for value in kept}
+    for node in _needed(graph, ends_of(graph, batch)):
+        for value in node.inputs:
+            if value in read:
+                read[value].add(node.placed_on)
+    parameters = (evolve(p, kept=tuple(sorted(kept[p.value] - read[p.value]))) for p in graph.parameters)
+    return evolve(graph, parameters=tuple(parameters))
 
 
 def _needed(graph: Graph, ends: Ends) -> set[Node]:

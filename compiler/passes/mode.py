@@ -11,7 +11,7 @@ from attrs import evolve
 from partita.compiler.graph import Builder, Graph, Node, Value
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.shape import Arrange, Expand
-from partita.compiler.passes.buffers import with_stages
+from partita.compiler.passes.buffers import stages_of, with_stages
 from partita.compiler.passes.differentiate import without_dead
 
 WHERE = Pointwise("where")
@@ -19,11 +19,12 @@ WHERE = Pointwise("where")
 
 def of_mode(graph: Graph, training: bool, batch: str) -> Graph:
     """The graph of one kind of step. `batch` is the axis that is split into microbatches."""
-    graph = with_stages(graph, batch)
     chosen = _chosen(graph)
-    if chosen is graph and (training or not graph.updates):
+    if chosen is graph and not any(parameter.buffer for parameter in graph.parameters):
         return graph
-    return without_dead(evolve(chosen, updates=graph.updates if training else ()))
+    if not training:
+        return without_dead(evolve(chosen, updates=()))
+    return with_stages(without_dead(chosen), batch, stages_of(graph, batch))
 
 
 def _chosen(graph: Graph) -> Graph:

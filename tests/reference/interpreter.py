@@ -32,6 +32,7 @@ class Reading:
     fans: tuple[int, int] | None = None
     decays: bool = False
     limits: list[int] = field(factory=list)
+    buffer: bool = False
 
 
 @define(eq=False)
@@ -51,6 +52,7 @@ class Walk:
     readings: dict[str, Reading] = field(factory=dict)
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
+    updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics."""
@@ -93,6 +95,9 @@ class Walk:
                         made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
+        for each in body.updates:
+            name, axes = values[each.buffer].source, values[each.buffer].axes
+            self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
 
     def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
@@ -112,9 +117,9 @@ class Walk:
     # ------------------------------------------------------------ leaves
 
     def parameter(self, step: spec.Parameter, path: str) -> Named:
-        self.readings[path] = Reading(step.type, step.initial)
+        self.readings[path] = Reading(step.type, step.initial, buffer=step.buffer)
         data = torch.zeros(self.shape(step.type)) if self.parameters is None else self.parameters[path]
-        return Named(data.double(), step.type.names, path)
+        return Named(data.double() if step.type.is_float else data.long(), step.type.names, path)
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
@@ -166,6 +171,9 @@ class Walk:
         if name in named.POINTWISE:
             return named.elementwise(named.POINTWISE[name], *operands)
         return getattr(self, f"_{name}")(step, path, o, *operands)
+
+    def _training(self, step, path, o) -> Named:
+        return Named(torch.tensor(self.training))
 
     def _dropout(self, step, path, o, x: Named) -> Named:
         key = f"{path}.{step.name or 'dropout'}.keep"

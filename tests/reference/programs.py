@@ -130,6 +130,7 @@ class Body:
     scope: dict[str, Expression] = field(factory=dict)
     rebindable: set[str] = field(factory=set)
     parameters: list[str] = field(factory=list)  # those that are declared here
+    buffers: list[Expression] = field(factory=list)  # as well
 
 
 @define(eq=False)
@@ -250,6 +251,12 @@ class Maker:
             a, b = b, a
         text = f"({a} / ({b} * {b} + 0.5))" if sign == "/" else f"({a} {sign} {b})"
         return self._made(text, a.axes | b.axes, a, b)
+
+    def _mode(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        b = self.within(self.expression(depth), a.axes)
+        both = self.shuffled([str(a), str(b) if self.chance(80) else "0.5"])
+        return self._made(f"where(training(), {', '.join(both)})", a.axes, a, b)
 
     def _extreme(self, depth: int) -> Expression | None:
         a = self.expression(depth)
@@ -531,6 +538,39 @@ class Maker:
             self.declared[name] = axes
         return self.body.scope[names[0]]
 
+    def buffer(self) -> None:
+        """A buffer; what it is after a step is written at the end of its body."""
+        axes = frozenset(self.some(self.others(), 0, 2))
+        name, dtype = self.fresh("u"), self.one(("f32", "f32", "f32", "i64"))
+        initial = self.one(INITIAL) if dtype == "f32" else self.one(("zeros()", "ones()", "constant(3)"))
+        self.line(f"buffer {name}: {self.type(axes, dtype)} ~ {initial}")
+        self.body.scope[name] = Expression(name, dtype, axes)
+        self.body.buffers.append(self.body.scope[name])
+
+    def updates(self) -> None:
+        """What the buffers of this body are after a step: anything of sums over the batch, of parameters and buffers."""
+        for each in self.shuffled([buffer.text for buffer in self.body.buffers]):
+            if self.chance(15):
+                continue
+            buffer = next(buffer for buffer in self.body.buffers if buffer.text == each)
+            x = self.integer(2) if buffer.dtype == "i64" else self.expression(2)
+            extra = x.axes - buffer.axes
+            functions = ("sum", "max", "min") if buffer.dtype == "i64" else ("mean", "mean", "sum", "max")
+            x = self.reduction(self.one(functions), x, extra) if extra else x
+            x = self.widened(x, buffer.axes)
+            if buffer.dtype == "i64":
+                self.line(f"update {each} = {self.one((f'{each} + {x}', f'maximum({each}, {x})', str(x), f'{each} + 1'))}")
+                continue
+            other = self.named("f32", lambda e: e.axes <= buffer.axes and e.text[0] in "pu") or buffer
+            ways = (
+                f"0.9 * {each} + 0.1 * {x}",
+                f"{each} + 0.1 * sign({x} - 0.0127)",
+                f"0.5 * {each} + 0.5 * tanh({x} * {x} + {other})",
+                f"{each} * 0.7 + rsqrt({x} * {x} + {other} * {other} + 0.5)",
+                str(x),
+            )
+            self.line(f"update {each} = {self.one(ways)}")
+
     def slots(self) -> str:
         """Where this body's parameters can be made to reach its results."""
         return "".join(f"\1{name}\2" for name in self.body.parameters)
@@ -587,6 +627,7 @@ class Maker:
         self.inside += 1
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         for n in carried:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
@@ -611,6 +652,8 @@ class Maker:
             self.several()
         elif kind == 5:
             self.parameter(frozenset(self.some(self.others(), 0, 2)))
+        elif kind == 6:
+            self.buffer()
         else:
             self.let()
 
@@ -640,6 +683,7 @@ class Maker:
             self.body.rebindable.add("x")
             for _ in range(self.random.randint(1, 3)):
                 self.statement()
+            self.updates()
             made = [self.expression(2) for _ in range(self.one((1, 1, 2)))]
             results = [str(self.widened(self.within(each, axes), axes)) for each in made]
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
@@ -774,6 +818,7 @@ class Maker:
             self.repeat("layer", max(staged, self.random.randint(1, 3)), ["h"] if self.chance(80) else ())
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         terms = [self.term() for _ in range(self.random.randint(0, 2))]
         terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
         loss = f"loss {' + '.join(self.shuffled(terms))}"
@@ -912,7 +957,7 @@ class Maker:
 
 
 KINDS = (
-    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
+    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error"),
 )
