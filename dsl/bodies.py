@@ -191,7 +191,7 @@ class BodyChecker:
         bound = self.scope.find(name.text)
         number = bound.meaning.number if bound is not None and isinstance(bound.meaning, Value) else None
         if bound is None or (number not in self.buffers and not isinstance(bound.meaning, Unknown)):
-            self.report.error("E0225", *self._no_buffer(name, bound))
+            self._refuse_target(name, bound)
         elif any(each.buffer == number for each in self.scope.updates):
             first = next(each for each in self.scope.updates if each.buffer == number)
             notes = [f"the first is at {first.span.place}"]
@@ -210,28 +210,27 @@ class BodyChecker:
             elif set(found.type.names) != set(type.names):
                 missing = [axis for axis in type.names if not found.type.has(axis)]
                 extra = [axis for axis in found.type.names if not type.has(axis)]
-                help = f"`expand({found.text}, {_listed(missing)})`" if not extra else None
-                if extra and found.type.is_float:
-                    help = f"`mean({found.text}, over = {_listed(extra)})`"
+                function = f"{'mean' if found.type.is_float else 'sum'}({found.text}, over = {_listed(extra)})"
+                help = f"`{function}`" if extra else f"`expand({found.text}, {_listed(missing)})`"
                 message = f"the update of `{name.text}` does not have its axes"
                 self.report.error("E0204", message, found.span, notes, help)
             else:
                 self.scope.updates.append(spec.Update(number, found.value, statement.value.span))
 
-    def _no_buffer(self, name: tree.Name, bound: Binding | None) -> tuple[str, Span, list[str], str | None]:
-        """What is wrong with the target of an update: the message, its place, notes and help."""
+    def _refuse_target(self, name: tree.Name, bound: Binding | None) -> None:
+        """Report that what an update names is no buffer of this body."""
         if bound is None:
-            buffers = [each.name for each in self.scope.bindings.values() if self._is_buffer(each)]
-            return f"unknown buffer `{name.text}`", name.span, [], suggestion(name.text, buffers)
+            known = self.scope.bindings.values()
+            buffers = [each.name for each in known if getattr(each.meaning, "number", None) in self.buffers]
+            self.report.error("E0225", f"unknown buffer `{name.text}`", name.span, (), suggestion(name.text, buffers))
+            return
         notes = [f"`{name.text}` is bound at {bound.span.place}"]
-        if bound.name not in self.scope.bindings:
-            help = "a buffer is updated once a step, in the body that declares it"
-            return f"`{name.text}` is bound outside this `repeat`", name.span, notes, help
+        message = f"`{name.text}` is not a buffer here"
         help = f"`buffer {name.text}: … ~ zeros()` declares one; a `let` of that name hides it"
-        return f"`{name.text}` is not a buffer here", name.span, notes, help
-
-    def _is_buffer(self, bound: Binding) -> bool:
-        return isinstance(bound.meaning, Value) and bound.meaning.number in self.buffers
+        if bound.name not in self.scope.bindings:
+            message = f"`{name.text}` is bound outside this `repeat`"
+            help = "a buffer is updated once a step, in the body that declares it"
+        self.report.error("E0225", message, name.span, notes, help)
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample name: type ~ distribution`."""

@@ -1,7 +1,8 @@
 """Which parameters the loss depends on: one that does not reach it could not be trained, and is a mistake.
 
 Liveness propagates backward from the loss through every step, but not through what has no gradient: integers, booleans,
-`accuracy` and `stop_gradient`; nor through what only evaluation computes, by `where(training(), a, b)`. A parameter of a block or repeat reaches the loss if it does in any call or iteration.
+`accuracy` and `stop_gradient`; nor through what only evaluation computes, by `where(training(), a, b)`. A parameter of
+a block or repeat reaches the loss if it does in any call or iteration.
 """
 
 from __future__ import annotations

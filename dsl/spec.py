@@ -87,7 +87,7 @@ class Apply:
 
 @frozen(eq=False)
 class Parameter:
-    """A tensor that a run keeps: trained, or a `buffer`. Its full name is the path of its scope, and `name`. One result."""
+    """A trained tensor, or a `buffer`. Its full name is the path of its scope and `name`. One result."""
 
     name: str
     type: Type

@@ -169,8 +169,9 @@ def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str,
     A statistic goes once to a rank, whichever buffers it updates there.
     """
     found: dict[tuple[int, str, int], tuple[int, Value]] = {}
-    parameters = ((each.stages, [(stage, each.name, value) for stage, value in each.totals]) for each in update.parameters)
-    for stages, totals in (*parameters, *((each.stages, each.totals) for each in update.buffers)):
+    needed = [(each.stages, [(stage, each.name, value) for stage, value in each.totals]) for each in update.parameters]
+    needed += [(each.stages, list(each.totals)) for each in update.buffers]
+    for stages, totals in needed:
         holders: dict[int, int] = {}
         for stage in stages:
             holders.setdefault(schedule.rank_of(stage), stage)

@@ -12,11 +12,12 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Graph, Node, Value
 from partita.compiler.layout import is_split
+from partita.compiler.ops.op import ShardingRule
 
 
 @frozen(eq=False)
 class Ends:
-    """The ends of all updates of a graph: their nodes, and the statistics that they read, or that are the new values."""
+    """The ends of all updates of a graph: their nodes, and the statistics that they read or that are the new values."""
 
     nodes: frozenset[Node]
     statistics: frozenset[Value]
@@ -69,7 +70,7 @@ def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, fr
         if not any(value.type.has(batch) for value in node.inputs):
             for value, own in zip(node.outputs, axes, strict=True):
                 own.update([batch] if value.type.has(batch) else [])
-        rules = ()
+        rules: tuple[ShardingRule, ...] = ()
         if any(found.get(value) for value in node.inputs):
             rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
         for i, value in enumerate(node.inputs):

@@ -415,7 +415,6 @@ class _Splitter:
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
 
-
     # ------------------------------------------------------------ updates of buffers
 
     def _update(self, each: NewValue) -> NewValue:

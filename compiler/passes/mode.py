@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from partita.compiler.graph import Builder, Graph, Node, Value
+from partita.compiler.graph import Builder, Graph, Value
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.shape import Arrange, Expand
 from partita.compiler.passes.buffers import stages_of, with_stages

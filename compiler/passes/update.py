@@ -5,8 +5,8 @@ FINISH nodes run on these totals: the sum of a tied parameter's totals in stage 
 norm, metrics that are functions of sums. Their results for all ranks (loss, metrics, squares) form one small vector of
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
 once. It is summed over all ranks. UPDATE nodes then run on every rank: they compute the new values of the buffers that
-it keeps, of the values that all masters had in the step, and then update the shard of each parameter whose optimizer
-state it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them.
+it keeps, from masters as they were during the step, and then update the shard of each parameter whose optimizer state
+it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ class GraphReader:
         name, _, value = text.partition(" ")
         return Master(name, self.value(value))
 
-    def update(self, text: str) -> NewValue:
+    def new_value(self, text: str) -> NewValue:
         """Parses the new value of a buffer."""
         name, _, value = text.partition(" ")
         return NewValue(name, self.values[value])
@@ -451,7 +451,7 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "parameter": reader.parameter,
         "accumulator": reader.accumulator,
         "master": reader.master,
-        "update": reader.update,
+        "update": reader.new_value,
         "loss": lambda text: reader.values[text],
         "metric": reader.metric,
         "gradient": reader.gradient,

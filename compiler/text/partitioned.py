@@ -226,7 +226,7 @@ def parse_update(text: str) -> UpdateGraph:
         "totals": reader.of_stage,
         "parameter": reader.parameter_update,
         "gradient": reader.total_gradient,
-        "master": reader.master,
+        "master": reader.own_master,
         "state": reader.state,
         "statistic": reader.statistic,
         "norm": lambda text: reader.norms.append(reader.value(text)),
@@ -322,7 +322,7 @@ class _UpdateReader(GraphReader):
             "totals": tuple((int(stage), self.values[value]) for stage, value in pairs),
         }
 
-    def master(self, text: str) -> None:
+    def own_master(self, text: str) -> None:
         """Reads a parameter's master."""
         self.parameters[-1]["master"] = self.value(text)
 

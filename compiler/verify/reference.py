@@ -54,6 +54,5 @@ class Reference:
                 numbers.update(zip(node.outputs, numbering.of(node.op, operands), strict=True))
         for name, value in (("loss", graph.loss), *graph.metrics):
             whole.statistics[name] = numbers[value]
-        for each in graph.updates:
-            whole.updates[each.buffer] = numbers[each.value]
+        whole.updates.update((each.buffer, numbers[each.value]) for each in graph.updates)
         return whole

@@ -4,7 +4,8 @@ The instructions of all ranks must satisfy the schedule invariants (`partita.com
 addition, posted messages are those between stages on different ranks, on the channel between these ranks, and messages
 between stages of one rank are local transfers. Each stage is reduced once, after its last microbatch. Each total of a
 tied parameter goes once to every other rank that has the parameter, and each total of a statistic to every other rank
-that has a buffer made of it, in the same order at both ends. Each entry of the statistics comes from the rank of the stage that computes it.
+that has a buffer made of it, in the same order at both ends. Each entry of the statistics comes from the rank of the
+stage that computes it.
 """
 
 from __future__ import annotations

@@ -548,20 +548,21 @@ class Maker:
         self.body.buffers.append(self.body.scope[name])
 
     def updates(self) -> None:
-        """What the buffers of this body are after a step: anything of sums over the batch, of parameters and buffers."""
+        """What the buffers of this body are after a step: anything of sums over the batch, parameters and buffers."""
         for each in self.shuffled([buffer.text for buffer in self.body.buffers]):
             if self.chance(15):
                 continue
-            buffer = next(buffer for buffer in self.body.buffers if buffer.text == each)
+            buffer, axes = self.body.scope[each], self.body.scope[each].axes
             x = self.integer(2) if buffer.dtype == "i64" else self.expression(2)
-            extra = x.axes - buffer.axes
             functions = ("sum", "max", "min") if buffer.dtype == "i64" else ("mean", "mean", "sum", "max")
-            x = self.reduction(self.one(functions), x, extra) if extra else x
-            x = self.widened(x, buffer.axes)
+            x = self.reduction(self.one(functions), x, x.axes - axes) if x.axes - axes else x
+            x = self.widened(x, axes)
             if buffer.dtype == "i64":
-                self.line(f"update {each} = {self.one((f'{each} + {x}', f'maximum({each}, {x})', str(x), f'{each} + 1'))}")
+                counts = (f"{each} + {x}", f"maximum({each}, {x})", str(x), f"{each} + 1")
+                self.line(f"update {each} = {self.one(counts)}")
                 continue
-            other = self.named("f32", lambda e: e.axes <= buffer.axes and e.text[0] in "pu") or buffer
+            kept = [e for e in self.body.scope.values() if e.dtype == "f32" and e.axes <= axes and e.text[0] in "pu"]
+            other = self.one(kept)
             ways = (
                 f"0.9 * {each} + 0.1 * {x}",
                 f"{each} + 0.1 * sign({x} - 0.0127)",

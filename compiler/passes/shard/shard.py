@@ -65,7 +65,7 @@ def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
     sizes = defaults.mesh.sizes
     bytes: dict[Value, int] = {}
     for parameter in graph.parameters:
-        if not parameter.trained:
+        if parameter.buffer:
             continue
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
         if defaults.stored("param", parameter.name, parameter.master, compute) != compute:
@@ -147,7 +147,9 @@ class _Sharder:
         compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
         # Rules for classes are of what is trained.
         stored = {
-            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute) if parameter.trained else compute
+            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute)
+            if parameter.trained
+            else compute
             for kind in ("param", "grad", "state")
         }
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
