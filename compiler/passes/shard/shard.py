@@ -145,13 +145,10 @@ class _Sharder:
 
     def _parameter(self, parameter: Parameter) -> None:
         compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
-        # Rules for classes are of what is trained.
-        stored = {
-            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute)
-            if parameter.trained
-            else compute
-            for kind in ("param", "grad", "state")
-        }
+        stored = dict.fromkeys(("param", "grad", "state"), compute)
+        if not parameter.buffer:  # rules for classes are for what is trained
+            for kind in stored:
+                stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])
