@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
+from partita.dsl.buffers import Buffers
 from partita.dsl.builtins import INITIAL, SAMPLED, Signature
 from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused, refuse
@@ -19,7 +20,7 @@ from partita.dsl.known import CheckContext
 from partita.dsl.report import suggestion
 from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
-from partita.dsl.types import DTYPES, FLOATS, INTEGERS, Axis, Type
+from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 from partita.dsl.walk import rebound
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
@@ -34,7 +35,7 @@ class BodyChecker:
         self.report = known.report
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
-        self.buffers: dict[int, Type] = {}  # by number, as they are declared
+        self.buffers = Buffers(scope, self.expressions, known.report)
         self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
@@ -123,7 +124,7 @@ class BodyChecker:
                 case tree.Loss():
                     self.set_loss(statement)
                 case tree.Update():
-                    self.update(statement)
+                    self.failed = not self.buffers.update(statement) or self.failed
                 case tree.Metric():
                     self.metric(statement)
                 case tree.Output():
@@ -168,69 +169,15 @@ class BodyChecker:
     def buffer(self, statement: tree.Buffer) -> None:
         """`buffer names: type ~ initial`."""
         type = self.type(statement.type)
-        if type is not None and type.dtype not in (*FLOATS, *INTEGERS):
-            self.report.error("E0205", f"a buffer has numbers, not {type.dtype}", statement.type.span)
-            type = None
         call = self.distribution(statement.initial, INITIAL, "initial value")
-        if type is not None and call is not None and not _within_dtype(call, type):
-            help = "integers begin with `zeros()`, `ones()` or `constant(3)`"
-            self.report.error("E0205", f"`{call.name}` gives no {type.dtype}", statement.initial.span, help=help)
-            type = None
+        sound = self.buffers.is_sound(statement, type, call)
         for name in statement.names:
             meaning: Value | Unknown = UNKNOWN
-            if type is not None and call is not None:
+            if sound and type is not None and call is not None:
                 step = spec.Parameter(name.text, type, call, name.span, buffer=True)
                 (meaning,) = self.scope.add(step, [type])
-                self.buffers[meaning.number] = type
+                self.buffers.types[meaning.number] = type
             self.bind(name, meaning, "buffer")
-
-    def update(self, statement: tree.Update) -> None:
-        """`update name = value`, of a buffer of this body."""
-        name = statement.name
-        found = self.expressions.tensor(statement.value)
-        bound = self.scope.find(name.text)
-        number = bound.meaning.number if bound is not None and isinstance(bound.meaning, Value) else None
-        if bound is None or (number not in self.buffers and not isinstance(bound.meaning, Unknown)):
-            self._refuse_target(name, bound)
-        elif any(each.buffer == number for each in self.scope.updates):
-            first = next(each for each in self.scope.updates if each.buffer == number)
-            notes = [f"the first is at {first.span.place}"]
-            help = "a buffer has one value after the step: say it in one `update`"
-            self.report.error("E0225", f"`{name.text}` is updated twice", name.span, notes, help)
-        elif found is None or number is None:
-            self.failed = True
-        else:
-            self.expressions.mark_read(bound)
-            type = self.buffers[number]
-            notes = [str(found), f"{name.text}: {type}"]
-            if found.type.dtype != type.dtype:
-                help = f"`cast({found.text}, {type.dtype})`"
-                message = f"buffer `{name.text}` is {type.dtype}, and this is {found.type.dtype}"
-                self.report.error("E0205", message, found.span, notes, help)
-            elif set(found.type.names) != set(type.names):
-                missing = [axis for axis in type.names if not found.type.has(axis)]
-                extra = [axis for axis in found.type.names if not type.has(axis)]
-                function = f"{'mean' if found.type.is_float else 'sum'}({found.text}, over = {_listed(extra)})"
-                help = f"`{function}`" if extra else f"`expand({found.text}, {_listed(missing)})`"
-                message = f"the update of `{name.text}` does not have its axes"
-                self.report.error("E0204", message, found.span, notes, help)
-            else:
-                self.scope.updates.append(spec.Update(number, found.value, statement.value.span))
-
-    def _refuse_target(self, name: tree.Name, bound: Binding | None) -> None:
-        """Report that what an update names is no buffer of this body."""
-        if bound is None:
-            known = self.scope.bindings.values()
-            buffers = [each.name for each in known if getattr(each.meaning, "number", None) in self.buffers]
-            self.report.error("E0225", f"unknown buffer `{name.text}`", name.span, (), suggestion(name.text, buffers))
-            return
-        notes = [f"`{name.text}` is bound at {bound.span.place}"]
-        message = f"`{name.text}` is not a buffer here"
-        help = f"`buffer {name.text}: … ~ zeros()` declares one; a `let` of that name hides it"
-        if bound.name not in self.scope.bindings:
-            message = f"`{name.text}` is bound outside this `repeat`"
-            help = "a buffer is updated once a step, in the body that declares it"
-        self.report.error("E0225", message, name.span, notes, help)
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample name: type ~ distribution`."""
@@ -412,17 +359,6 @@ class BodyChecker:
         notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
         help = "give the new value another name, or convert it back to that type"
         self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
-
-
-def _within_dtype(initial: spec.Call, type: Type) -> bool:
-    """Whether a distribution gives numbers of a dtype."""
-    if type.dtype in FLOATS or initial.name in ("zeros", "ones"):
-        return True
-    return initial.name == "constant" and all(value == int(value) for value in initial.arguments.values())
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
 
 
 def _carried_type(binding: Binding) -> Type | None:

@@ -143,14 +143,11 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     states = 0
     nodes: list[Node] = []
     order = {name: i for i, name in enumerate(rank.parameters)}
-    # All new values before the first is stored: updates read what the step has computed with.
-    buffers, made = update.updates_of(order.keys())
     masters = [(each.parameter, each.value) for each in update.masters]
-    for name, value in (*masters, *((each.name, each.master) for each in buffers)):
+    for name, value in (*masters, *((each.name, each.master) for each in update.buffers)):
         if name in order:
             writer.names.texts[value] = Argument(f"m[{order[name]}]", value.type)
-    writer.block(bucketed(by_depth(made), BUCKET_BYTES), {each.new for each in buffers})
-    writer.block([each.store for each in buffers], set())
+    writer.block(update.buffer_updates(order.keys()), set())
     for each in sorted((u for u in update.parameters if u.name in order), key=lambda u: order[u.name]):
         writer.names.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
         for value in each.states:

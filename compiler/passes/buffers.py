@@ -8,11 +8,15 @@ keeps a buffer computes the end of its update, as every stage that reads a tied 
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from collections.abc import Callable
 
-from partita.compiler.graph import Graph, Node, Value
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.graph import Builder, Graph, Master, NewValue, Node, Phase, Value
 from partita.compiler.layout import is_split
 from partita.compiler.ops.op import ShardingRule
+from partita.compiler.ops.pointwise import cast
+from partita.compiler.ops.shape import arranged
 
 
 @frozen(eq=False)
@@ -138,3 +142,54 @@ def _needed(graph: Graph, ends: Ends) -> set[Node]:
             found.add(node)
             wanted.update(node.inputs)
     return found
+
+
+# ---------------------------------------------------------------- the ends as nodes
+
+
+@define(eq=False)
+class Endings:
+    """Builds the ends of updates as UPDATE nodes. `statistic` accumulates a value, for a node that reads it."""
+
+    source: Graph
+    ends: Ends
+    build: Builder
+    statistic: Callable[[Value, Node | None], Value]
+    nodes: list[Node] = field(factory=list)
+    masters: dict[Value, Master] = field(factory=dict)
+    _late: dict[Value, Value] = field(factory=dict)
+
+    def update(self, each: NewValue) -> NewValue:
+        """A buffer's value after the step, with the dtype and the order of axes of its master."""
+        nodes, _ = self.ends.read(self.source, each.value)
+        for node in nodes:
+            if node.outputs[0] not in self._late:
+                self._copied(node)
+        master = next(parameter.master for parameter in self.source.parameters if parameter.name == each.buffer)
+        own = self.build.fresh()
+        own.scope, own.span, own.phase = each.buffer, each.span, Phase.UPDATE
+        value = self._read(each.value, nodes[-1] if nodes else None)
+        value = arranged(own, cast(own, value, master.dtype), master.names)
+        self.nodes += own.nodes
+        return evolve(each, value=value)
+
+    def _copied(self, node: Node) -> None:
+        """A node of the end, in the dtype of accumulation."""
+        inputs = tuple(self._read(value, node) for value in node.inputs)
+        op = node.op.widened()
+        types = op.infer(*(value.type for value in inputs))
+        outputs = tuple(self.build.part(v, "after", type) for v, type in zip(node.outputs, types, strict=True))
+        self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.UPDATE, stage=None))
+        self._late.update(zip(node.outputs, outputs, strict=True))
+
+    def _read(self, value: Value, reader: Node | None) -> Value:
+        """A value as the end of an update reads it: a master, or what the microbatches have summed up."""
+        if value not in self._late:
+            parameter = next((each for each in self.source.parameters if each.value is value), None)
+            if parameter is not None:
+                master = self.build.value(f"master({parameter.name})", parameter.master)
+                self.masters[value] = Master(parameter.name, master)
+                self._late[value] = master
+            else:
+                self._late[value] = self.statistic(value, reader)
+        return self._late[value]

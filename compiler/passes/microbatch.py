@@ -21,25 +21,13 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from partita.compiler.graph import (
-    Accumulator,
-    Builder,
-    Gradient,
-    Graph,
-    Input,
-    Master,
-    NewValue,
-    Node,
-    Phase,
-    Value,
-)
+from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
-from partita.compiler.ops.pointwise import Constant, Detach, Pointwise, cast
+from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch
-from partita.compiler.ops.shape import arranged
-from partita.compiler.passes.buffers import ends_of
+from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.divisibility import unequal
@@ -87,15 +75,14 @@ class _Splitter:
         self.deferred: list[Node] = []
         self.finish: list[Node] = []
         self.accumulators: list[Accumulator] = []
-        self.late: dict[Value, Value] = {}  # values as the ends of updates read them
-        self.masters: dict[str, Value] = {}
         self.inputs: list[Input] = []
         self.producers = graph.producers()
         self.from_inputs = _from_inputs_alone(graph)
-        self.ends = ends_of(graph, batch)
+        ends = ends_of(graph, batch)
+        self.endings = Endings(graph, ends, self.build, self._statistic)
         gradients = [gradient.value for gradient in graph.gradients]
         self.essential = _ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
-        self.statistics = _ancestors(graph, self.ends.statistics, self.producers)
+        self.statistics = _ancestors(graph, ends.statistics, self.producers)
 
     def graph(self) -> Graph:
         """Walk the nodes once, then accumulate the results of the microbatch."""
@@ -109,17 +96,17 @@ class _Splitter:
         loss = self._metric(LOSS, self.source.loss)
         self._gradients()
         metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
-        updates = tuple(map(self._update, self.source.updates))
+        updates = tuple(map(self.endings.update, self.source.updates))
         result = evolve(
             self.source,
             inputs=tuple(self.inputs),
-            nodes=(*self.prologue, *self.build.nodes, *self.finish),
+            nodes=(*self.prologue, *self.build.nodes, *self.finish, *self.endings.nodes),
             loss=loss,
             metrics=metrics,
             gradients=(),
             accumulators=tuple(self.accumulators),
             updates=updates,
-            masters=tuple(Master(name, value) for name, value in self.masters.items()),
+            masters=tuple(self.endings.masters.values()),
         )
         return without_dead(result)
 
@@ -415,42 +402,9 @@ class _Splitter:
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
 
-    # ------------------------------------------------------------ updates of buffers
-
-    def _update(self, each: NewValue) -> NewValue:
-        """A buffer's value after the step, computed at its end from masters and the statistics of the whole batch."""
-        nodes, _ = self.ends.read(self.source, each.value)
-        for node in nodes:
-            if node.outputs[0] in self.late:
-                continue
-            inputs = tuple(self._late(value, node) for value in node.inputs)
-            op = node.op.widened()
-            outputs = tuple(
-                evolve(self.build.part(value, "after"), type=type)
-                for value, type in zip(node.outputs, op.infer(*(value.type for value in inputs)), strict=True)
-            )
-            self.finish.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.UPDATE, stage=None))
-            self.late.update(zip(node.outputs, outputs, strict=True))
-        master = next(parameter.master for parameter in self.source.parameters if parameter.name == each.buffer)
-        value = self._late(each.value, nodes[-1] if nodes else None)
-        own = self.build.fresh()
-        own.scope, own.span, own.phase = each.buffer, each.span, Phase.UPDATE
-        value = arranged(own, cast(own, value, master.dtype), master.names)
-        self.finish += own.nodes
-        return evolve(each, value=value)
-
-    def _late(self, value: Value, reader: Node | None) -> Value:
-        """A value as the end of an update reads it: a master, or what the microbatches have summed up."""
-        parameter = next((each for each in self.source.parameters if each.value is value), None)
-        if parameter is not None:
-            if parameter.name not in self.masters:
-                self.masters[parameter.name] = self.build.value(f"master({parameter.name})", parameter.master)
-            return self.masters[parameter.name]
-        if value not in self.late:
-            self.late[value] = self._accumulated(
-                f"statistic {value.name}", value, None if value in self.producers else reader
-            )
-        return self.late[value]
+    def _statistic(self, value: Value, reader: Node | None) -> Value:
+        """A statistic for the ends of updates, one of which is `reader`."""
+        return self._accumulated(f"statistic {value.name}", value, None if value in self.producers else reader)
 
 
 def _described(state: State, batch: str) -> str:

@@ -108,16 +108,22 @@ class UpdateGraph:
     def __repr__(self) -> str:
         return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
 
-    def updates_of(self, names: Collection[str]) -> tuple[list[BufferUpdate], list[Node]]:
-        """The updates of the buffers among `names`, and the nodes that compute them, in order."""
-        buffers = [each for each in self.buffers if each.name in names]
+    def nodes_of(self, buffers: Sequence[BufferUpdate]) -> list[Node]:
+        """The nodes that compute the new values of some buffers, in order."""
         wanted = {each.new for each in buffers}
         nodes = []
         for node in reversed(self.buffer_nodes):
             if any(value in wanted for value in node.outputs):
                 nodes.append(node)
                 wanted.update(node.inputs)
-        return buffers, nodes[::-1]
+        return nodes[::-1]
+
+    def buffer_updates(self, names: Collection[str]) -> list[Node]:
+        """What updates the buffers among `names`. All new values are made before the first is stored: updates read what
+        the step has computed with.
+        """
+        buffers = [each for each in self.buffers if each.name in names]
+        return [*bucketed(by_depth(self.nodes_of(buffers)), BUCKET_BYTES), *(each.store for each in buffers)]
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""

@@ -63,8 +63,7 @@ class Buffers:
         require(values[each.new] == wanted, f"`{each.new.name}` is not the new value of `{each.name}`", each.new)
         self._master(each.name, each.master)
         require(each.new.layout == each.master.layout, f"`{each.name}` is stored in another layout", each.new)
-        _, nodes = update.updates_of([each.name])
-        read = {each.new, *(value for node in nodes for value in node.inputs)}
+        read = {each.new, *(value for node in update.nodes_of([each]) for value in node.inputs)}
         totals = [(*made[value], value) for value in made if value in read]
         require(sorted(each.totals, key=str) == sorted(totals, key=str), "the totals are not those that it reads")
         for master in update.masters:
