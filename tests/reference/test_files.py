@@ -22,6 +22,7 @@ CASES = {
     "attention": ((), ("layout=groups_", "schedule=one_f_one_b", "schedule.microbatches=1")),
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
+    "buffers": ((), ("layout=plain_", "s.microbatches=1")),
     "figures": ((), ("layout=across", "s.microbatches=2")),
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
