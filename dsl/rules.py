@@ -346,3 +346,25 @@ def _mse(use: Use) -> Typed:
     use.floating("a", "b")
     widest(use, "a", "b")
     return Type("f32"), {}
+
+
+@function("linear_scan", slots=[Slot("a", OPERAND), Slot("b", OPERAND), OVER_ONE, Slot("backward", FLAG, False)])
+def _linear_scan(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    use.floating("a", "b")
+    axes = widest(use, "a", "b")
+    over = use["over"].name
+    if over not in names(axes):
+        help = f"axes they have: {', '.join(names(axes)) or 'none'}"
+        raise use.refuse("E0203", f"neither operand of `linear_scan` has axis `{over}`", "over", help)
+    return Type(dtype, axes), {"over": over, "backward": use["backward"]}
+
+
+@function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
+def _shift(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    _numeric(use, use["x"].type.dtype, "x")
+    by = use["by"]
+    if by != int(by):
+        raise use.refuse("E0214", "`by` must be an integer", "by")
+    return use["x"].type, {"over": use["over"].name, "by": int(by)}

@@ -409,6 +409,21 @@ class Maker:
             return None
         return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50)")
 
+    def _linear_scan(self, depth: int) -> Expression | None:
+        """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        if not over:
+            return None
+        extra = f", over = {over[0]}{self.one(('', ', backward = true', ', backward = false'))}"
+        if self.chance(15):
+            return evolve(x, text=f"linear_scan({self.one(('0.5', '-0.9', '1', '0'))}, {x}{extra})")
+        a = self.within(self.expression(depth), x.axes)
+        if not self.cutting or a.alone or over[0] != "batch":
+            pair = [f"tanh({a})", str(x)] if a.axes < x.axes or self.chance(80) else [f"tanh({x})", str(a)]
+            return self._made(f"linear_scan({', '.join(pair)}{extra})", x.axes, x, a)
+        return None
+
     def _shaped(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         axes = x.axes
@@ -427,6 +442,8 @@ class Maker:
             way("rename({}, spot -> seq)", {"spot"}, {"seq"})
         if "seq" in axes and "left" not in axes:
             way(f"slice({{}}, seq -> left, start = {self.one(('0', 'size(right)', '1'))})", {"seq"}, {"left"})
+        if over := self.some(self.reducible(x) & {"seq", "spot", "batch"}, 0, 1):
+            way(f"shift({{}}, over = {over[0]}{self.one(('', ', by = -1', ', by = 3'))})", set(), set())
         if not ways:
             wider = self.some(set(self.sizes) - axes, 1, 2)
             return self.widened(x, axes | set(wider)) if wider else None
@@ -914,5 +931,5 @@ class Maker:
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
-    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error"),
+    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
 )
