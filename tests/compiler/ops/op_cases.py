@@ -188,6 +188,9 @@ CASES: list[Case] = [
         differentiable=False,
     ),
     Case(
+        "linear_scan_gradient-backward", LinearScanGradient("s", True), (f(S), f(S, A), f(S, A)), differentiable=False
+    ),
+    Case(
         "linear_scan_gradient-block",
         LinearScanGradient("s", True, 2),
         (f(S), f(A, S), f(A, S), f(A, Axis("s", 6)), f(Axis("s", 6), A)),

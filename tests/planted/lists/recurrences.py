@@ -33,9 +33,9 @@ MISTAKES = [
     ),
     Planted(
         "states-of-ranks-with-their-own-last-one",
-        "compiler/ops/linear_scan.py",
-        "return build.apply(LinearScan(over, backward, exclusive=True), products, lasts)",
-        "return build.apply(LinearScan(over, backward), products, lasts)",
+        "runtime/kernels/linear_scan.py",
+        "    if exclusive:\n        out = _moved(out, start, backward)\n",
+        "",
         VERIFY,
     ),
     Planted(
