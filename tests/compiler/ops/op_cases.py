@@ -87,8 +87,8 @@ def _pointwise() -> list[Case]:
     return cases
 
 
-ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False: Attend(  # noqa: E731
-    "t", "d", causal, 0.7, mask, bias
+ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
+    "t", "d", causal, 0.7, mask, bias, **more
 )
 
 CASES: list[Case] = [
@@ -159,10 +159,23 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
+    Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
+    Case(
+        "attend-values-bias",
+        ATTEND(bias=True, values="v"),
+        (f(A, S, B, D), f(T, B, D), f(A, T, B, V), f(S, T)),
+    ),
     Case(
         "attend_gradient",
         AttendGradient("t", "d", True, 0.7),
         (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
+        differentiable=False,
+    ),
+    Case(
+        "attend_gradient-values",
+        AttendGradient("t", "d", True, 0.7, values="e"),
+        (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
         differentiable=False,
     ),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),
