@@ -81,10 +81,8 @@ def lower(function: str, site: Site) -> Value:
 
 @lowering("attend")
 def _attend(site: Site) -> Value:
-    o = site.options
     q, k, v, *rest = site.operands
-    op = Attend(o["over"], o["along"], o["causal"], o["scale"], o["mask"], o["bias"])
-    return site.build.apply_all(op, *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
+    return site.build.apply_all(Attend(**site.options), *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
 
 
 @lowering("embedding")

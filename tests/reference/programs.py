@@ -469,10 +469,15 @@ class Maker:
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
-        keys, values = (self.within(self.expression(depth), shared) for _ in range(2))
-        keys, values = (self.widened(each, each.axes | {over, *along}) for each in (keys, values))
+        keys = self.within(self.expression(depth), shared)
+        keys = self.widened(keys, keys.axes | {over, *along})
+        last = along
         if self.chance(15):
             values = keys
+        else:
+            last = self.some(self.others(q.axes, {over}), 1, 1) or along if self.chance(35) else along
+            values = self.within(self.expression(depth), shared - {*along} | {*last})
+            values = self.widened(values, values.axes | {over, *last})
         parts = [q, keys, values]
         arguments = [*map(str, parts), f"over = {over}", f"along = {along[0]}"]
         if over in q.axes and self.chance(50):
@@ -488,7 +493,7 @@ class Maker:
             parts.append(bias)
         if self.chance(20):
             arguments.append("scale = 0.3")
-        return self._made(f"attend({', '.join(arguments)})", q.axes, *parts)
+        return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
     def _call(self, depth: int) -> Expression | None:
         fitting = [block for block in self.blocks if block.results == 1 and self.callable(block)]

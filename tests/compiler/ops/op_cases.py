@@ -88,8 +88,8 @@ def _pointwise() -> list[Case]:
     return cases
 
 
-ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False: Attend(  # noqa: E731
-    "t", "d", causal, 0.7, mask, bias
+ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
+    "t", "d", causal, 0.7, mask, bias, **more
 )
 
 CASES: list[Case] = [
@@ -162,6 +162,13 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
+    Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
+    Case(
+        "attend-values-bias",
+        ATTEND(bias=True, values="v"),
+        (f(A, S, B, D), f(T, B, D), f(A, T, B, V), f(S, T)),
+    ),
     Case(
         "attend_gradient",
         AttendGradient("t", "d", True, 0.7),
@@ -194,6 +201,12 @@ CASES: list[Case] = [
         "linear_scan_gradient-block",
         LinearScanGradient("s", True, 2),
         (f(S), f(A, S), f(A, S), f(A, Axis("s", 6)), f(Axis("s", 6), A)),
+        differentiable=False,
+    ),
+    Case(
+        "attend_gradient-values",
+        AttendGradient("t", "d", True, 0.7, values="e"),
+        (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
         differentiable=False,
     ),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),
