@@ -29,4 +29,4 @@ def test_windows_have_as_many_positions_as_their_axis_says(times: int, multiple:
             extent = o["dilation"][i] * (sizes[size] - 1) + 1
             assert sizes[size] == axes.declared[size]
             assert (sizes[axis] + sum(o["padding"][i]) - extent) // o["stride"][i] + 1 == sizes[into]
-    assert sizes["height"] <= 12
+    assert times < 4 or sizes["height"] < axes.declared["height"]

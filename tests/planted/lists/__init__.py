@@ -14,6 +14,7 @@ from tests.planted.lists import (
     optimizers,
     orders,
     partitioning,
+    recurrences,
     schedules,
     transports,
 )
@@ -27,6 +28,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
+    "recurrences": recurrences.MISTAKES,
     "schedules": schedules.MISTAKES,
     "initial": initial.MISTAKES,
     "transports": transports.MISTAKES,
