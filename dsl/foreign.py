@@ -220,7 +220,7 @@ _WRITTEN = tuple(
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
         ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
         ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
-        ("AND", r"‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
+        ("", r"(?:[<>]=?|[=!]=)[^<>=!\n]*‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
         ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
         ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
         ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),

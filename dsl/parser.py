@@ -177,7 +177,9 @@ class _Parser:
                     return True
             return False
 
-        return [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+        found = [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+        # Once an operand is complete, only the loosest operators are left of all that might have followed it.
+        return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
 
     def complain(self, token: Token) -> None:
         """Report an unexpected token, as precisely as the state allows."""
