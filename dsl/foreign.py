@@ -211,6 +211,9 @@ SIGNS: Mapping[str, str] = {
     "@": "a product is `dot(a, b, over = axis)`",
     ";": "statements need no separator",
     "'": 'strings are written in double quotes: `"…"`',
+    "&": "booleans are joined by `and`",
+    "|": "booleans are joined by `or`",
+    "!": "booleans are inverted by `not`, and compared by `!=`",
     "^": "there is no power operator: `x * x`, or `exp(p * log(x))`",
 }
 
@@ -238,6 +241,7 @@ _WRITTEN = tuple(
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
         ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
         ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
+        ("", r"(?:[<>]=?|[=!]=)[^<>=!\n]*‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
         ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
         ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
         ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),

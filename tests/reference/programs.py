@@ -283,6 +283,13 @@ class Maker:
             other = self.boolean(depth - 1) if depth > 0 else found
             if other.axes <= found.axes:
                 return self._made(f"({found} {self.one(('==', '!='))} {other})", found.axes, found, other, dtype="bool")
+        if depth > 0 and self.chance(20):
+            x = self.boolean(depth - 1)
+            y = self.boolean(depth - 1)
+            if not (x.axes <= y.axes or y.axes <= x.axes):
+                return self._made(f"(not {x})", x.axes, x, dtype="bool")
+            pair = f" {self.one(('and', 'or'))} {self.one(('', 'not '))}".join(self.shuffled([str(x), str(y)]))
+            return self._made(f"({pair})", x.axes | y.axes, x, y, dtype="bool")
         if self.chance(35):
             x = self.integer(depth)
             sign = self.one(("<", "<=", ">", ">=", "==", "!="))

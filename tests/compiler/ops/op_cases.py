@@ -79,6 +79,9 @@ def _pointwise() -> list[Case]:
         last = not name.endswith("_gradient") and FUNCTIONS[name].derivative is not None
         if name == "where":
             shapes = [(bools(A), f(A, B), f(B)), (bools(A, B), f(), f(A, B))]
+        elif name.startswith("logical"):
+            pair = [(bools(A, B, C), bools(C, A)), (bools(B), bools(A, B)), (bools(A, B), bools(A, B))]
+            shapes = [(bools(A, B),)] if name == "logical_not" else pair
         elif "{2}" in FUNCTIONS[name].text:
             shapes = [(f(A, B, C), f(A, B, C), f(A, B, C)), (f(A, B, C), f(B), f(C)), (f(B), f(), f(A, B))]
         elif "{1}" in FUNCTIONS[name].text:
