@@ -52,7 +52,7 @@ class _Reach:
         self.met: dict[int, tuple[spec.Parameter, str]] = {}
         self.reached: set[int] = set()
         self.known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
-        self.known_modes: dict[int, set[int]] = {}
+        self.known_modes: dict[int, dict[spec.Operand, bool]] = {}
 
     def body(self, body: spec.Body, wanted: frozenset[int], path: str) -> frozenset[int]:
         """The inputs of a body that the wanted values depend on."""
@@ -65,18 +65,22 @@ class _Reach:
                 results = [i for i in range(count) if first + i in live]
                 found = self.step(step, results, path)
                 if isinstance(step, spec.Apply) and step.function == "where" and step.operands[0] in self.modes(body):
-                    found = [v for v in found if v == step.operands[1]]
+                    chosen = step.operands[1 if self.modes(body)[step.operands[0]] else 2]
+                    found = [v for v in found if v == chosen]
                 live.update(v for v in found if body.types[v].is_float)
             self.known[key] = frozenset(v for v in live if v < len(body.inputs))
         return self.known[key]
 
-    def modes(self, body: spec.Body) -> set[int]:
-        """The values of a body that are `training()`."""
+    def modes(self, body: spec.Body) -> dict[spec.Operand, bool]:
+        """The values of a body that are `training()` or not that, as they are in training."""
         if id(body) not in self.known_modes:
-            found, number = set[int](), len(body.inputs)
+            found: dict[spec.Operand, bool] = {}
+            number = len(body.inputs)
             for step in body.steps:
                 if isinstance(step, spec.Apply) and step.function == "training":
-                    found.add(number)
+                    found[number] = True
+                elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
+                    found[number] = not found[step.operands[0]]
                 number += _result_count(step)
             self.known_modes[id(body)] = found
         return self.known_modes[id(body)]

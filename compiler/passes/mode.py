@@ -14,7 +14,7 @@ from partita.compiler.ops.shape import Arrange, Expand
 from partita.compiler.passes.buffers import stages_of, with_stages
 from partita.compiler.passes.differentiate import without_dead
 
-WHERE = Pointwise("where")
+WHERE, NOT = Pointwise("where"), Pointwise("logical_not")
 
 
 def of_mode(graph: Graph, training: bool, batch: str) -> Graph:
@@ -34,6 +34,8 @@ def _chosen(graph: Graph) -> Graph:
         return graph
     build = Builder(graph.names)
     for node in graph.nodes:
+        if node.op == NOT and node.inputs[0] in known:
+            known[node.output] = not known[node.inputs[0]]
         if node.op == WHERE and node.inputs[0] in known:
             build.at(node).phase = node.phase
             value = _widened(build, node.inputs[1 if known[node.inputs[0]] else 2], node.output)
