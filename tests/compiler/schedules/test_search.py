@@ -249,7 +249,7 @@ def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     timeline = assert_lawful(schedule, given_costs)
     assert timeline.cost == pytest.approx(schedule.search.cost)
     assert timeline.cost >= schedule.search.least * (1 - 1e-9)
-    for name in ("one_f_one_b", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"):
+    for name in ("one_f_one_b", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "v_half", "v_min", "dualpipe_v"):
         try:
             other = make(name, ranks, chunks, microbatches)
         except Refused:
