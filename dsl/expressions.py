@@ -86,10 +86,11 @@ class Expressions:
         """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""
         other = self.scope.substitution.get(name.text)
         if other is None:
-            if name.text not in self.known.axes.entries and self.scope.find(name.text) is not None:
+            axes = self.known.axes
+            if name.text not in axes and self.scope.find(name.text) is not None:
                 help = "`maximum(a, b)` and `minimum(a, b)` are elementwise"
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
-            return self.known.axes.find(name)
+            return axes.find(name)
         self.known.axes.used.add(name.text)
         return self.known.axes.find(tree.Name(other, name.span))
 
@@ -106,15 +107,15 @@ class Expressions:
                 return self._results(written.inner, name)
             case tree.Number():
                 quantity = read(written.text, written.span)
-                if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", "numbers in tensor expressions take no unit", written.span)
-                return [Constant(quantity, written.text, written.span)]
+                return [_unitless(Constant(quantity, written.text, written.span))]
             case tree.Boolean():
                 return [Constant(written.value, _text(written), written.span)]
             case tree.Path():
                 return self._path(written)
             case tree.Negative():
                 return self._operator("negate", [written.operand], written, name)
+            case tree.Not():
+                return self._operator("logical_not", [written.operand], written, name)
             case tree.Binary():
                 return self._operator(rules.OPERATORS[written.operator], [written.left, written.right], written, name)
             case tree.Call():
@@ -140,7 +141,7 @@ class Expressions:
             return None
         if isinstance(meaning, Value):
             return [Tensor(meaning.number, meaning.type, name.text, written.span)]
-        return [Constant(meaning.value, name.text, written.span)]
+        return [_unitless(Constant(meaning.value, name.text, written.span))]
 
     def _unbound(self, name: tree.Name) -> Refused:
         later = bindings_in(self.body)
@@ -166,7 +167,10 @@ class Expressions:
         for operand in operands:
             found.append(self.one(operand))
         numbers = [f.value for f in found if isinstance(f, Constant) and not isinstance(f.value, bool)]
-        if len(numbers) == len(found):
+        flags = [f.value for f in found if isinstance(f, Constant) and isinstance(f.value, bool)]
+        if function in rules.LOGIC and len(flags) == len(found):
+            return [Constant(rules.LOGIC[function](*flags), _text(written), written.span)]
+        if len(numbers) == len(found) and function not in rules.LOGIC:
             if function == "negate":
                 return [Constant(constants.negative(numbers[0]), _text(written), written.span)]
             assert isinstance(written, tree.Binary)
@@ -175,11 +179,11 @@ class Expressions:
         if any(f is None for f in found):
             return None
         slots = FUNCTIONS[function].slots
-        if not any(isinstance(f, Tensor) for f in found) or (function == "negate" and numbers):
+        if not any(isinstance(f, Tensor) for f in found) and function not in rules.LOGIC:
             raise refuse("E0213", "an operand must be a tensor", written.span)
         given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
         spans = {slot: value.span for slot, value in given.items() if value is not None}
-        sign = written.operator if isinstance(written, tree.Binary) else "-"
+        sign = written.operator if isinstance(written, tree.Binary) else "-" if function == "negate" else "not"
         use = Use(function, written.span, given, spans, sign=sign)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 
@@ -332,6 +336,13 @@ class Expressions:
                 help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
             message = f"`{argument.text}` does not have the axes that `{block}` takes"
             raise refuse("E0204", message, argument.span, notes=notes, help=help)
+
+
+def _unitless(constant: Constant) -> Constant:
+    """The constant. Raises Refused (E0307) if it has a unit."""
+    if isinstance(constant.value, Quantity) and constant.value.dimension not in (PLAIN, RATIO):
+        raise refuse("E0307", "numbers in tensor expressions take no unit", constant.span)
+    return constant
 
 
 def _text(written: tree.Expression) -> str:
