@@ -1,11 +1,12 @@
 """`auto`: searches for the order of least cost under a memory limit, with the costs of the program.
 
-Three kinds of orders compete, as far as they fit in memory:
+Four kinds of orders compete, as far as they fit in memory:
 
 - the classical schedules;
 - static orders with two integers per rank, a warm-up of forwards and a lag of W behind B
   (`partita.compiler.schedules.descent`), over the forwards and backwards of 1F1B, interleaved 1F1B and ZB-V. With one
   chunk they reach the published optima, which list scheduling does not;
+- in a V, repeated building blocks (`partita.compiler.schedules.patterns`), the best ones where memory is short;
 - list scheduling and greedy construction (`partita.compiler.schedules.listing`) within several memory bounds. With
   several chunks or little memory they are often better; their warm-ups also serve as starting points of static orders.
 

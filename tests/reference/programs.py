@@ -66,6 +66,8 @@ SCHEDULES = {
     "zb_h1": "",
     "zb_h2": "",
     "zb_v": "two",
+    "v_half": "two",
+    "v_min": "two",
     "dualpipe_v": "two",
     "auto": "chunks",
     "policy": "chunks",
