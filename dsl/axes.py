@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from partita.dsl import constants, limits, tree
 from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.formulas import Formula, Size
 from partita.dsl.report import Report, suggestion
 from partita.dsl.types import Axis
 from partita.dsl.units import PLAIN, Quantity
@@ -19,6 +20,7 @@ class Axes:
         self.entries = entries
         self.used: set[str] = set()
         self.sizes: dict[str, Axis | None] = {}
+        self.formulas: dict[str, Size | Formula] = {}  # of those that are computed from others
         for name in entries:
             self._settle(name, report)
 
@@ -73,12 +75,16 @@ class Axes:
                 raise refuse("E0306", "expected a number or the name of an axis", expression.span)
             found = self.find(name)
             unknown = unknown or found is None
-            return Quantity(Fraction(found.size if found else 1))
+            if found is None:
+                return Quantity(Fraction(1))
+            return Quantity(Fraction(found.size), formula=Size(found.name, found.size))
 
         try:
             quantity = constants.evaluate(entry.value, lookup)
             if unknown:
                 return None
+            if quantity.formula is not None:
+                self.formulas[entry.key.text] = quantity.formula
             return Axis(entry.key.text, positive_integer(quantity, entry.value, f"axis `{entry.key.text}`"))
         except Refused as refused:
             report.refused(refused)

@@ -17,7 +17,7 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "train", "expect")
+DECLARATIONS = ("import", "axis", "block", "op", "model", "mesh", "layout", "schedule", "train", "expect")
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
@@ -291,6 +291,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "block": _body,
+    "operation": lambda s, name, inputs, result, table: tree.Operation(_name(s, name), inputs, result, table, s),
     "model": _body,
     "inputs": _together,
     "input": lambda s, name, type: tree.Input(_name(s, name), type, s),

@@ -166,6 +166,10 @@ class Op:
         """
         return None
 
+    def splitting_help(self, axis: str) -> str | None:
+        """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
+        return None
+
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to `size`: resizes it in the fields that have it."""
         changes = {

@@ -15,6 +15,7 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import spec
+from partita.dsl.formulas import Formula, Size, sizes_in, value_of
 
 # The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
 TRIED, PATIENCE = 24, 20_000
@@ -22,16 +23,19 @@ TRIED, PATIENCE = 24, 20_000
 
 @frozen
 class Relation:
-    """`whole` is the product or the sum of `parts`, or at least each of them."""
+    """`whole` is the product or the sum of `parts`, or at least each of them; or what a `formula` makes of them."""
 
     kind: str
     whole: str
     parts: tuple[str, ...]
+    formula: Formula | Size | None = None
 
     def implied(self, axis: str, sizes: Mapping[str, int]) -> int | None:
         """The size of `axis` that the other sizes determine (0: none is valid); None if they leave a choice."""
         if self.kind == LEAST or any(name not in sizes for name in (self.whole, *self.parts) if name != axis):
             return None
+        if self.formula is not None:
+            return _evaluated(self.formula, sizes) if axis == self.whole else None
         others = [sizes[name] for name in self.parts if name != axis]
         if axis == self.whole:
             return prod(others) if self.kind == PRODUCT else sum(others)
@@ -41,7 +45,11 @@ class Relation:
         return 0 if rest else size
 
     def allows(self, axis: str, size: int, sizes: Mapping[str, int]) -> bool:
-        """Whether `size` of `axis` satisfies the relation, if that is an inequality."""
+        """Whether `size` of `axis` satisfies the relation, if that is an inequality or a formula."""
+        if self.formula is not None:
+            known = {**sizes, axis: size}
+            complete = all(name in known for name in (self.whole, *self.parts))
+            return not complete or _evaluated(self.formula, known) == known[self.whole]
         if self.kind != LEAST:
             return True
         if axis == self.whole:
@@ -49,7 +57,17 @@ class Relation:
         return size <= sizes.get(self.whole, size)
 
 
-PRODUCT, SUM, LEAST = "product", "sum", "least"
+PRODUCT, SUM, LEAST, FORMULA = "product", "sum", "least", "formula"
+
+
+def _evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
+    """The size that a formula gives; 0 if it gives none."""
+    try:
+        number = value_of(formula, sizes)
+    except (ArithmeticError, ValueError):
+        return 0
+    return int(number) if number == int(number) and number > 0 else 0
+
 
 # The relations that a call of a built-in function imposes, from its options.
 STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
@@ -59,6 +77,14 @@ STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
     "concat": lambda o: [Relation(SUM, o["into"], tuple(o["axes"]))],
     "slice": lambda o: [Relation(LEAST, o["axis"], (o["into"],))],
 }
+
+
+def ties(operation: spec.Operation) -> Iterator[Relation]:
+    """The relations between the axes of an operation of the file's own, by the declarations of the axes: its functions
+    may rely on them.
+    """
+    for axis, formula in operation.ties.items():
+        yield Relation(FORMULA, axis, tuple(sizes_in(formula)), formula)
 
 
 @frozen
@@ -79,6 +105,8 @@ def axes_of(model: spec.Model) -> Axes:
     tables: set[str] = set()
     even: set[str] = set()
     parameters: set[str] = set()
+    for operation in model.operations.values():
+        relations.update(dict.fromkeys(ties(operation)))
     for body in bodies(model.body):
         for type in body.types:
             declared.update((axis.name, axis.size) for axis in type.axes)
@@ -93,7 +121,7 @@ def axes_of(model: spec.Model) -> Axes:
                 tables.add(step.options["over"])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
-    stated = tuple(r for r in relations if r.parts != (r.whole,))
+    stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters))
 
 
@@ -112,11 +140,14 @@ def bodies(body: spec.Body) -> Iterator[spec.Body]:
 
 @frozen(eq=False)
 class Search:
-    """A backtracking search for sizes that are multiples of `multiples` and preferably not of `avoided`, by axis."""
+    """A backtracking search for sizes that are multiples of `multiples` and preferably not of `avoided`, by axis. The
+    axes `kept` have their declared sizes.
+    """
 
     axes: Axes
     multiples: Mapping[str, int]
     avoided: Mapping[str, int] = field(factory=dict)
+    kept: frozenset[str] = frozenset()
 
     def run(self) -> dict[str, int] | None:
         """The first sizes that fit; None if there are none, or none are found within PATIENCE steps."""
@@ -143,6 +174,9 @@ class Search:
         """Sizes for an axis, given those `chosen` for shorter ones; best first."""
         declared, multiple = self.axes.declared[axis], self.multiples.get(axis, 1)
         relations = [r for r in self.axes.relations if axis == r.whole or axis in r.parts]
+        if axis in self.kept:
+            fits = declared % multiple == 0 and all(r.allows(axis, declared, chosen) for r in relations)
+            return [declared] if fits else []
         implied = {size for r in relations if (size := r.implied(axis, chosen)) is not None}
         if implied:
             agreed = implied if len(implied) == 1 else ()
