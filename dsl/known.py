@@ -7,8 +7,9 @@ from collections.abc import Callable
 from partita.dsl import limits, spec, tree
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import Declarations
+from partita.dsl.functions import Constant
 from partita.dsl.report import Full, Report
-from partita.dsl.scope import Checked, Instance
+from partita.dsl.scope import UNKNOWN, Checked, Instance, Scope
 from partita.dsl.settings import Settings, none_beside
 from partita.dsl.source import Source, Span
 
@@ -26,7 +27,11 @@ class CheckContext:
         beside: Callable[[str, Span], Source] = none_beside,
     ) -> None:
         self.declarations, self.axes, self.report, self.beside = declarations, axes, report, beside
-        self.settings = Settings(report, axes.entries, axes.used)
+        self.settings = Settings(report, axes)
+        self.constants = Scope(None, {})  # around every body
+        for name, quantity in axes.numbers.items():
+            span = axes.constants[name].key.span
+            self.constants.bind(name, UNKNOWN if quantity is None else Constant(quantity, name, span), span)
         self.checked: dict[Instance, Checked | None] = {}
         self.operations: dict[str, spec.Operation | None] = {}
         self.called: set[str] = set()

@@ -96,7 +96,7 @@ def _check(
     chosen = apply_overrides(declarations, overrides, report)
     if report.errors:
         return None
-    axes = Axes(declarations.axes, report)
+    axes = Axes(declarations.axes, report, declarations.constants)
     attached = Attached(path, source.name, root, files)
     known = CheckContext(declarations, axes, report, attached.read)
     Operations(known).run()
@@ -107,6 +107,8 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)
+    if None in axes.numbers.values():
+        return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)
     found = plans.whole()
     if found is not None and fitting:

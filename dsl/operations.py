@@ -51,7 +51,7 @@ class Operations:
     def operation(self, written: tree.Operation) -> spec.Operation | None:
         """One operation; None after reporting errors."""
         errors = self.report.errors
-        checker = BodyChecker(self.known, Scope(None, {}), ())
+        checker = BodyChecker(self.known, Scope(self.known.constants, {}), ())
         names = checker.inputs(written.inputs)
         result = checker.type(written.result)
         if not names:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from partita.dsl import limits, tree
 from partita.dsl.foreign import written_here
 from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
@@ -17,14 +19,18 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = ("import", "axis", "block", "op", "model", "mesh", "layout", "schedule", "train", "expect")
+DECLARATIONS = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "train", "expect")
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
 def parse_file(source: Source, report: Report) -> tree.File:
     """The tree of a file, as far as it can be parsed; syntax errors are reported."""
-    first, errors = None, report.errors
-    tokens = tokenize(source, report)
+    return parse_tokens(source, tokenize(source, report), report)
+
+
+def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
+    """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
+    first = None
     parser = _Parser(source, tokens, "file", report)
     declarations: list[Any] = []
     while True:
@@ -36,7 +42,7 @@ def parse_file(source: Source, report: Report) -> tree.File:
             break
     if first is not None:
         declarations.extend(first.declarations)
-    assert first is not None or report.errors > errors
+    assert first is not None or report.errors
     return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
 
 
@@ -66,10 +72,12 @@ class _Parser:
 
     def run(self) -> Any:
         """Parse to the end; returns the value of the start symbol, or None after reporting an error."""
-        rows, rules = self.table.states, self.table.rules
+        rows, rules, soft = self.table.states, self.table.rules, self.table.soft
         states, values, places, depths = self.states, self.values, self.places, self.depths
         while True:
             token = self.tokens[self.next]
+            if token.kind in soft:
+                token = self.tokens[self.next] = self.read(token, rows[states[-1]])
             action = rows[states[-1]].get(token.kind)
             if action is None:
                 if token.kind != BROKEN:
@@ -108,6 +116,10 @@ class _Parser:
             depths.append(depth)
             if token.kind == END and states[-1] == self.last:
                 return value
+
+    def read(self, token: Token, row: dict[str, int]) -> Token:
+        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword."""
+        return token if token.kind in row or "NAME" not in row else evolve(token, kind="NAME")
 
     def recover(self, declarations: list[Any]) -> bool:
         """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
@@ -262,15 +274,14 @@ def _stage(span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.L
     return tree.Stage(names, _name(span, axis), counts, span)
 
 
-def _number(span: Span, token: Token) -> tree.Number:
-    return tree.Number(token.text, Span(span.source, token.start, token.end))
-
-
 def _place(
-    span: Span, paths: tuple[tree.Path, ...], axis: Token, first: Token, last: Token | None = None
+    span: Span,
+    paths: tuple[tree.Path, ...],
+    axis: Token,
+    first: tree.Expression,
+    last: tree.Expression | None = None,
 ) -> tree.Place:
-    end = _number(span, last) if last else None
-    return tree.Place(paths, _name(span, axis), _number(span, first), end, span)
+    return tree.Place(paths, _name(span, axis), first, last, span)
 
 
 def _body(span: Span, name: Token, inputs: tuple[tree.Input, ...], *rest: Any) -> tree.Block | tree.Model:
@@ -288,6 +299,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "file": lambda s, *declarations: tree.File(declarations, s),
     "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),
     "axes": lambda s, *entries: tree.Axes(entries, s),
+    "constants": lambda s, *entries: tree.Constants(entries, s),
     "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "block": _body,

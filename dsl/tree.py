@@ -250,7 +250,7 @@ class Import:
 
 @frozen
 class Entry:
-    """`key = value`: the size of an axis or mesh axis, or a setting."""
+    """`key = value`: the size of an axis or mesh axis, a constant, or a setting."""
 
     key: Name
     value: Expression
@@ -260,6 +260,14 @@ class Entry:
 @frozen
 class Axes:
     """`axis name = size, …`."""
+
+    entries: tuple[Entry, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Constants:
+    """`const name = number, …`."""
 
     entries: tuple[Entry, ...]
     span: Span = field(eq=False, repr=False)
@@ -354,8 +362,8 @@ class Place:
 
     paths: tuple[Path, ...]
     mesh_axis: Name
-    first: Number
-    last: Number | None
+    first: Expression
+    last: Expression | None
     span: Span = field(eq=False, repr=False)
 
 
@@ -415,7 +423,9 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
-Declaration: TypeAlias = Import | Axes | Block | Operation | Model | Mesh | Layout | Schedule | Train | Expect
+Declaration: TypeAlias = (
+    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Train | Expect
+)
 
 
 @frozen
