@@ -53,7 +53,12 @@ class Examined:
 
 def examine(model: Model, functions: Functions, precision: str) -> list[Examined]:
     """Hold the operations of a model to what is declared of them."""
-    return [_examined(each, functions[each.name], precision) for each in model.operations.values()]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
+    try:
+        return [_examined(each, functions[each.name], precision) for each in model.operations.values()]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _examined(operation: Operation, function: CustomFunction, precision: str) -> Examined:
