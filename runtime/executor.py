@@ -19,7 +19,7 @@ from partita.runtime.context import Context, begun
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
-from partita.runtime.python_functions import Functions
+from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
@@ -50,13 +50,13 @@ class Executor:
         times: Path | None = None,
         flight: Flight | None = None,
         paced: bool = False,
-        custom: Functions | None = None,
+        custom: Functions = NO_FUNCTIONS,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
         self.transport = transport
         coordinates = program.mesh.coordinates(rank)
-        self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom or {})
+        self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom)
         functions = load(program)
         self.stages = {
             i: Stage(program.stages[i], functions, memory, device, program.microbatches) for i in self.record.stages

@@ -147,6 +147,7 @@ def _alias(x: Tensor) -> Tensor:
 
 
 Functions = Mapping[str, CustomFunction]
+NO_FUNCTIONS: Functions = {}
 
 
 def functions_of(model: Model | None, allowed: bool) -> Functions:
