@@ -62,6 +62,7 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("var std", "`mean(x * x, over = axis)`, if the mean is 0"),
         ("norm", "`sqrt(sum(x * x, over = axis))`"),
         ("checkpoint remat", "`recompute` is a rule of the layout"),
+        ("associative_scan selective_scan mamba ssm", "`linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]"),
         ("tan", "`sin(x) / cos(x)`"),
         ("ceil", "`-floor(-x)`"),
         ("trunc", "`sign(x) * floor(abs(x))`"),

@@ -24,6 +24,7 @@ from partita.dsl.functions import (
     function,
     names,
 )
+from partita.dsl.report import listed
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
 OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
@@ -185,6 +186,25 @@ def _dot(use: Use) -> Typed:
     return Type(dtype, tuple(axes)), {"over": over}
 
 
+def _values(use: Use) -> Axis:
+    """The axis of attended values that takes the place of `along`: that one, or one that only `v` has."""
+    q: Type = use["q"].type
+    v: Type = use["v"].type
+    over: Axis = use["over"]
+    along: Axis = use["along"]
+    if v.has(along.name):
+        use.within("v", (*q.names, over.name), "the axes of the query")
+        return along
+    own = [axis for axis in v.axes if axis.name != over.name and not q.has(axis.name)]
+    if not own:
+        help = f"give it `{along.name}`, or an axis of its own that is summed over afterwards"
+        raise use.refuse("E0203", f"`{use['v'].text}` has no axis of values", "v", help)
+    if len(own) > 1:
+        message = f"`{use['v'].text}` has several axes of values: {listed(names(own))}"
+        raise use.refuse("E0204", message, "v", f"`merge(v, [{', '.join(names(own))}] -> values)`")
+    return own[0]
+
+
 @function(
     "attend",
     slots=[
@@ -205,10 +225,11 @@ def _attend(use: Use) -> Typed:
     if over.name == along.name:
         raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
     use.has("q", [along], "along")
+    use.has("k", [along], "along")
     for slot in ("k", "v"):
         use.has(slot, [over])
-        use.has(slot, [along], "along")
-        use.within(slot, (*q.names, over.name), "the axes of the query")
+    use.within("k", (*q.names, over.name), "the axes of the query")
+    values = _values(use)
     if use["causal"] and not q.has(over.name):
         raise use.refuse("E0203", f"`causal` needs axis `{over.name}` on `{use['q'].text}` too", "causal")
     if use["mask"] is not None and use["mask"].type.dtype != "bool":
@@ -218,13 +239,14 @@ def _attend(use: Use) -> Typed:
             allowed = [name for name in (*q.names, over.name) if name != along.name]
             use.within(slot, allowed, "the axes of the scores")
     scale = 1 / sqrt(along.size) if use["scale"] is None else float(use["scale"])
-    return Type(dtype, q.axes), {
+    return Type(dtype, tuple(values if axis.name == along.name else axis for axis in q.axes)), {
         "over": over.name,
         "along": along.name,
         "causal": use["causal"],
         "scale": scale,
         "mask": use["mask"] is not None,
         "bias": use["bias"] is not None,
+        **({} if values.name == along.name else {"values": values.name}),
     }
 
 
@@ -346,3 +368,25 @@ def _mse(use: Use) -> Typed:
     use.floating("a", "b")
     widest(use, "a", "b")
     return Type("f32"), {}
+
+
+@function("linear_scan", slots=[Slot("a", OPERAND), Slot("b", OPERAND), OVER_ONE, Slot("backward", FLAG, False)])
+def _linear_scan(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    use.floating("a", "b")
+    axes = widest(use, "a", "b")
+    over = use["over"].name
+    if over not in names(axes):
+        help = f"axes they have: {', '.join(names(axes)) or 'none'}"
+        raise use.refuse("E0203", f"neither operand of `linear_scan` has axis `{over}`", "over", help)
+    return Type(dtype, axes), {"over": over, "backward": use["backward"]}
+
+
+@function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
+def _shift(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    _numeric(use, use["x"].type.dtype, "x")
+    by = use["by"]
+    if by != int(by):
+        raise use.refuse("E0214", "`by` must be an integer", "by")
+    return use["x"].type, {"over": use["over"].name, "by": int(by)}

@@ -170,6 +170,12 @@ class Op:
         """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
         return None
 
+    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+        """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
+        the results.
+        """
+        return None
+
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to `size`: resizes it in the fields that have it."""
         changes = {

@@ -256,6 +256,12 @@ class Walk:
         found = named.elementwise(loss, logits, targets)
         return named.mean(found, found.axes)
 
+    def _linear_scan(self, step, path, o, a: Named, b: Named) -> Named:
+        return named.linear_scan(a, b, o)
+
+    def _shift(self, step, path, o, x: Named) -> Named:
+        return named.shift(x, o["over"], o["by"])
+
     def _mse(self, step, path, o, a: Named, b: Named) -> Named:
         square = named.elementwise(lambda x, y: (x - y) ** 2, a, b)
         return named.mean(square, square.axes)

@@ -148,6 +148,25 @@ def normalized(x: Named, rest: Sequence[Named], o: Mapping[str, Any], center: bo
     return result
 
 
+def linear_scan(a: Named, b: Named, o: Mapping[str, Any]) -> Named:
+    """One position after the other, each from the one before it."""
+    axes = (o["over"], *(name for name in union(a, b) if name != o["over"]))
+    count = max(x.size(o["over"]) for x in (a, b) if o["over"] in x.axes)
+    factors, terms = (x.to(axes).expand(count, *[-1] * (len(axes) - 1)) for x in (a, b))
+    states: list[Tensor] = []
+    for t in reversed(range(count)) if o["backward"] else range(count):
+        states.append(factors[t] * states[-1] + terms[t] if states else terms[t] + 0 * factors[t])
+    return Named(torch.stack(states[::-1] if o["backward"] else states), axes)
+
+
+def shift(x: Named, over: str, by: int) -> Named:
+    """Zeros come in at one end, and as many entries go out at the other."""
+    x = x.ordered([over, *(name for name in x.axes if name != over)])
+    size = x.size(over)
+    rows = [x.data[t - by] if 0 <= t - by < size else torch.zeros_like(x.data[0]) for t in range(size)]
+    return evolve(x, data=torch.stack(rows))
+
+
 def likelihood(logits: Named, targets: Named, over: str) -> Named:
     """The negative log-likelihood of each target."""
     picked = einsum(log_softmax(logits, [over]), one_hot(targets, over, logits.size(over)), [over])

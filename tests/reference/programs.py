@@ -458,6 +458,21 @@ class Maker:
             return None
         return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50)")
 
+    def _linear_scan(self, depth: int) -> Expression | None:
+        """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        if not over:
+            return None
+        extra = f", over = {over[0]}{self.one(('', ', backward = true', ', backward = false'))}"
+        if self.chance(15):
+            return evolve(x, text=f"linear_scan({self.one(('0.5', '-0.9', '1', '0'))}, {x}{extra})")
+        a = self.within(self.expression(depth), x.axes)
+        if not self.cutting or a.alone or over[0] != "batch":
+            pair = [f"tanh({a})", str(x)] if a.axes < x.axes or self.chance(80) else [f"tanh({x})", str(a)]
+            return self._made(f"linear_scan({', '.join(pair)}{extra})", x.axes, x, a)
+        return None
+
     def _shaped(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         axes = x.axes
@@ -476,6 +491,8 @@ class Maker:
             way("rename({}, spot -> seq)", {"spot"}, {"seq"})
         if "seq" in axes and "left" not in axes:
             way(f"slice({{}}, seq -> left, start = {self.one(('0', 'size(right)', '1'))})", {"seq"}, {"left"})
+        if over := self.some(self.reducible(x) & {"seq", "spot", "batch"}, 0, 1):
+            way(f"shift({{}}, over = {over[0]}{self.one(('', ', by = -1', ', by = 3'))})", set(), set())
         if not ways:
             wider = self.some(set(self.sizes) - axes, 1, 2)
             return self.widened(x, axes | set(wider)) if wider else None
@@ -501,10 +518,15 @@ class Maker:
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
-        keys, values = (self.within(self.expression(depth), shared) for _ in range(2))
-        keys, values = (self.widened(each, each.axes | {over, *along}) for each in (keys, values))
+        keys = self.within(self.expression(depth), shared)
+        keys = self.widened(keys, keys.axes | {over, *along})
+        last = along
         if self.chance(15):
             values = keys
+        else:
+            last = self.some(self.others(q.axes, {over}), 1, 1) or along if self.chance(35) else along
+            values = self.within(self.expression(depth), shared - {*along} | {*last})
+            values = self.widened(values, values.axes | {over, *last})
         parts = [q, keys, values]
         arguments = [*map(str, parts), f"over = {over}", f"along = {along[0]}"]
         if over in q.axes and self.chance(50):
@@ -520,7 +542,7 @@ class Maker:
             parts.append(bias)
         if self.chance(20):
             arguments.append("scale = 0.3")
-        return self._made(f"attend({', '.join(arguments)})", q.axes, *parts)
+        return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
     def _own(self, depth: int) -> Expression | None:
         """An operation of one's own, declared for it."""
@@ -1005,5 +1027,5 @@ class Maker:
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
-    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "own"),
+    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan", "own"),
 )

@@ -10,6 +10,7 @@ from attrs import frozen
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
@@ -17,7 +18,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
-from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Slice, Split
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
@@ -88,8 +89,8 @@ def _pointwise() -> list[Case]:
     return cases
 
 
-ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False: Attend(  # noqa: E731
-    "t", "d", causal, 0.7, mask, bias
+ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
+    "t", "d", causal, 0.7, mask, bias, **more
 )
 
 CASES: list[Case] = [
@@ -122,6 +123,8 @@ CASES: list[Case] = [
     Case("expand-scalar", Expand((C,)), (f(),)),
     Case("slice", Slice("v", Axis("z", 6), 3), (f(A, V, B),)),
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
+    Case("shift", Shift("a", 2), (f(A, B, C),)),
+    Case("shift-back", Shift("b", -1), (f(A, B),)),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
@@ -160,10 +163,51 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
+    Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
+    Case(
+        "attend-values-bias",
+        ATTEND(bias=True, values="v"),
+        (f(A, S, B, D), f(T, B, D), f(A, T, B, V), f(S, T)),
+    ),
     Case(
         "attend_gradient",
         AttendGradient("t", "d", True, 0.7),
         (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
+        differentiable=False,
+    ),
+    Case("linear_scan", LinearScan("s"), (f(A, S), f(A, S, B))),
+    Case("linear_scan-backward", LinearScan("s", True), (f(S, A), f(S, A))),
+    Case("linear_scan-exclusive", LinearScan("s", exclusive=True), (f(S), f(A, S)), differentiable=False),
+    Case(
+        "linear_scan-block",
+        LinearScan("s", block=2),
+        (f(A, S), f(A, S, B), f(A, Axis("s", 6), B)),
+        differentiable=False,
+    ),
+    Case("linear_scan_blocks", LinearScanBlocks("s", 2), (f(S, B), f(A, S, B)), differentiable=False),
+    Case("linear_scan_blocks-backward", LinearScanBlocks("s", 2, True), (f(S), f(S, A)), differentiable=False),
+    Case("block_ends", BlockEnds("s", 2), (f(A, S),), differentiable=False),
+    Case("block_ends-backward", BlockEnds("s", 2, True), (f(A, S),), differentiable=False),
+    Case(
+        "linear_scan_gradient",
+        LinearScanGradient("s"),
+        (f(A, S), f(A, S, B), f(A, S, B)),
+        differentiable=False,
+    ),
+    Case(
+        "linear_scan_gradient-backward", LinearScanGradient("s", True), (f(S), f(S, A), f(S, A)), differentiable=False
+    ),
+    Case(
+        "linear_scan_gradient-block",
+        LinearScanGradient("s", True, 2),
+        (f(S), f(A, S), f(A, S), f(A, Axis("s", 6)), f(Axis("s", 6), A)),
+        differentiable=False,
+    ),
+    Case(
+        "attend_gradient-values",
+        AttendGradient("t", "d", True, 0.7, values="e"),
+        (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
         differentiable=False,
     ),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),

@@ -13,6 +13,7 @@ from tests.planted.lists import (
     optimizers,
     orders,
     partitioning,
+    recurrences,
     schedules,
     transports,
 )
@@ -25,6 +26,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "optimizers": optimizers.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
+    "recurrences": recurrences.MISTAKES,
     "schedules": schedules.MISTAKES,
     "initial": initial.MISTAKES,
     "transports": transports.MISTAKES,
