@@ -67,11 +67,12 @@ def proxy_of(
     pipe = _pipe(given, call)
     microbatches = _microbatches(call, pipe)
     axes = axes_of(model)
+    axes = evolve(axes, kept=axes.kept | kept)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
     for longest in (LONGEST, OTHERS):
         mesh = _mesh(given, pipe, longest, hoist)
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
-        sizes = Search(axes, multiples, avoided, kept).run()
+        sizes = Search(axes, multiples, avoided).run()
         if sizes is not None:
             break
     else:

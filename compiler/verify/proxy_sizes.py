@@ -1,9 +1,9 @@
 """Searches small axis sizes for a proxy that satisfy the model's relations and the layout's divisibility.
 
-Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename` and `rope` impose, and
-what each axis must be a multiple of. The sizes found are as small as possible, ordered as the declared ones (so that
-an id within one axis stays within a longer one, and the largest axis of a tensor stays the largest), and distinct
-where possible: confusing two axes of the same size would go unnoticed.
+Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename`, `rope`, `patches` and
+`conv` impose, and what each axis must be a multiple of. The sizes found are as small as possible, ordered as the
+declared ones (so that an id within one axis stays within a longer one, and the largest axis of a tensor stays the
+largest), and distinct where possible: confusing two axes of the same size would go unnoticed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ TRIED, PATIENCE = 24, 20_000
 
 @frozen
 class Relation:
-    """`whole` is the product or the sum of `parts`, or at least each of them; or what a `formula` makes of them."""
+    """`whole` is the product or the sum of `parts`, or at least each of them; or `stride` times its part, and `more`
+    than that; or what a `formula` makes of them.
+    """
 
     kind: str
     whole: str
     parts: tuple[str, ...]
+    stride: int = 1
+    more: int = 0
     formula: Formula | Size | None = None
 
     def implied(self, axis: str, sizes: Mapping[str, int]) -> int | None:
@@ -36,6 +40,12 @@ class Relation:
             return None
         if self.formula is not None:
             return _evaluated(self.formula, sizes) if axis == self.whole else None
+        if self.kind == STRIDE:
+            (part,) = self.parts
+            if axis == self.whole:
+                return max(0, self.stride * sizes[part] + self.more)
+            size, rest = divmod(sizes[self.whole] - self.more, self.stride)
+            return 0 if rest else max(0, size)
         others = [sizes[name] for name in self.parts if name != axis]
         if axis == self.whole:
             return prod(others) if self.kind == PRODUCT else sum(others)
@@ -57,7 +67,7 @@ class Relation:
         return size <= sizes.get(self.whole, size)
 
 
-PRODUCT, SUM, LEAST, FORMULA = "product", "sum", "least", "formula"
+PRODUCT, SUM, LEAST, STRIDE, FORMULA = "product", "sum", "least", "stride", "formula"
 
 
 def _evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
@@ -69,13 +79,21 @@ def _evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
     return int(number) if number == int(number) and number > 0 else 0
 
 
-# The relations that a call of a built-in function imposes, from its options.
-STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
-    "rename": lambda o: [Relation(PRODUCT, right, (left,)) for left, right in o["pairs"]],
-    "split": lambda o: [Relation(PRODUCT, o["axis"], tuple(o["into"]))],
-    "merge": lambda o: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
-    "concat": lambda o: [Relation(SUM, o["into"], tuple(o["axes"]))],
-    "slice": lambda o: [Relation(LEAST, o["axis"], (o["into"],))],
+def _windows(o: Mapping[str, Any], declared: Mapping[str, int]) -> list[Relation]:
+    """An axis along which a window slides has as many more elements than declared as its positions need."""
+    each = zip(o["axes"], o["into"], o["stride"], strict=True)
+    return [Relation(STRIDE, axis, (to,), step, declared[axis] - step * declared[to]) for axis, to, step in each]
+
+
+# The relations that a call of a built-in function imposes, from its options and the declared sizes.
+STATED: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], list[Relation]]] = {
+    "rename": lambda o, _: [Relation(PRODUCT, right, (left,)) for left, right in o["pairs"]],
+    "split": lambda o, _: [Relation(PRODUCT, o["axis"], tuple(o["into"]))],
+    "merge": lambda o, _: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
+    "concat": lambda o, _: [Relation(SUM, o["into"], tuple(o["axes"]))],
+    "slice": lambda o, _: [Relation(LEAST, o["axis"], (o["into"],))],
+    "patches": _windows,
+    "conv": _windows,
 }
 
 
@@ -84,18 +102,21 @@ def ties(operation: spec.Operation) -> Iterator[Relation]:
     may rely on them.
     """
     for axis, formula in operation.ties.items():
-        yield Relation(FORMULA, axis, tuple(sizes_in(formula)), formula)
+        yield Relation(FORMULA, axis, tuple(sizes_in(formula)), formula=formula)
 
 
 @frozen
 class Axes:
-    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have."""
+    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have; and those
+    that keep their sizes, of windows (`kept`).
+    """
 
     declared: Mapping[str, int]
     relations: tuple[Relation, ...]
     tables: frozenset[str]
     even: frozenset[str]
     parameters: frozenset[str]
+    kept: frozenset[str] = frozenset()
 
 
 def axes_of(model: spec.Model) -> Axes:
@@ -104,6 +125,7 @@ def axes_of(model: spec.Model) -> Axes:
     relations: dict[Relation, None] = {}
     tables: set[str] = set()
     even: set[str] = set()
+    kept: set[str] = set()
     parameters: set[str] = set()
     for operation in model.operations.values():
         relations.update(dict.fromkeys(ties(operation)))
@@ -116,13 +138,15 @@ def axes_of(model: spec.Model) -> Axes:
             if not isinstance(step, spec.Apply):
                 continue
             if step.function in STATED:
-                relations.update(dict.fromkeys(STATED[step.function](step.options)))
+                relations.update(dict.fromkeys(STATED[step.function](step.options, declared)))
+                kept.update(step.options["size"] if STATED[step.function] is _windows else ())
             elif step.function in ("embedding", "cross_entropy", "accuracy"):
                 tables.add(step.options["over"])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
+    kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
-    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters))
+    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), frozenset(kept))
 
 
 def bodies(body: spec.Body) -> Iterator[spec.Body]:
@@ -140,14 +164,11 @@ def bodies(body: spec.Body) -> Iterator[spec.Body]:
 
 @frozen(eq=False)
 class Search:
-    """A backtracking search for sizes that are multiples of `multiples` and preferably not of `avoided`, by axis. The
-    axes `kept` have their declared sizes.
-    """
+    """A backtracking search for sizes that are multiples of `multiples` and preferably not of `avoided`, by axis."""
 
     axes: Axes
     multiples: Mapping[str, int]
     avoided: Mapping[str, int] = field(factory=dict)
-    kept: frozenset[str] = frozenset()
 
     def run(self) -> dict[str, int] | None:
         """The first sizes that fit; None if there are none, or none are found within PATIENCE steps."""
@@ -174,10 +195,8 @@ class Search:
         """Sizes for an axis, given those `chosen` for shorter ones; best first."""
         declared, multiple = self.axes.declared[axis], self.multiples.get(axis, 1)
         relations = [r for r in self.axes.relations if axis == r.whole or axis in r.parts]
-        if axis in self.kept:
-            fits = declared % multiple == 0 and all(r.allows(axis, declared, chosen) for r in relations)
-            return [declared] if fits else []
         implied = {size for r in relations if (size := r.implied(axis, chosen)) is not None}
+        implied |= {declared} if axis in self.axes.kept else set()
         if implied:
             agreed = implied if len(implied) == 1 else ()
             return [s for s in agreed if s and s % multiple == 0 and all(r.allows(axis, s, chosen) for r in relations)]
