@@ -138,10 +138,10 @@ class _Scores:
 
     def added(self, q4: Tensor, k4: Tensor) -> tuple[bool, Tensor | None]:
         """Arguments for torch's own kernel: causal, if queries begin at the first key; otherwise numbers to add."""
-        if self.segments is None and self.window is None and not (self.causal and self.start):
+        alone = self.segments is None and self.window is None and not (self.causal and self.start)
+        seen = None if alone else self.allowed(q4, k4)
+        if seen is None:
             return self.causal, None
-        seen = self.allowed(q4, k4)
-        assert seen is not None
         return False, torch.zeros_like(seen, dtype=q4.dtype).masked_fill(~seen, float("-inf"))
 
     def of(self, q4: Tensor, k4: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -293,7 +293,16 @@ def _flash(how: _Scores, q4: Tensor, k4: Tensor, v4: Tensor) -> tuple[Tensor, Te
         return o, denominator
     across = [x.transpose(1, 2) for x in (q4, k4, v4)]
     o, denominator, *_ = aten._flash_attention_forward(
-        *across, None, None, q4.shape[-2], k4.shape[-2], 0.0, how.causal, False, scale=how.scale, **_sides(how)
+        *across,
+        None,
+        None,
+        q4.shape[-2],
+        k4.shape[-2],
+        0.0,
+        how.causal,
+        False,
+        scale=how.scale,
+        **_sides(how.window, how.causal),
     )
     return o.transpose(1, 2), denominator
 
@@ -311,15 +320,14 @@ def _flash_gradient(how: _Scores, tensors: Sequence[Tensor], l4: Tensor) -> tupl
         return tuple(found)
     across = [x.transpose(1, 2) for x in tensors]
     found = aten._flash_attention_backward(
-        *across, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale, **_sides(how)
+        *across, l4, *lengths, 0.0, how.causal, state, offset, scale=how.scale, **_sides(how.window, how.causal)
     )
     return tuple(x.transpose(1, 2) for x in found)
 
 
-def _sides(how: _Scores) -> dict[str, int]:
+def _sides(window: int, causal: bool) -> dict[str, int]:
     """FlashAttention's window: how far to the left and to the right a query sees."""
-    assert how.window is not None
-    return {"window_size_left": how.window - 1, "window_size_right": 0 if how.causal else how.window - 1}
+    return {"window_size_left": window - 1, "window_size_right": 0 if causal else window - 1}
 
 
 @kernel
