@@ -183,7 +183,7 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
+LATER = ("patches", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
 
 
 def function(
