@@ -303,6 +303,12 @@ def op(name: str) -> Callable[[_Class], _Class]:
     return register
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def fields_of_several(cls: _Class) -> _Class:
+    """Marks the base class of several operations, whose fields they all have, before their own."""
+    return frozen(cls)
+
+
 def make(name: str, *arguments: Any, **named: Any) -> Op:
     """An operation by name: for functions of the language, and to avoid import cycles between operations."""
     found: type[Op] = sys.modules[__package__].OPS[name]

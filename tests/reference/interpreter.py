@@ -144,7 +144,16 @@ class Walk:
         """Note how parameters and inputs are read."""
         o = step.options
         over = o.get("over")
-        if step.function == "dot":
+        if step.function == "conv":
+            for x in operands:
+                reading = self.read(x)
+                if reading is not None:
+                    reading.decays = True
+            kernel = self.read(operands[1])
+            if kernel is not None:
+                summed = prod(operands[1].size(name) for name in (*over, *o["size"]))
+                kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
+        elif step.function == "dot":
             for x in operands:
                 reading = self.read(x)
                 if reading is not None:
@@ -193,6 +202,14 @@ class Walk:
 
     def _dot(self, step, path, o, a: Named, b: Named) -> Named:
         return named.einsum(a, b, o["over"])
+
+    def _patches(self, step, path, o, x: Named) -> Named:
+        return named.patches(x, o, dict(zip(step.type.names, self.shape(step.type), strict=True)))
+
+    def _conv(self, step, path, o, image: Named, kernel: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        sizes |= {name: kernel.size(name) for name in o["size"]}
+        return named.einsum(named.patches(image, o, sizes), kernel, [*o["over"], *o["size"]])
 
     def _attend(self, step, path, o, q: Named, k: Named, v: Named, *rest: Named) -> Named:
         return named.attend(q, k, v, rest, o)

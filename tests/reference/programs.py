@@ -361,6 +361,84 @@ class Maker:
         pair = self.shuffled([str(a), str(b)])
         return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
 
+    def windows(self, x: Expression, most: int) -> tuple[dict[str, str], str] | None:
+        """How windows slide along some axes of a tensor: its positions' axes by its own, and the arguments."""
+        found: dict[str, str] = {}
+        size = self.shuffled({"window", "pane"} - x.axes)
+        steps, ends, spreads = [], [], []
+        for axis in self.some(x.axes - {"batch"}, 1, min(most, len(size))):
+            taken = {*x.axes, *found.values(), *size} - {axis}
+            ways = [
+                (into, step, (before, after), spread)
+                for step in (1, 2, 3)
+                for spread in (1, 2)
+                for before in (0, 1, 2)
+                for after in (before, *(each for each in (0, 1) if self.chance(30)))
+                if (room := self.sizes[axis] + before + after - spread * (self.sizes[size[len(found)]] - 1) - 1) >= 0
+                for into in sorted(self.sizes)
+                if into not in taken and into != "batch" and self.sizes[into] == room // step + 1
+            ]
+            if not ways:
+                return None
+            found[axis], step, end, spread = self.one(ways)
+            steps.append(step), ends.append(end), spreads.append(spread)
+        if not found:
+            return None
+
+        def listed(name: str, values: list[int], usual: int) -> str:
+            if len(set(values)) == 1 and self.chance(70):
+                return "" if values[0] == usual and self.chance(70) else f", {name} = {values[0]}"
+            return f", {name} = [{', '.join(map(str, values))}]"
+
+        if all(before == after for before, after in ends):
+            padding = listed("padding", [before for before, _ in ends], 0)
+        else:
+            padding = f", padding = [{', '.join(f'[{before}, {after}]' for before, after in ends)}]"
+        brackets = len(found) > 1 or self.chance(30)
+        sides = [f"[{', '.join(side)}]" if brackets else next(iter(side)) for side in (found, found.values())]
+        own = size[: len(found)]
+        arguments = f"{' -> '.join(sides)}, size = [{', '.join(own)}]"
+        return found, arguments + listed("stride", steps, 1) + padding + listed("dilation", spreads, 1)
+
+    def _patches(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        axes = x.axes - found.keys() | {*found.values()} | own
+        if not self.fits(axes):
+            return None
+        fill = self.one(("", "", ", fill = -10", ", fill = 0.5"))
+        made = evolve(x, text=f"patches({x}, {arguments}{fill})", axes=axes)
+        if self.chance(30):
+            return made
+        return self.reduction(self.one(("max", "mean", "sum", "min")), made, own)
+
+    def _conv(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        left = x.axes - found.keys() - own
+        over = frozenset(self.some(left - {"batch"}, 0, 2))
+        groups = frozenset(self.some(left - over, 0, 1)) if self.chance(40) else frozenset()
+        filters = frozenset(self.some(self.others(x.axes, found.values(), own), 0, 2))
+        if not self.fits(x.axes | own) or not self.fits(own | over | groups | filters):
+            return None
+        if "batch" in groups:
+            kernel = self.widened(self.within(self.expression(depth), groups), own | over | groups)
+            filters = frozenset()
+        else:
+            kernel = self.parameter(own | over | groups | filters)
+        for name, axes in (("over", over), ("groups", groups)):
+            arguments += f", {name} = {self.listed(axes)}" if axes else ""
+        axes = left - over | {*found.values()} | filters
+        return self._made(f"(conv({x}, {kernel}, {arguments}) * 0.5)", axes, x, kernel)
+
     def reduction(self, function: str, x: Expression, over: frozenset[str]) -> Expression:
         written = (
             f"{function}({x})" if over == x.axes and self.chance(50) else f"{function}({x}, over = {self.listed(over)})"
@@ -732,6 +810,8 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "window": self.one((1, 2, 2, 3)),
+            "pane": self.one((1, 2, 3, 3)),
         }
         return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
 
@@ -982,4 +1062,5 @@ KINDS = (
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
+    *("patches", "patches", "conv", "conv"),
 )

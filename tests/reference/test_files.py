@@ -23,6 +23,7 @@ CASES = {
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
     "figures": ((), ("layout=across", "s.microbatches=2")),
+    "images": ((), ("layout=spread_", "s.microbatches=2")),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),
     "recurrences": ((), ("layout=both", "schedule=one_f_one_b"), ("layout=features",)),
     "skips": ((), ("layout=turns", "schedule=pairs")),

@@ -8,6 +8,7 @@ from itertools import permutations
 from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
@@ -24,7 +25,7 @@ from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
-A, B, C, D, E = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6)
+A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
 M, S, T, V, Z = Axis("m", 36), Axis("s", 12), Axis("t", 6), Axis("v", 12), Axis("z", 12)
 
 
@@ -96,6 +97,18 @@ ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **m
     "t", "d", causal, 0.7, mask, bias, **more
 )
 
+# Windows of six elements: that overlap and begin outside; that lie apart; along two axes.
+OVERLAPPING = {"axes": (V,), "into": (V,), "size": (D,), "stride": (1,), "padding": ((2, 3),), "dilation": (1,)}
+APART = {"axes": (M,), "into": (T,), "size": (D,), "stride": (6,), "padding": ((0, 0),), "dilation": (1,)}
+TWO = {
+    "axes": (V, Z),
+    "into": (T, E),
+    "size": (D, F),
+    "stride": (2, 2),
+    "padding": ((2, 2), (5, 5)),
+    "dilation": (1, 2),
+}
+
 CASES: list[Case] = [
     *_pointwise(),
     Case("cast", Cast("f64"), (f(A, B),)),
@@ -158,6 +171,41 @@ CASES: list[Case] = [
         "layer_norm_gradient",
         LayerNormGradient(("b", "c")),
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
+        differentiable=False,
+    ),
+    Case("patches", Patches(**OVERLAPPING), (f(A, V, C),)),
+    Case("patches-apart", Patches(**APART), (f(A, M),)),
+    Case("patches-two", Patches(**TWO, fill=0.5), (f(C, V, Z),)),
+    Case("fold", Fold(**OVERLAPPING), (f(A, V, C, D),)),
+    Case("fold-apart", Fold(**APART), (f(A, T, D),)),
+    Case("fold-two", Fold(**TWO), (f(T, E, C, D, F),)),
+    Case("conv", Conv(**OVERLAPPING, over=("b",)), (f(A, B, V), f(D, B, C))),
+    Case("conv-apart", Conv(**APART, over=("b",)), (f(A, B, M), f(D, B, C))),
+    Case("conv-groups", Conv(**OVERLAPPING, over=("e",)), (f(A, B, E, V), f(D, B, E, C))),
+    Case("conv-channels-apart", Conv(**OVERLAPPING, over=()), (f(A, B, V), f(D, B))),
+    Case("conv-two", Conv(**TWO, over=("b",)), (f(B, V, Z), f(D, F, B, C))),
+    Case(
+        "conv_image_gradient",
+        ConvImageGradient(**OVERLAPPING, over=("e",), image=(B, A, V, E)),
+        (f(A, B, C, V), f(D, B, E, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_image_gradient-apart",
+        ConvImageGradient(**APART, over=("b",), image=(A, B, M)),
+        (f(A, C, T), f(D, B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient",
+        ConvKernelGradient(**OVERLAPPING, over=("e",), of=(D, B, E, C)),
+        (f(A, B, E, V), f(A, B, C, V)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient-apart",
+        ConvKernelGradient(**APART, over=("b",), of=(C, D, B)),
+        (f(A, B, M), f(A, C, T)),
         differentiable=False,
     ),
     Case("attend", ATTEND(), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
