@@ -167,6 +167,9 @@ class Walk:
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
         elif step.function in ("gather", "one_hot"):
+            table = self.read(operands[0]) if step.function == "gather" else None
+            if table is not None:
+                table.decays = True
             ids = self.read(operands[-1])
             if ids is not None:
                 ids.limits.append(
