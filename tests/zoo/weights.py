@@ -10,9 +10,9 @@ A line is as the language writes names of the outside:
 
 Ours are named without the numbers of iterations; their axes stand in their order. `a * b` is one axis of theirs that
 has both, the first slowest, and `1` one that none of ours is; nothing in brackets is a scalar. `{layer}` is the number
-of the iteration of the repeat `layer`, or a formula of such (`{2 * pair + 1}`); `{experts}`, an axis of ours, is a tensor
-of theirs for each index. Several of ours are joined in theirs along the axis with `+`. What we lack is skipped by a
-pattern.
+of the iteration of the repeat `layer`, or a formula of such (`{2 * pair + 1}`); `{experts}`, an axis of ours, is a
+tensor of theirs for each index. Several of ours are joined in theirs along the axis with `+`. What we lack is skipped
+by a pattern.
 """
 
 from __future__ import annotations
