@@ -35,6 +35,7 @@ from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
+from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
@@ -235,7 +236,8 @@ def _shard(state: Microbatched) -> Sharded:
     gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     sharded = shard(state.step, defaults, Resharding(state.mesh), portable_values(state.step), hoist)
-    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *defaults.warnings()))
+    undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
+    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *defaults.warnings(), *undeclared))
 
 
 def _cut(state: Sharded) -> Cut:
