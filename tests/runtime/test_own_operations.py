@@ -155,7 +155,7 @@ def test_the_batch_must_be_declared_to_be_split_into_microbatches(tmp_path: Path
     assert (found.code, found.span.line) == ("E0407", 17)
     assert "`split = [batch]`" in found.help
     state = compile_spec(checked(path, "fast.microbatches=1"))
-    found = [each for each in state.warnings if each.code == "W0303"]
+    found = [each for each in state.warnings if each.code == "W0310"]
     assert [each.span.line for each in found] == [17, 20]
     assert "along `data` of 2 all compute `norm` for the whole `batch`" in found[0].message
     assert not compile_spec(checked(written(tmp_path))).warnings

@@ -12,7 +12,7 @@ from partita.dsl.source import Span
 
 
 def undeclared_splits(graph: Graph, defaults: DefaultLayouts, batch: str) -> Iterator[Diagnostic]:
-    """W0303 for each place of a sharded graph where an operation gathers the batch that the layout splits."""
+    """W0310 for each place of a sharded graph where an operation gathers the batch that the layout splits."""
     warned: set[Span | None] = set()
     for node in graph.nodes:
         help = node.op.splitting_help(batch)
@@ -27,5 +27,5 @@ def undeclared_splits(graph: Graph, defaults: DefaultLayouts, batch: str) -> Ite
                 ranks = f"`{gathered[0]}` of {defaults.mesh.sizes[gathered[0]]}"
                 message = f"the ranks along {ranks} all compute `{node.op.label}` for the whole `{batch}`"
                 notes = (f"{value.name}: {whole}, gathered along `{gathered[0]}`",)
-                yield Diagnostic("W0303", message, node.span, notes, help)
+                yield Diagnostic("W0310", message, node.span, notes, help)
                 break
