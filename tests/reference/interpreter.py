@@ -147,7 +147,8 @@ class Walk:
 
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
-        over = step.options.get("over")
+        o = step.options
+        over = o.get("over")
         if step.function == "conv":
             for x in operands:
                 reading = self.read(x)
@@ -155,7 +156,7 @@ class Walk:
                     reading.decays = True
             kernel = self.read(operands[1])
             if kernel is not None:
-                summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
+                summed = prod(operands[1].size(name) for name in (*over, *o["size"]))
                 kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
         elif step.function == "dot":
             for x in operands:
@@ -170,6 +171,15 @@ class Walk:
                 table.decays = True
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
+        elif step.function in ("gather", "one_hot"):
+            table = self.read(operands[0]) if step.function == "gather" else None
+            if table is not None:
+                table.decays = True
+            ids = self.read(operands[-1])
+            if ids is not None:
+                ids.limits.append(
+                    operands[0].size(o["along"]) if step.function == "gather" else self.shape(step.type)[-1]
+                )
         elif step.function in ("cross_entropy", "accuracy"):
             targets = self.read(operands[1])
             if targets is not None:
@@ -238,6 +248,18 @@ class Walk:
 
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
+
+    def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
+        return named.picked(x, ids, o["along"])
+
+    def _one_hot(self, step, path, o, ids: Named) -> Named:
+        return named.one_hot(ids, o["axis"], self.shape(step.type)[-1])
+
+    def _arg_max(self, step, path, o, x: Named) -> Named:
+        return named.first_greatest(x, o["over"])
+
+    def _cumsum(self, step, path, o, x: Named) -> Named:
+        return named.cumulative(x, o["over"])
 
     def _rope(self, step, path, o, x: Named) -> Named:
         return named.rope(x, o)

@@ -373,6 +373,14 @@ class Maker:
         if self.chance(30):
             x = self.boolean(depth - 1)
             return self._made(f"cast({x}, i64)", x.axes, x, dtype="i64")
+        if self.chance(12):
+            made = self.expression(depth - 1)
+            axes = self.some(self.reducible(made), 1, 1)
+            if axes:
+                # Apart from each other even where they would be equal but for rounding.
+                apart = f"{made} + cast(iota({axes[0]}), f32) * 0.0173"
+                text = f"arg_max({apart}, over = {axes[0]})"
+                return self._made(text, made.axes - set(axes), made, dtype="i64")
         x = self.integer(depth - 1)
         over = self.some(self.reducible(x), 0, 1)
         if over and self.chance(40):
@@ -544,6 +552,35 @@ class Maker:
         ids = f"minimum(maximum({x}, 0), size({over}) - 1)"
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
         return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
+
+    def ids(self, over: str, depth: int) -> Expression | None:
+        """Ids within an axis that they do not have."""
+        found = self.named("i64", lambda e: self.limits.get(e.text) == over and over not in e.axes)
+        if found is not None and self.chance(40):
+            return found
+        x = self.integer(depth)
+        return None if over in x.axes else evolve(x, text=f"minimum(maximum({x}, 0), size({over}) - 1)")
+
+    def _gather(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        along = self.some(self.reducible(x), 1, 1)
+        ids = self.ids(along[0], depth) if along else None
+        if ids is None:
+            return None
+        axes = (x.axes - {along[0]}) | ids.axes
+        if self.chance(20):
+            return self._made(f"cast(gather({x} > 0.0137, {ids}, along = {along[0]}), f32)", axes, x, ids)
+        return self._made(f"gather({x}, {ids}, along = {along[0]})", axes, x, ids)
+
+    def _one_hot(self, depth: int) -> Expression | None:
+        axis = self.one(self.others())
+        ids = self.ids(axis, depth)
+        return None if ids is None else self._made(f"one_hot({ids}, {axis})", ids.axes | {axis}, ids)
+
+    def _cumsum(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        return evolve(x, text=f"(cumsum({x}, over = {over[0]}) * 0.5)") if over else None
 
     def _rope(self, depth: int) -> Expression | None:
         x = self.expression(depth)
@@ -1181,6 +1218,7 @@ class Maker:
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
+    *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
     *("patches", "patches", "conv", "conv", "own"),
 )
