@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from partita.dsl import constants, reshaping, tree
+from partita.dsl import constants, reshaping, routing, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import meant
@@ -16,6 +16,8 @@ from partita.dsl.functions import Arrow, Constant, Function, Slot, Tensor
 from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
+
+EXAMPLES = reshaping.EXAMPLES | routing.EXAMPLES
 
 
 class Reader(Protocol):
@@ -135,7 +137,7 @@ class Operands:
                 "E0223",
                 f"`{function.name}` needs an arrow",
                 written.span,
-                help=f"`{reshaping.EXAMPLES[function.name]}`",
+                help=f"`{EXAMPLES[function.name]}`",
             )
         if most is not None and len(arrows) > most:
             raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)

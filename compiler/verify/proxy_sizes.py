@@ -1,9 +1,9 @@
 """Searches small axis sizes for a proxy that satisfy the model's relations and the layout's divisibility.
 
-Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename` and `rope` impose, and
-what each axis must be a multiple of. The sizes found are as small as possible, ordered as the declared ones (so that
-an id within one axis stays within a longer one, and the largest axis of a tensor stays the largest), and distinct
-where possible: confusing two axes of the same size would go unnoticed.
+Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename`, `top_k` and `rope`
+impose, and what each axis must be a multiple of. The sizes found are as small as possible, ordered as the declared ones
+(so that an id within one axis stays within a longer one, and the largest axis of a tensor stays the largest), and
+distinct where possible: confusing two axes of the same size would go unnoticed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
     "merge": lambda o: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
     "concat": lambda o: [Relation(SUM, o["into"], tuple(o["axes"]))],
     "slice": lambda o: [Relation(LEAST, o["axis"], (o["into"],))],
+    "top_k": lambda o: [Relation(LEAST, o["over"], (o["into"],))],
+}
+# The option that names the axis that a function's ids index.
+INDEXED = {
+    **dict.fromkeys(("embedding", "cross_entropy", "accuracy"), "over"),
+    "routed_dot": "along",
+    **dict.fromkeys(("dispatch", "combine"), "experts"),
 }
 
 
@@ -89,8 +96,8 @@ def axes_of(model: spec.Model) -> Axes:
                 continue
             if step.function in STATED:
                 relations.update(dict.fromkeys(STATED[step.function](step.options)))
-            elif step.function in ("embedding", "cross_entropy", "accuracy"):
-                tables.add(step.options["over"])
+            elif step.function in INDEXED:
+                tables.add(step.options[INDEXED[step.function]])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
     stated = tuple(r for r in relations if r.parts != (r.whole,))
