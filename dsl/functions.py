@@ -2,8 +2,8 @@
 
 A rule reads the arguments of one call (`Use`) and returns the result type and the `options` of the `Apply` that the
 call becomes, or the `Parts` that it stands for; it raises `Refused` if the arguments do not fit. The rules are in
-`partita.dsl.rules` (arithmetic), `partita.dsl.reshaping` (renaming and resizing axes) and `partita.dsl.routing`
-(mixtures of experts).
+`partita.dsl.rules` (arithmetic), `partita.dsl.reshaping` (renaming and resizing axes), `partita.dsl.convolution`
+(sliding windows) and `partita.dsl.routing` (mixtures of experts).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.dsl.units import Quantity
 
-# Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number.
+# Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number, NUMBERS a number or a list of
+# numbers and lists.
 TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"
-NUMBER, FLAG, DTYPE = "number", "flag", "dtype"
+NUMBER, NUMBERS, FLAG, DTYPE = "number", "numbers", "flag", "dtype"
 
 
 @frozen
@@ -209,7 +210,7 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("patches", "one_hot")  # reserved, not implemented yet
+LATER = ("one_hot",)  # reserved, not implemented yet
 
 
 def function(

@@ -104,13 +104,16 @@ class _Override:
             self._train(tuple(rest))
         elif first.text in there.axes and not rest:
             there.axes[first.text] = evolve(there.axes[first.text], value=self.value)
+        elif first.text in there.constants and not rest:
+            there.constants[first.text] = evolve(there.constants[first.text], value=self.value)
         elif first.text in there.meshes and len(rest) == 1:
             there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
         elif first.text in there.schedules and len(rest) == 1:
             there.schedules[first.text] = with_argument(there.schedules[first.text], rest[0], self.value)
         else:
             written = ".".join(name.text for name in self.key)
-            help = self._found() or "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
+            kinds = "axes, constants, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT`"
+            help = self._found() or f"{kinds} can be overridden"
             raise refuse("E0315", f"there is no `{written}` to override", first.span, help=help)
         return self.chosen
 
@@ -133,7 +136,8 @@ class _Override:
                 return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
         if last in FOLLOWS:
             return FOLLOWS[last]
-        near = nearest(self.key[0].text, [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules])
+        first = [*there.axes, *there.constants, *CHOICES, "train", *there.meshes, *there.schedules]
+        near = nearest(self.key[0].text, first)
         return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
@@ -199,7 +203,7 @@ def _axes(mesh: tree.Mesh) -> list[str]:
 
 def _full_names(there: Declarations) -> Iterator[str]:
     """The full names of all that can be overridden."""
-    yield from there.axes
+    yield from (*there.axes, *there.constants)
     yield from CHOICES
     for name, mesh in there.meshes.items():
         yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))

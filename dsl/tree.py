@@ -79,8 +79,16 @@ class Negative:
 
 
 @frozen
+class Not:
+    """`not operand`."""
+
+    operand: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Binary:
-    """`left operator right`; the operators are + - * / and the comparisons."""
+    """`left operator right`; the operators are + - * /, the comparisons, `and` and `or`."""
 
     left: Expression
     operator: str
@@ -131,7 +139,7 @@ class List:
     span: Span = field(eq=False, repr=False)
 
 
-Expression: TypeAlias = Path | Number | String | Boolean | Negative | Binary | Group | Arrow | Call | List
+Expression: TypeAlias = Path | Number | String | Boolean | Negative | Not | Binary | Group | Arrow | Call | List
 
 
 def bare(expression: Expression) -> Expression:
@@ -250,7 +258,7 @@ class Import:
 
 @frozen
 class Entry:
-    """`key = value`: the size of an axis or mesh axis, or a setting."""
+    """`key = value`: the size of an axis or mesh axis, a constant, or a setting."""
 
     key: Name
     value: Expression
@@ -260,6 +268,14 @@ class Entry:
 @frozen
 class Axes:
     """`axis name = size, …`."""
+
+    entries: tuple[Entry, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Constants:
+    """`const name = number, …`."""
 
     entries: tuple[Entry, ...]
     span: Span = field(eq=False, repr=False)
@@ -292,6 +308,22 @@ class Table:
 
     entries: tuple[Entry, ...]
     span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Operation:
+    """`op name(inputs) -> result { settings }`."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    result: TensorType
+    table: Table
+    span: Span = field(eq=False, repr=False)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of its inputs and of its result."""
+        return (*(each.type for each in self.inputs), self.result)
 
 
 @frozen
@@ -338,8 +370,8 @@ class Place:
 
     paths: tuple[Path, ...]
     mesh_axis: Name
-    first: Number
-    last: Number | None
+    first: Expression
+    last: Expression | None
     span: Span = field(eq=False, repr=False)
 
 
@@ -399,7 +431,9 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
-Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedule | Train | Expect
+Declaration: TypeAlias = (
+    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Train | Expect
+)
 
 
 @frozen

@@ -26,9 +26,15 @@ def report_unused(
     for name, entry in declarations.axes.items():
         if name not in sized:
             warn("axis", entry.key)
+    for name, entry in declarations.constants.items():
+        if name not in sized and (id(entry.key.span.source), entry.key.span.start) not in known.read:
+            warn("constant", entry.key)
     for name, block in declarations.blocks.items():
         if name not in known.called:
             warn("block", block.name)
+    for name, operation in declarations.operations.items():
+        if name not in known.called:
+            warn("op", operation.name)
     for place, (kind, bound) in known.bindings.items():
         if place not in known.read:
             warn({"let": "value", "param": "parameter"}.get(kind, kind), bound)

@@ -133,7 +133,7 @@ def test_an_override_of_what_is_called_otherwise(override: str, help: str) -> No
 @pytest.mark.parametrize("name", ["foo", "bar", "xyzzy", "a", "x", "verbose", "wandb", "n", "i", "gpt", "local_rank"])
 def test_what_is_nowhere_near_is_not_guessed(name: str) -> None:
     assert helps(FILE.replace("BODY", ""), f"{name}=1") == [
-        "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
+        "axes, constants, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
     ]
 
 
@@ -244,6 +244,9 @@ def test_every_setting_that_is_meant_exists() -> None:
         ("let y = x if true else w", "`where(condition, x, y)`"),
         ("let y = x ** 2", "`x * x`"),
         ("let y = x @ w", "`dot(a, b, over = axis)`"),
+        ("let y = 0 < x < 1", "`a < b and b < c`"),
+        ("let y = x > 0 && x < 1", "joined by `and`"),
+        ("let y = !(x > 0)", "inverted by `not`"),
         ("let y = x * .5", "numbers start with a digit"),
         ("let y = x[0]", "`slice(x, axis -> part, start = 0)`"),
         ("let y = x.T", "axes are matched by name"),

@@ -13,23 +13,41 @@ from hypothesis.extra.lark import from_lark
 from lark import Lark
 
 from partita.dsl import tables
-from partita.dsl.lexer import language
+from partita.dsl.lexer import RESERVED_WORDS, language
 from tests.fuzz import targets
 
 GRAMMAR = Lark(tables.GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
-KEYWORDS = {word for word in language().words if word.isalpha()}
+# Names where they may not stand. `not` stands where names do.
+SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS - {"not"})
 WORDS = ["a", "batch", "embed", "x", "w", "net", "line", "pipe", "cut", "s", "dot", "mean", "relu", "normal", "zeros"]
-WORDS += ["f32", "i64", "over", "size", "gpipe", "from_file", "microbatches", "adamw", "random", "lr", "steps", "data"]
+WORDS += [
+    "f32",
+    "i64",
+    "over",
+    "size",
+    "gpipe",
+    "from_file",
+    "microbatches",
+    "adamw",
+    "random",
+    "lr",
+    "steps",
+    "data",
+    *SOFT,
+]
 NAMES = st.sampled_from(WORDS) | st.from_regex(r"[a-z_][a-z0-9_]{0,3}", fullmatch=True)
 TERMINALS = {
-    "NAME": NAMES.filter(lambda word: word not in KEYWORDS),
+    "NAME": NAMES.filter(lambda word: word not in RESERVED_WORDS),
     "NUMBER": st.sampled_from(
         ["0", "1", "2", "0.5", "8%", "80GiB", "1e-3", "1e300", "1e999", "1__0", "9" * 50, "3GB/s"]
     ),
     "STRING": st.sampled_from(['"a"', '""', '"tiny.par"', '"../tiny.par"', '"a\\"b"', '"*"', '"/etc/passwd"']),
     "COMMENT": st.sampled_from(["# a comment\n", "#\n"]),
     "SPACE": st.sampled_from([" ", "\n", "\n\n\n", "\t"]),
-    **{word.upper(): st.just(word) for word in ("param", "model", "layout", "schedule", "true", "false")},
+    **{
+        word.upper(): st.just(word)
+        for word in ("param", "model", "layout", "schedule", "true", "false", "and", "or", "not")
+    },
 }
 
 

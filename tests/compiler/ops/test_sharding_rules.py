@@ -30,6 +30,8 @@ EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
     *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "top_k", "routed_dot", "routed_outer", "slot_index", "dispatch", "collect", "load"),
+    *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
+    *("microbatch", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }
@@ -211,6 +213,7 @@ LEFT_OUT = {
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",
+    ("custom_gradient", (2,)): "a gradient that is whole must be the same on all ranks to the bit",
     ("sgd", ALL): "a parameter in parts of a sum would have to be added up before it is used",
 }
 
