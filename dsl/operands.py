@@ -17,9 +17,7 @@ from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
 
-EXAMPLES = reshaping.EXAMPLES | routing.EXAMPLES
-# An example of each function that needs an arrow.
-EXAMPLES = reshaping.EXAMPLES | convolution.EXAMPLES
+EXAMPLES = reshaping.EXAMPLES | convolution.EXAMPLES | routing.EXAMPLES
 
 
 class Reader(Protocol):
