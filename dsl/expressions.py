@@ -11,12 +11,12 @@ from typing import Any
 
 from partita.dsl import constants, foreign, limits, rules, spec, tree
 from partita.dsl.arguments import bind
+from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
 from partita.dsl.functions import (
     FUNCTIONS,
-    LATER,
     TENSORS,
     Arrow,
     Constant,
@@ -84,6 +84,11 @@ class Expressions:
         if found is None:
             raise Refused(())
         raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
+
+    def setting(self, written: tree.Expression, kind: OneOf, name: str) -> spec.Call | None:
+        """A call of one of the signatures, of the argument `name`; its numbers may be sizes."""
+        found: spec.Call | None = self.known.settings.value(written, kind, f"`{name}`", self.number_of)
+        return found
 
     def axis(self, name: tree.Name) -> Axis | None:
         """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""
@@ -212,8 +217,6 @@ class Expressions:
                 if found is None:
                     return None
                 return self._finish(written, {"x": found}, (), name)
-        if called in LATER:
-            raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)
@@ -232,7 +235,7 @@ class Expressions:
 
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
         arrows = self.arguments.arrows(written, function)
-        if function.slots[0].kind == TENSORS:
+        if function.slots and function.slots[0].kind == TENSORS:
             given: dict[str, Any] | None = self.arguments.all_tensors(written)
         else:
             given = self.arguments.bound(written, function.slots)

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from partita.dsl import spec
 from partita.dsl.arguments import REQUIRED
+from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
@@ -28,10 +29,10 @@ NUMBER, NUMBERS, FLAG, DTYPE = "number", "numbers", "flag", "dtype"
 
 @frozen
 class Slot:
-    """A parameter of a function; `default` is REQUIRED if it has none."""
+    """A parameter of a function; `default` is REQUIRED if it has none. OneOf takes a call of one of its signatures."""
 
     name: str
-    kind: str = TENSOR
+    kind: str | OneOf = TENSOR
     default: Any = REQUIRED
 
 
@@ -210,7 +211,6 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("one_hot",)  # reserved, not implemented yet
 
 
 def function(

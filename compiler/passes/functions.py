@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
@@ -17,11 +17,11 @@ from partita.compiler.ops.convolution import Conv, Patches
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.linear_scan import LinearScan
-from partita.compiler.ops.lookup import Gather
+from partita.compiler.ops.lookup import Gather, OneHot
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
-from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
@@ -85,13 +85,43 @@ def lower(function: str, site: Site) -> Value:
 
 @lowering("attend")
 def _attend(site: Site) -> Value:
+    build = site.build
     q, k, v, *rest = site.operands
-    return site.build.apply_all(Attend(**site.options), *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
+    op = Attend(**site.options)
+    if op.dropout and not site.training:
+        op = evolve(op, dropout=0.0)
+    if op.dropout:
+        # Scores are numbered by the axes of the queries as they are declared, then by the position of the key.
+        queries = tuple((axis.name, axis.size) for axis in site.type.axes if axis.name != op.wide)
+        numbered = (*queries, (op.over, k.type.axis(op.over).size))
+        op = evolve(op, key=build.random_key(f"{site.name}.keep"), numbered=numbered)
+    return build.apply_all(op, *unified(build, [q, k, v]), *rest, name=site.name)[0]
 
 
 @lowering("embedding")
 def _embedding(site: Site) -> Value:
     return site.build.apply(Gather(site.options["over"]), *site.operands, name=site.name)
+
+
+@lowering("gather")
+def _gather(site: Site) -> Value:
+    build = site.build
+    x, ids = site.operands
+    if x.type.dtype != "bool":
+        return build.apply(Gather(site.options["along"]), ids, x, name=site.name)
+    # What shards of `along` contribute is added up, which takes numbers.
+    found = build.apply(Gather(site.options["along"]), ids, cast(build, x, "i32"))
+    return cast(build, found, "bool", site.name)
+
+
+@lowering("one_hot")
+def _one_hot(site: Site) -> Value:
+    return site.build.apply(OneHot(site.type.axes[-1], site.type.dtype), *site.operands, name=site.name)
+
+
+@lowering("arg_max")
+def _arg_max(site: Site) -> Value:
+    return site.build.apply(ArgMax(site.options["over"]), *site.operands, name=site.name)
 
 
 @lowering("cross_entropy")
@@ -252,6 +282,11 @@ def _accuracy(site: Site) -> Value:
     right = pointwise(site.build, "equal", best, targets)
     dtype = "f64" if logits.type.dtype == "f64" else "f32"
     return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)
+
+
+@lowering("training")
+def _training(site: Site) -> Value:
+    return site.build.apply(Constant(site.training, "bool"), name=site.name)
 
 
 @lowering("dropout")

@@ -67,6 +67,19 @@ class Resized:
             evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
         )
 
+    def initial_of(self, step: spec.Parameter) -> spec.Call:
+        """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros."""
+        if not step.buffer:
+            return self.initial(step.initial)
+        return step.initial if self.initial is as_declared or not step.type.is_float else unless_zero(step.initial)
+
+    @staticmethod
+    def window(window: int, before: int, after: int | None) -> int:
+        """A window that is as large a part of the axis as it was; one that is smaller than the axis stays smaller."""
+        if after is None or window >= before:
+            return window
+        return max(1, min(after - 1, round(window * after / before)))
+
     def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
         """A step of a body, rewritten."""
         if isinstance(step, spec.CallBlock):
@@ -75,7 +88,7 @@ class Resized:
             count = self.counts.get(id(step), step.count)
             return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
         if isinstance(step, spec.Parameter):
-            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
+            return evolve(step, type=self.type(step.type), initial=self.initial_of(step))
         if isinstance(step, spec.Sample):
             return evolve(step, type=self.type(step.type))
         options = step.options
@@ -86,4 +99,9 @@ class Resized:
             room = self.size(whole) - self.size(part)
             start = room if options["start"] == whole.size - part.size else min(options["start"], room)
             options = {**options, "start": start}
+        if "window" in options and step.function == "attend":
+            keys = step.operands[1]
+            assert isinstance(keys, int)
+            length = body.types[keys].axis(options["over"]).size
+            options = {**options, "window": self.window(options["window"], length, self.sizes.get(options["over"]))}
         return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands))

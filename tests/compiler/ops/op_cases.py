@@ -10,11 +10,12 @@ from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
-from partita.compiler.ops.lookup import Gather, ScatterAdd
+from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
@@ -149,6 +150,12 @@ CASES: list[Case] = [
     Case("max", Reduce("max", ("b",), "f64"), (f(A, B, C),)),
     Case("argmax", ArgMax("b"), (f(A, B, C),), differentiable=False),
     Case("first_index", FirstIndex("b"), (f(A, B, C), f(A, C)), differentiable=False),
+    Case("cumsum", CumulativeSum("b"), (f(A, B, C),)),
+    Case("cumsum-backward", CumulativeSum("a", True), (f(A, B),)),
+    Case("cumsum-integers", CumulativeSum("b"), (i(A, B),), limit=100, differentiable=False),
+    Case("cumsum-exclusive", CumulativeSum("b", True, True), (f(A, B),)),
+    Case("cumsum-block", CumulativeSum("s", block=2), (f(A, S), f(A, Axis("s", 6))), differentiable=False),
+    Case("block_sums", BlockSums("s", 2), (f(A, S, B),), differentiable=False),
     Case("arrange", Arrange(("b", "a")), (f(A, B),)),
     Case("rename", Rename((("a", "z"),)), (f(A, B),)),
     Case("split", Split("m", (A, B)), (f(C, M),)),
@@ -167,6 +174,8 @@ CASES: list[Case] = [
     Case("gather-guarded", Gather("v", True), (i(A, B), f(V, C)), limit=15),
     Case("gather-guarded-batch", Gather("v", True), (i(A), f(A, V)), limit=15),
     Case("gather-guarded-one", Gather("v", True), (i(), f(V)), limit=15),
+    Case("one_hot", OneHot(V, "f64"), (i(A, B),), limit=12, differentiable=False),
+    Case("one_hot-guarded", OneHot(V, "f64", True), (i(A),), limit=15, differentiable=False),
     Case("scatter_add", ScatterAdd("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case("scatter_add-guarded", ScatterAdd("v", (V, C), True), (i(A), f(A, C)), limit=15, differentiable=False),
     Case("scatter_add-batch", ScatterAdd("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
@@ -233,6 +242,19 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-window", ATTEND(causal=True, window=3), (f(A, T, D), f(A, T, D), f(A, T, D))),
+    Case("attend-around", ATTEND(window=2), (f(A, T, D), f(T, D), f(A, T, D))),
+    Case("attend-softcap", ATTEND(softcap=0.8, bias=True), (f(A, S, D), f(A, T, D), f(A, T, D), f(S, T))),
+    Case("attend-segments", ATTEND(segments=True), (f(A, T, B, D), f(A, T, D), f(A, T, D), i(A, T))),
+    Case("attend-segments-heads", ATTEND(segments=True), (f(T, B, D), f(T, D), f(T, D), i(B, T))),
+    Case("attend-segments-one", ATTEND(causal=True, segments=True), (f(T, D), f(T, D), f(T, D), i(T))),
+    Case("attend-sink", ATTEND(causal=True, sink=True), (f(T, B, D), f(T, D), f(T, D), f(B))),
+    Case("attend-sink-mask", ATTEND(mask=True, sink=True), (f(A, D), f(A, T, D), f(A, T, D), bools(A, T), f(A))),
+    Case(
+        "attend-dropout",
+        ATTEND(causal=True, dropout=0.25, key="k", numbered=(("t", 6), ("a", 6), ("t", 6))),
+        (f(A, T, D), f(T, D), f(A, T, D)),
+    ),
     Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
     Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
     Case(
@@ -272,6 +294,12 @@ CASES: list[Case] = [
         "linear_scan_gradient-block",
         LinearScanGradient("s", True, 2),
         (f(S), f(A, S), f(A, S), f(A, Axis("s", 6)), f(Axis("s", 6), A)),
+        differentiable=False,
+    ),
+    Case(
+        "attend_gradient-sink",
+        AttendGradient("t", "d", True, 0.7, window=3, sink=True),
+        (f(A, T, D), f(T, D), f(T, D), f(A), f(A, T, D), f(A, T), f(A, T, D)),
         differentiable=False,
     ),
     Case(
@@ -331,6 +359,7 @@ CASES: list[Case] = [
     Case("microbatch", Microbatch("m", 12, (("m", "time", 3),)), (f(A, M, C),), differentiable=False),
     Case("iota", Iota(A), (), differentiable=False),
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
+    Case("rope-scaled", Rope("b", "d", 100.0, ("yarn", 4.0, 40, 8.0, 1.0, None, False)), (f(A, B, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
     *(
