@@ -37,9 +37,7 @@ def build(model: spec.Model, precision: str, training: bool = True, outputs: Seq
     for name, type in zip(model.body.inputs, model.body.types, strict=False):
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
-    body = model.answering if outputs else model.body
-    assert body is not None, "a model without outputs"
-    values = builder.body(body, scope, arguments)
+    values = builder.body(model.answering if outputs else model.body, scope, arguments)
     readers = _Readers(builder.nodes)
     if outputs:
         loss = builder.apply(Constant(0.0, accumulation(precision)))
