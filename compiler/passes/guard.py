@@ -29,11 +29,11 @@ def guarded(graph: Graph) -> Graph:
             position, axis = lookup
             ids = node.inputs[position]
             least, most = bounds.get(ids, _range(ids.type))
-            if least < 0 or most >= axis.size:
+            if (least < 0 or most >= axis.size) and not _checked(graph, ids, node.op.ignored):
                 node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
                 guard = Guard(f"ids.{len(guards)}", axis, node.span)
                 build.nodes = []
-                counts.append((guard.name, _outside(build.at(node), ids, axis)))
+                counts.append((guard.name, _outside(build.at(node), ids, axis, node.op.ignored)))
                 nodes += build.nodes
                 guards.append(guard)
         nodes.append(node)
@@ -42,11 +42,22 @@ def guarded(graph: Graph) -> Graph:
     return evolve(graph, nodes=tuple(nodes), metrics=(*graph.metrics, *counts), guards=tuple(guards))
 
 
-def _outside(build: Builder, ids: Value, axis: Axis) -> Value:
-    """The number of ids below zero or beyond the axis."""
+def _checked(graph: Graph, ids: Value, ignored: int | None) -> bool:
+    """Whether ids that may be `ignored` are those of an input, all others of which are checked as they are read."""
+    producers = graph.producers()
+    while (node := producers.get(ids)) is not None and node.op.transparent:
+        (ids,) = node.inputs
+    return any(each.value == ids and ignored in each.ignored for each in graph.inputs)
+
+
+def _outside(build: Builder, ids: Value, axis: Axis, ignored: int | None = None) -> Value:
+    """The number of ids below zero or beyond the axis, but for those that are `ignored`."""
     below = pointwise(build, "less", ids, constant(build, 0, ids))
     above = pointwise(build, "greater_equal", ids, constant(build, axis.size, ids))
     either = pointwise(build, "add", cast(build, below, "i64"), cast(build, above, "i64"))
+    if ignored is not None:
+        counts = pointwise(build, "not_equal", ids, constant(build, ignored, ids))
+        either = pointwise(build, "multiply", either, cast(build, counts, "i64"))
     return total(build, either, either.type.names, "i64")
 
 
@@ -55,7 +66,8 @@ def _bounds(graph: Graph) -> dict[Value, Interval]:
     found: dict[Value, Interval] = {}
     for each in graph.inputs:
         if each.limit is not None:
-            found[each.value] = (0, each.limit.size - 1)
+            ids = (0, *each.ignored, each.limit.size - 1)
+            found[each.value] = min(ids), max(ids)
     for node in graph.nodes:
         if len(node.outputs) == 1 and not node.output.type.is_float and node.output.type.dtype != "bool":
             operands = [found.get(value, _range(value.type)) for value in node.inputs]
