@@ -112,6 +112,11 @@ def _comparison(use: Use) -> Typed:
     return Type("bool", widest(use, "a", "b")), {}
 
 
+@function("training", slots=())
+def _training(use: Use) -> Typed:
+    return Type("bool"), {}
+
+
 @function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
 def _logical(use: Use) -> Typed:
     _boolean(use, "a", "b")

@@ -22,6 +22,7 @@ CASES = {
     "attention": ((), ("layout=groups_", "schedule=one_f_one_b", "schedule.microbatches=1")),
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
+    "buffers": ((), ("layout=plain_", "s.microbatches=1")),
     "figures": ((), ("layout=across", "s.microbatches=2")),
     "images": ((), ("layout=spread_", "s.microbatches=2")),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.planted.lists import (
+    buffers,
     checkpoints,
     convolution,
     data,
@@ -37,4 +38,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "initial": initial.MISTAKES,
     "transports": transports.MISTAKES,
     "checkpoints": checkpoints.MISTAKES,
+    "buffers": buffers.MISTAKES,
 }
