@@ -116,6 +116,8 @@ class BodyChecker:
                     self.sample(statement)
                 case tree.Repeat():
                     self.repeat(statement)
+                case tree.Scan():
+                    self.scan(statement)
                 case tree.Loss():
                     self.set_loss(statement)
                 case tree.Metric():
@@ -231,12 +233,7 @@ class BodyChecker:
         count = self.count(statement.count)
         if not unreserved(statement.name, self.report):
             return
-        before: dict[str, Binding] = {}
-        for name in rebound(statement.body):
-            found = self.scope.find(name.text)
-            if found is not None and name.text not in before:
-                self.expressions.mark_read(found)
-                before[name.text] = found
+        before = self.bound_before(statement.body)
         types = {name: _carried_type(binding) for name, binding in before.items()}
         inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types.values()])
         checker = BodyChecker(self.known, inner, statement.body)
@@ -273,6 +270,96 @@ class BodyChecker:
         values = self.scope.add(step, carried_types, nodes, checked.depth + 1)
         for carried_name, value in zip(before, values, strict=True):
             self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
+
+    def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
+        """The names that a body rebinds, as they are bound before it."""
+        before: dict[str, Binding] = {}
+        for name in rebound(body):
+            found = self.scope.find(name.text)
+            if found is not None and name.text not in before:
+                self.expressions.mark_read(found)
+                before[name.text] = found
+        return before
+
+    def scan(self, statement: tree.Scan) -> None:
+        """`scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside are
+        seen at one position of it.
+        """
+        try:
+            axis = self.expressions.axis(statement.axis)
+        except Refused as refused:
+            self.report.refused(refused)
+            axis = None
+        before = self.bound_before(statement.body)
+        types = {name: _carried_type(binding) for name, binding in before.items()}
+        inner = Scope(
+            self.scope,
+            self.scope.substitution,
+            [type or Type("f32") for type in types.values()],
+            axis.name if axis is not None else None,
+        )
+        # The parts of the body belong to the enclosing scope.
+        inner.segments, inner.counts = self.scope.segments, self.scope.counts
+        checker = BodyChecker(self.known, inner, statement.body)
+        for number, (name, type) in enumerate(types.items()):
+            inner.bind(name, Value(number, type) if type else UNKNOWN, before[name].span)
+        checker.statements(statement.body)
+        results = self.carried_results(inner, before, types)
+        failed = axis is None or results is None or checker.failed
+        if axis is not None and not failed:
+            failed = not self.scannable(statement, axis, before, types)
+        if axis is None or results is None or failed:
+            self.failed = True
+            for name, binding in before.items():
+                self.scope.bind(name, UNKNOWN, binding.span)
+            return
+        checked = inner.finish(tuple(before), results)
+        if not self.without(checked.body, axis, statement):
+            self.failed = True
+            for name, binding in before.items():
+                self.scope.bind(name, UNKNOWN, binding.span)
+            return
+        carried = tuple(_carried_operand(binding) for binding in before.values())
+        step = spec.Scan(
+            axis, statement.backward, checked.body, carried, inner.captured, tuple(before), statement.axis.span
+        )
+        made = [Type(type.dtype, (axis, *type.axes)) for type in types.values() if type is not None]
+        for name, value in zip(before, self.scope.add(step, made, inner.nodes, checked.depth + 1), strict=True):
+            self.scope.bind(name, value, inner.bindings[name].span)
+
+    def scannable(
+        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding], types: Mapping[str, Type | None]
+    ) -> bool:
+        """Whether a scan carries something, without its axis and not too large with it. Reports errors."""
+        errors = self.report.errors
+        if not before:
+            message = f"this scan of `{axis.name}` carries nothing: no name bound before it is rebound inside"
+            help = "bind its first value before the scan: `let h = zeros([…])`"
+            self.report.error("E0225", message, statement.axis.span, help=help)
+        for name, type in types.items():
+            if type is not None and type.has(axis.name):
+                message = f"`{name}` is carried along `{axis.name}`, and has that axis before the scan"
+                help = f"start from one without it, such as `max({name}, over = {axis.name})`, under another name"
+                self.report.error("E0225", message, statement.axis.span, [f"before: {type}"], help)
+            elif type is not None and type.elements * axis.size > limits.ELEMENTS:
+                message = f"a tensor of {type.elements * axis.size:,} elements: `{name}` at all positions"
+                self.report.error("E0007", message, statement.axis.span)
+        return self.report.errors == errors
+
+    def without(self, body: spec.Body, axis: Axis, statement: tree.Scan) -> bool:
+        """Whether no value in the body of a scan has its axis. Reports an error."""
+        bodies = [(body, statement.axis.span)]
+        while bodies:
+            each, place = bodies.pop()
+            for step in each.steps:
+                if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
+                    bodies.append((step.body, step.span if each is body else place))
+            if any(type.has(axis.name) for type in each.types):
+                message = f"a value inside has axis `{axis.name}`, which is scanned: there is one position of it"
+                help = "make it before the scan, and use it inside; or rename the axis"
+                self.report.error("E0225", message, place, help=help)
+                return False
+        return True
 
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""

@@ -238,7 +238,7 @@ def _choice(wanted: Sequence[str], table: Language) -> str:
 PHRASES = (
     ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
-    ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC"))),
+    ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "SCAN", "LOSS", "METRIC"))),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
 )
@@ -317,6 +317,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "sample": lambda s, name, type, drawn: tree.Sample(_name(s, name), type, drawn, s),
     "let": lambda s, names, value: tree.Let(names, value, s),
     "repeat": lambda s, count, name, body: tree.Repeat(count, _name(s, name), body, s),
+    "scan": lambda s, axis, *rest: tree.Scan(_name(s, axis), len(rest) > 1 and rest[0] is not None, rest[-1], s),
     "loss": lambda s, value: tree.Loss(value, s),
     "metric": lambda s, name, value: tree.Metric(_name(s, name), value, s),
     "mesh": _mesh,

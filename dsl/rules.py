@@ -278,6 +278,16 @@ def _rope(use: Use) -> Typed:
     return use["x"].type, {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
 
 
+@function("zeros", slots=[Slot("axes", AXES)])
+def _zeros(use: Use) -> Typed:
+    return Type("f32", tuple(use["axes"])), {}
+
+
+@function("zeros_like", slots=["x"])
+def _zeros_like(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
 @function("iota", slots=[Slot("axis", AXIS)])
 def _iota(use: Use) -> Typed:
     return Type("i64", (use["axis"],)), {"axis": use["axis"].name}

@@ -210,6 +210,16 @@ class Repeat:
 
 
 @frozen
+class Scan:
+    """`scan axis { body }`, or `scan axis backward { body }`."""
+
+    axis: Name
+    backward: bool
+    body: tuple[Statement, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Loss:
     """`loss value`."""
 
@@ -226,7 +236,7 @@ class Metric:
     span: Span = field(eq=False, repr=False)
 
 
-Statement: TypeAlias = Param | Sample | Let | Repeat | Loss | Metric
+Statement: TypeAlias = Param | Sample | Let | Repeat | Scan | Loss | Metric
 
 
 @frozen

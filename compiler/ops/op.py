@@ -222,7 +222,19 @@ class Op:
         """Bytes of buffers that it holds while it communicates."""
         return 0
 
+    def launches(self) -> int:
+        """How many kernels it runs, one after the other."""
+        return 1
+
     # ------------------------------------------------------------ gradient and source
+
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """As `gradient`, from the cotangents of all results, None for those without; by default the first alone has
+        one.
+        """
+        first, *others = d
+        assert not any(others), node
+        return (None,) * len(node.inputs) if first is None else self.gradient(build, node, first)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.

@@ -46,6 +46,7 @@ from partita.compiler.layout import REPLICATED, Layout
 from partita.compiler.ops import OPS
 from partita.compiler.ops.op import Op, accumulation, attributes
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
+from partita.compiler.ops.scan import Body
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type
@@ -70,6 +71,8 @@ def attribute_text(value: Any) -> str:
     """An attribute of an op, or an argument of a call, as text."""
     if isinstance(value, (Axis, Type)):
         return f"<{value}>"
+    if isinstance(value, Body):
+        value = value.literal()
     if isinstance(value, tuple):
         inner = ", ".join(attribute_text(item) for item in value)
         return f"({inner}{',' if len(value) == 1 else ''})"

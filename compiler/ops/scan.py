@@ -1,0 +1,334 @@
+"""A loop along an axis: a body of operations that is applied at one position after the other.
+
+States pass from position to position. The body is an attribute, so neither compile time nor source grow with the
+positions. The axis itself is whole. Another axis is split where every operation of the body has a sharding rule for it,
+one after the other, and states leave a position split as they enter it: ranks exchange nothing within the loop.
+
+The gradient is a loop in the other direction, whose body computes a position again from the states before it. What the
+ranks of a tensor's gradient add up for each position would be matrix products: their operands leave the loop instead,
+and one product follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, frozen
+
+from partita.compiler.layout import SUM, State
+from partita.compiler.ops.op import (
+    OPS,
+    TORCH_DTYPES,
+    Argument,
+    Op,
+    ShardingRule,
+    accumulation,
+    agree,
+    aligned_rules,
+    as_tensor,
+    attributes,
+    op,
+    permuted,
+)
+from partita.dsl.types import Axis, Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+
+@frozen(cache_hash=True)
+class Step:
+    """An operation of a body, and its operands by their numbers."""
+
+    op: Op
+    operands: tuple[int, ...]
+
+
+@frozen(cache_hash=True)
+class Body:
+    """The operations at one position. Values are numbered: the inputs, then the results of each step."""
+
+    inputs: tuple[Type, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+
+    def literal(self) -> tuple[Any, ...]:
+        """The body as nested tuples of axes, types and Python literals, of which the field of an operation makes it."""
+        steps = []
+        for step in self.steps:
+            fields = [(each.name, getattr(step.op, each.name)) for each in attributes(type(step.op))]
+            told = tuple((name, value.literal() if isinstance(value, Body) else value) for name, value in fields)
+            steps.append((step.op.name, step.operands, told))
+        return (self.inputs, tuple(steps), self.results)
+
+    def types(self) -> list[Type]:
+        """The types of all values."""
+        found = list(self.inputs)
+        for step in self.steps:
+            found.extend(step.op.infer(*(found[i] for i in step.operands)))
+        return found
+
+    def each(self) -> Iterator[tuple[Op, list[Type], list[Type]]]:
+        """Every operation, with the types of its operands and results."""
+        types, first = self.types(), len(self.inputs)
+        for step in self.steps:
+            operands = [types[i] for i in step.operands]
+            count = len(step.op.infer(*operands))
+            yield step.op, operands, types[first : first + count]
+            first += count
+
+    def states(self, inputs: Sequence[State], axis: str) -> list[State] | None:
+        """The states of all values along a mesh axis, from those of the inputs; None if some operation has no rule for
+        its operands. Where an operation makes `axis`, it makes it split.
+        """
+        found = list(inputs)
+        for (op, operands, results), step in zip(self.each(), self.steps, strict=True):
+            have = tuple(found[i] for i in step.operands)
+            rules = [rule for rule in op.sharding_rules(operands, results) if rule.operands == have]
+            if not any(have):
+                rules = [rule for rule in rules if axis in rule.results]
+                rules = rules or [ShardingRule(have, (None,) * len(results))]
+            if not rules:
+                return None
+            for state, type in zip(rules[0].results, results, strict=True):
+                if state not in (None, SUM, axis) or (type.has(axis) and state != axis):
+                    return None
+                found.append(state)
+        return found
+
+    def resized(self, axis: str, size: int) -> Body:
+        """The body after an axis has been cut."""
+        inputs = tuple(type.resized(axis, size) if type.has(axis) else type for type in self.inputs)
+        steps = tuple(evolve(step, op=step.op.resized(axis, size)) for step in self.steps)
+        return evolve(self, inputs=inputs, steps=steps)
+
+    def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Body:
+        """The body on a shard; only operations that see the axis are told."""
+        steps = []
+        for (op, operands, results), step in zip(self.each(), self.steps, strict=True):
+            there = any(type.has(axis) for type in (*operands, *results))
+            steps.append(evolve(step, op=op.sharded(axis, size, mesh_axis, parts)) if there else step)
+        return evolve(self.resized(axis, size), steps=tuple(steps))
+
+    def source(self) -> str:
+        """A Python function of the inputs that returns a tuple of the results."""
+        names = [f"v{i}" for i in range(len(self.inputs))]
+        arguments = [Argument(*pair) for pair in zip(names, self.inputs, strict=True)]
+        lines: list[str] = []
+        for op, operands, results in self.each():
+            taken = [arguments[i] for i in self.steps[len(lines)].operands]
+            text = op.emit(op.taken(taken, results), results)
+            name = f"v{len(arguments)}"
+            if op.literal is not None:
+                arguments.append(Argument(text, results[0], literal=True))
+                lines.append("")
+                continue
+            lines.append(f"{name} := {text}")
+            if len(results) == 1:
+                arguments.append(Argument(name, results[0]))
+            else:
+                arguments.extend(Argument(f"{name}[{i}]", type) for i, type in enumerate(results))
+        given = ", ".join(names)
+        made = ", ".join(_tensor(arguments[i]) for i in self.results)
+        inner = ", ".join([*(f"({line})" for line in lines if line), f"({made},)"])
+        return f"lambda {given}: ({inner},)[-1]"
+
+
+def _body(value: Body | tuple[Any, ...]) -> Body:
+    """A body from nested tuples (`Body.literal`)."""
+    if isinstance(value, Body):
+        return value
+    inputs, steps, results = value
+    return Body(inputs, tuple(Step(OPS[name](**dict(told)), operands) for name, operands, told in steps), results)
+
+
+def _tensor(argument: Argument) -> str:
+    return as_tensor(argument).text
+
+
+@op("scan")
+class Scan(Op):
+    """A body along `axis`, from the first position, or with `backward` from the last.
+
+    Operands: the first of the `states` (zeros, unless `initial`), then tensors of which the body sees one position
+    (`sliced`), with the axis, and tensors that it sees as they are. The body's inputs are in this order. Its results are
+    the next states, then `stacked` ones, then ones to be summed. Results: the last states, the stacked ones with the axis
+    first, the sums over all positions. It is linear in the operands `linear` together, if states begin with zeros.
+    """
+
+    axis: Axis
+    body: Body = field(converter=_body)
+    states: int
+    sliced: int
+    stacked: int
+    initial: bool = True
+    backward: bool = False
+    linear: tuple[int, ...] = ()
+    fusible = False
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The last states, the stacked results, and the sums."""
+        sums = len(self.body.results) - self.states - self.stacked
+        names = [*("last",) * self.states, *("",) * self.stacked, *("sum",) * sums]
+        return tuple(names)
+
+    @property
+    def of_microbatch(self) -> bool:
+        """Whether an operation of the body is."""
+        return any(step.op.of_microbatch for step in self.body.steps)
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether an operation of the body does; and for the device, for states that begin with zeros and literals."""
+        return True
+
+    def _inputs(self, operands: Sequence[Type]) -> tuple[Type, ...]:
+        """What the body sees of the operands."""
+        given = list(operands)
+        states = given[: self.states] if self.initial else list(self.body.inputs[: self.states])
+        rest = given[self.states :] if self.initial else given
+        sliced = [type.without([self.axis.name]) for type in rest[: self.sliced]]
+        assert all(type.axis(self.axis.name) == self.axis for type in rest[: self.sliced]), (self, operands)
+        return (*states, *sliced, *rest[self.sliced :])
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """States keep their types."""
+        inputs = self._inputs(types)
+        assert inputs == self.body.inputs, (inputs, self.body.inputs)
+        made = self.body.types()
+        results = [made[i] for i in self.body.results]
+        assert results[: self.states] == list(inputs[: self.states]), (self, results)
+        last = self.states + self.stacked
+        stacked = [Type(type.dtype, (self.axis, *type.axes)) for type in results[self.states : last]]
+        sums = [type.with_dtype(accumulation(type.dtype)) for type in results[last:]]
+        return (*results[: self.states], *stacked, *sums)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis but the scanned one for which every operation of the body has a rule."""
+        names = dict.fromkeys(name for type in (*self.body.inputs, *operands) for name in type.names)
+        found = []
+        for name in names:
+            if name != self.axis.name:
+                inputs: list[State] = [name if type.has(name) else None for type in self.body.inputs]
+                found.append(self._rule(inputs, name))
+        if self.linear and not self.initial:
+            states: list[State] = [SUM] * self.states
+            rest: list[State] = [SUM if i in self.linear else None for i in range(len(operands))]
+            found.append(self._rule([*states, *rest], ""))
+        return tuple(rule for rule in found if rule is not None)
+
+    def _rule(self, inputs: Sequence[State], axis: str) -> ShardingRule | None:
+        states = self.body.states(inputs, axis)
+        if states is None:
+            return None
+        results = [states[i] for i in self.body.results]
+        if results[: self.states] != list(inputs[: self.states]):
+            return None
+        return ShardingRule(tuple(inputs[0 if self.initial else self.states :]), tuple(results))
+
+    def resized(self, axis: str, size: int) -> Op:
+        """With the body resized."""
+        scanned = Axis(axis, size) if self.axis.name == axis else self.axis
+        return evolve(self, axis=scanned, body=self.body.resized(axis, size))
+
+    def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
+        """With the body's operations told their shards."""
+        return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))
+
+    def unsharded(self, keep: str) -> Op:
+        """With the body's operations without their positions on the mesh."""
+        steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
+        return evolve(self, body=evolve(self.body, steps=steps))
+
+    # ------------------------------------------------------------ costs
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Those of the body, at every position."""
+        return self.axis.size * sum(op.flops(given, made) for op, given, made in self.body.each())
+
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """Those of the body, at every position."""
+        return self.axis.size * sum(op.product_flops(given, made) for op, given, made in self.body.each())
+
+    def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
+        """Products of one position, if it has any."""
+        found = [op.matrices(given, made) for op, given, made in self.body.each()]
+        return () if any(each is not None for each in found) else None
+
+    def accessed(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """What the body's operations read and write at every position."""
+        return self.axis.size * sum(
+            op.accessed(given, made) for op, given, made in self.body.each() if not op.is_view and op.literal is None
+        )
+
+    def launches(self) -> int:
+        """The body's kernels at every position."""
+        return self.axis.size * sum(not step.op.is_view and step.op.literal is None for step in self.body.steps)
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """What one position makes, with its largest workspace, and the states before it; sums."""
+        made = sum(type.bytes for op, _, types in self.body.each() if op.allocates for type in types)
+        inner = max((op.workspace(given, types) for op, given, types in self.body.each()), default=0)
+        return 2 * made + inner + sum(type.bytes for type in results[self.states + self.stacked :])
+
+    # ------------------------------------------------------------ gradient and source
+
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """A scan in the other direction. Only the stacked states of the scans of the language have cotangents."""
+        from partita.compiler.ops.scan_gradient import scan_gradients
+
+        return scan_gradients(self, build, node, d)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, with the body as a function."""
+        texts = [argument.text for argument in arguments]
+        states: list[str] = texts[: self.states] if self.initial else []
+        if not self.initial:
+            for type in self.body.inputs[: self.states]:
+                states.append(f"torch.zeros({type.shape}, dtype={TORCH_DTYPES[type.dtype]}, device=c.device)")
+        rest = list(arguments[self.states :] if self.initial else arguments)
+        sliced = []
+        for each in rest[: self.sliced]:
+            order = [self.axis.name, *each.type.without([self.axis.name]).names]
+            sliced.append(permuted(each.text, each.type.names, order))
+        groups = [states, sliced, [each.text for each in rest[self.sliced :]]]
+        listed = ", ".join(f"({', '.join(group)}{',' if len(group) == 1 else ''})" for group in groups)
+        options = f"{self.axis.size}, {self.stacked}, {self.backward}"
+        text = f"kernels.scan({self.body.source()}, {listed}, {options})"
+        return text if len(results) > 1 else f"{text}[0]"
+
+
+@op("states_before")
+class StatesBefore(Op):
+    """The states before each position of `over`: the first operand, then those of the second but the last."""
+
+    over: str
+    backward: bool = False
+    rearranges = True
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The type of the second operand."""
+        initial, states = types
+        assert agree(*types), (self, types)
+        assert set(initial.names) == set(states.without([self.over]).names), (self, types)
+        return (states,)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis; linear in both together."""
+        return (*aligned_rules(operands, results, whole=[self.over]), ShardingRule((SUM, SUM), (SUM,)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.cat`."""
+        initial, states = arguments
+        dim, size = states.type.position(self.over), states.type.axis(self.over).size
+        rest = [name for name in states.type.names if name != self.over]
+        first = f"{permuted(initial.text, initial.type.names, rest)}.unsqueeze({dim})"
+        part = f"{states.text}.narrow({dim}, {1 if self.backward else 0}, {size - 1})"
+        pair = f"{part}, {first}" if self.backward else f"{first}, {part}"
+        return f"torch.cat(({pair}), {dim})"
