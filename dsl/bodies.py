@@ -17,7 +17,7 @@ from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
 from partita.dsl.known import CheckContext
 from partita.dsl.report import suggestion
-from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
+from partita.dsl.scope import UNKNOWN, Binding, Checked, Scope, Unknown, Value
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 from partita.dsl.walk import rebound
@@ -285,19 +285,33 @@ class BodyChecker:
         """`scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside are
         seen at one position of it.
         """
+        before = self.bound_before(statement.body)
         try:
             axis = self.expressions.axis(statement.axis)
         except Refused as refused:
             self.report.refused(refused)
             axis = None
-        before = self.bound_before(statement.body)
+        body = self.scanned(statement, axis, before) if axis is not None else None
+        if axis is None or body is None:
+            self.failed = True
+            for name, binding in before.items():
+                self.scope.bind(name, UNKNOWN, binding.span)
+            return
+        checked, captured, bound = body
+        carried = tuple(_carried_operand(binding) for binding in before.values())
+        step = spec.Scan(axis, statement.backward, checked.body, carried, captured, tuple(before), statement.axis.span)
+        types = (_carried_type(binding) for binding in before.values())
+        made = [Type(type.dtype, (axis, *type.axes)) for type in types if type is not None]
+        for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):
+            self.scope.bind(name, value, bound[name].span)
+
+    def scanned(
+        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding]
+    ) -> tuple[Checked, tuple[int, ...], Mapping[str, Binding]] | None:
+        """The body of a scan, what it captures, and its bindings; None after reporting errors."""
         types = {name: _carried_type(binding) for name, binding in before.items()}
-        inner = Scope(
-            self.scope,
-            self.scope.substitution,
-            [type or Type("f32") for type in types.values()],
-            axis.name if axis is not None else None,
-        )
+        given = [type or Type("f32") for type in types.values()]
+        inner = Scope(self.scope, self.scope.substitution, given, axis.name)
         # The parts of the body belong to the enclosing scope.
         inner.segments, inner.counts = self.scope.segments, self.scope.counts
         checker = BodyChecker(self.known, inner, statement.body)
@@ -305,27 +319,10 @@ class BodyChecker:
             inner.bind(name, Value(number, type) if type else UNKNOWN, before[name].span)
         checker.statements(statement.body)
         results = self.carried_results(inner, before, types)
-        failed = axis is None or results is None or checker.failed
-        if axis is not None and not failed:
-            failed = not self.scannable(statement, axis, before, types)
-        if axis is None or results is None or failed:
-            self.failed = True
-            for name, binding in before.items():
-                self.scope.bind(name, UNKNOWN, binding.span)
-            return
+        if results is None or checker.failed or not self.scannable(statement, axis, before, types):
+            return None
         checked = inner.finish(tuple(before), results)
-        if not self.without(checked.body, axis, statement):
-            self.failed = True
-            for name, binding in before.items():
-                self.scope.bind(name, UNKNOWN, binding.span)
-            return
-        carried = tuple(_carried_operand(binding) for binding in before.values())
-        step = spec.Scan(
-            axis, statement.backward, checked.body, carried, inner.captured, tuple(before), statement.axis.span
-        )
-        made = [Type(type.dtype, (axis, *type.axes)) for type in types.values() if type is not None]
-        for name, value in zip(before, self.scope.add(step, made, inner.nodes, checked.depth + 1), strict=True):
-            self.scope.bind(name, value, inner.bindings[name].span)
+        return (checked, inner.captured, inner.bindings) if self.without(checked.body, axis, statement) else None
 
     def scannable(
         self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding], types: Mapping[str, Type | None]

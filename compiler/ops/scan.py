@@ -12,6 +12,7 @@ and one product follows it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -35,6 +36,9 @@ from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
+
+# Up to so many operands and states are tried as partial sums in all combinations.
+FEW = 6
 
 
 @frozen(cache_hash=True)
@@ -83,9 +87,9 @@ class Body:
         its operands. Where an operation makes `axis`, it makes it split.
         """
         found = list(inputs)
-        for (op, operands, results), step in zip(self.each(), self.steps, strict=True):
+        for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
             have = tuple(found[i] for i in step.operands)
-            rules = [rule for rule in op.sharding_rules(operands, results) if rule.operands == have]
+            rules = [rule for rule in each.sharding_rules(operands, results) if rule.operands == have]
             if not any(have):
                 rules = [rule for rule in rules if axis in rule.results]
                 rules = rules or [ShardingRule(have, (None,) * len(results))]
@@ -106,9 +110,9 @@ class Body:
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Body:
         """The body on a shard; only operations that see the axis are told."""
         steps = []
-        for (op, operands, results), step in zip(self.each(), self.steps, strict=True):
+        for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
             there = any(type.has(axis) for type in (*operands, *results))
-            steps.append(evolve(step, op=op.sharded(axis, size, mesh_axis, parts)) if there else step)
+            steps.append(evolve(step, op=each.sharded(axis, size, mesh_axis, parts)) if there else step)
         return evolve(self.resized(axis, size), steps=tuple(steps))
 
     def source(self) -> str:
@@ -116,11 +120,11 @@ class Body:
         names = [f"v{i}" for i in range(len(self.inputs))]
         arguments = [Argument(*pair) for pair in zip(names, self.inputs, strict=True)]
         lines: list[str] = []
-        for op, operands, results in self.each():
+        for each, _, results in self.each():
             taken = [arguments[i] for i in self.steps[len(lines)].operands]
-            text = op.emit(op.taken(taken, results), results)
+            text = each.emit(each.taken(taken, results), results)
             name = f"v{len(arguments)}"
-            if op.literal is not None:
+            if each.literal is not None:
                 arguments.append(Argument(text, results[0], literal=True))
                 lines.append("")
                 continue
@@ -152,9 +156,10 @@ class Scan(Op):
     """A body along `axis`, from the first position, or with `backward` from the last.
 
     Operands: the first of the `states` (zeros, unless `initial`), then tensors of which the body sees one position
-    (`sliced`), with the axis, and tensors that it sees as they are. The body's inputs are in this order. Its results are
-    the next states, then `stacked` ones, then ones to be summed. Results: the last states, the stacked ones with the axis
-    first, the sums over all positions. It is linear in the operands `linear` together, if states begin with zeros.
+    (`sliced`), with the axis, and tensors that it sees as they are. The body's inputs are in this order. Its results
+    are the next states, then `stacked` ones, then ones to be summed. Results: the last states, the stacked ones with
+    the axis first, the sums over all positions. If states begin with zeros, it is linear in the operands `linear`
+    together.
     """
 
     axis: Axis
@@ -208,39 +213,49 @@ class Scan(Op):
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis but the scanned one for which every operation of the body has a rule."""
         names = dict.fromkeys(name for type in (*self.body.inputs, *operands) for name in type.names)
-        found = []
+        found: list[ShardingRule] = []
         for name in names:
             if name != self.axis.name:
-                inputs: list[State] = [name if type.has(name) else None for type in self.body.inputs]
-                found.append(self._rule(inputs, name))
-        if self.linear and not self.initial:
-            states: list[State] = [SUM] * self.states
-            rest: list[State] = [SUM if i in self.linear else None for i in range(len(operands))]
-            found.append(self._rule([*states, *rest], ""))
-        return tuple(rule for rule in found if rule is not None)
+                found += self._rules(name)
+        if self.linear:
+            found += self._rules("")
+        return tuple(found)
 
-    def _rule(self, inputs: Sequence[State], axis: str) -> ShardingRule | None:
-        states = self.body.states(inputs, axis)
-        if states is None:
-            return None
-        results = [states[i] for i in self.body.results]
-        if results[: self.states] != list(inputs[: self.states]):
-            return None
-        return ShardingRule(tuple(inputs[0 if self.initial else self.states :]), tuple(results))
+    def _rules(self, axis: str) -> Iterator[ShardingRule]:
+        """The rules in which all operands that have the axis are split. Of those that lack it the ones in which it is
+        linear, and states that begin with zeros, may be partial sums.
+        """
+        hidden = 0 if self.initial else self.states
+        free = [*range(hidden), *(hidden + i for i in self.linear)]
+        lacking = [i for i in free if not self.body.inputs[i].has(axis)]
+        # With many of them all or none.
+        several = product((None, SUM), repeat=len(lacking)) if len(lacking) <= FEW else product((None, SUM), repeat=1)
+        seen: set[ShardingRule] = set()
+        for chosen in several:
+            inputs: list[State] = [axis if type.has(axis) else None for type in self.body.inputs]
+            for k, i in enumerate(lacking):
+                inputs[i] = chosen[k % len(chosen)]
+            states = self.body.states(inputs, axis)
+            results = [] if states is None else [states[i] for i in self.body.results]
+            if results and results[: self.states] == inputs[: self.states]:
+                rule = ShardingRule(tuple(inputs[hidden:]), tuple(results))
+                if any((*rule.operands, *rule.results)) and rule not in seen:
+                    seen.add(rule)
+                    yield rule
 
     def resized(self, axis: str, size: int) -> Op:
         """With the body resized."""
         scanned = Axis(axis, size) if self.axis.name == axis else self.axis
-        return evolve(self, axis=scanned, body=self.body.resized(axis, size))
+        return evolve(self, axis=scanned, body=self.body.resized(axis, size))  # type: ignore[misc]
 
     def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Op:
         """With the body's operations told their shards."""
-        return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))
+        return evolve(self, body=self.body.sharded(axis, size, mesh_axis, parts))  # type: ignore[misc]
 
     def unsharded(self, keep: str) -> Op:
         """With the body's operations without their positions on the mesh."""
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
-        return evolve(self, body=evolve(self.body, steps=steps))
+        return evolve(self, body=evolve(self.body, steps=steps))  # type: ignore[misc]
 
     # ------------------------------------------------------------ costs
 

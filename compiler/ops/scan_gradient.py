@@ -39,7 +39,7 @@ def _replayed(body: Body, build: Builder) -> tuple[list[Value], list[Value]]:
 
 
 def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
-    """The cotangents of the operands of a scan of the language: one that stacks its states, and begins with operands."""
+    """The cotangents of the operands of a scan of the language, which begins with operands and stacks its states."""
     assert op.initial, op
     assert op.stacked == op.states, op
     assert not any(d[: op.states]), node
@@ -68,8 +68,8 @@ def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | Non
         return result
 
     for each in reversed(list(dict.fromkeys(forward.values()))):
-        found = each.op.gradients(inner, each, [cotangent(value) for value in each.outputs])
-        for value, part in zip(each.inputs, found, strict=True):
+        parts = each.op.gradients(inner, each, [cotangent(value) for value in each.outputs])
+        for value, part in zip(each.inputs, parts, strict=True):
             if part is not None and value in flowing:
                 contributions.setdefault(value, []).append(part)
 

@@ -18,6 +18,7 @@ from partita.compiler.ops.position import Random
 from partita.compiler.ops.scan import Scan
 from partita.compiler.ops.scan_gradient import body_of
 from partita.compiler.ops.shape import Arrange, Expand
+from partita.compiler.passes.guard import bounds, within
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis
 
@@ -54,15 +55,12 @@ class Loop:
         """Append the scan of a body's nodes, and before it what needs no loop. `made` are the states after a position.
 
         Returns the states at all positions, and the nodes that remain in the loop. Raises Refused (E0401) for a lookup
-        by ids that depend on states.
+        by ids that depend on states and may be out of range.
         """
         scope, span = build.scope, build.span
         self.made.update(states)
         inside = [node for node in nodes if not self._moved(build, node)]
-        for node in inside:
-            if node.op.ids([value.type for value in node.inputs]) is not None:
-                message = f"`{node.op.label}` by ids that depend on what the scan carries"
-                raise refuse("E0401", message, node.span, help="compute the ids before the scan")
+        self._check_lookups(inside)
         read = dict.fromkeys([value for node in inside for value in node.inputs] + list(made))
         given = [value for value in read if value not in self.made and value not in self.literals]
         sliced = [value for value in given if self._tensor(value).type.has(self.axis.name)]
@@ -75,6 +73,19 @@ class Loop:
         results = tuple(build.value(stem, type) for stem, type in zip(stems, types, strict=True))
         build.nodes.append(Node(op, tuple(operands), results, scope, span, build.phase, build.stage))
         return list(results[len(states) :]), inside
+
+    def _check_lookups(self, inside: Sequence[Node]) -> None:
+        """Nothing counts the ids in a loop that are out of range: they must be known to be within it."""
+        known = bounds([*self.literals.values(), *inside], {})
+        for node in inside:
+            lookup = node.op.ids([value.type for value in node.inputs])
+            if lookup is not None:
+                position, axis = lookup
+                ids = node.inputs[position]
+                if ids not in known or not within(known[ids], axis):
+                    message = f"ids that depend on what the scan carries may be outside of `{axis.name}`"
+                    help = f"bound them: `minimum(maximum(ids, 0), size({axis.name}) - 1)`"
+                    raise refuse("E0401", message, node.span, help=help)
 
     def _tensor(self, value: Value) -> Value:
         """The tensor that the body sees as this value."""

@@ -148,12 +148,12 @@ class Walk:
         return Named(self.here(data), step.type.names)
 
     def positions(self) -> tuple[int, ...]:
-        """The sizes of the axes that are scanned around, the innermost first."""
-        return tuple(size for _, _, size in reversed(self.position))
+        """The sizes of the axes that are scanned around, the outermost first."""
+        return tuple(size for _, _, size in self.position)
 
     def here(self, data: Tensor) -> Tensor:
         """What was drawn for all positions, at this one."""
-        return data[tuple(t for _, t, _ in reversed(self.position))]
+        return data[tuple(t for _, t, _ in self.position)]
 
     def read(self, x: Named) -> Reading | None:
         return self.readings.get(x.source) if x.source else None

@@ -466,7 +466,10 @@ class Maker:
         along = self.some(q.axes - {"batch"}, 1, 1)
         if not along:
             return None
-        over = self.one([name for name in ("seq", "spot", "left") if name not in along and name in self.sizes])
+        axes = [name for name in ("seq", "spot", "left") if name not in along and name in self.sizes]
+        if not axes:
+            return None
+        over = self.one(axes)
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
@@ -625,6 +628,7 @@ class Maker:
             elif text == n:
                 text = f"{n} * 0.7"  # a repeat of nothing leaves stages empty, which is refused
             self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
         self.indent -= 1
         self.inside -= 1
         self.line("}")
@@ -662,6 +666,7 @@ class Maker:
             alike = self.body.scope[n].axes == axes
             text = f"tanh({n} * 0.7 + {x} * 0.5)" if alike and self.chance(70) else f"tanh({x})"
             self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
         self.indent -= 1
         self.inside -= 1
         self.line("}")

@@ -29,7 +29,7 @@ COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
 EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
-    *("microbatch", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
+    *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }
