@@ -59,7 +59,7 @@ CODES: dict[str, Code] = {
     "E0212": Code("wrong kind of argument", "The argument is a tensor, a number, an axis, a string or a list where another of these is expected.", "`size(embed)` is a number, `embed` an axis."),
     "E0213": Code("number instead of a tensor", "A tensor is expected here, not a number.", "`expand(x, axis)` or an operation on a tensor."),
     "E0214": Code("number out of range", "The argument is outside the range for which the function is defined.", "`dropout(x, rate = 0.1)`"),
-    "E0215": Code("sizes do not match", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size.", "`axis embed = heads * key`"),
+    "E0215": Code("sizes do not match", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size. A window has (axis + padding - window) / stride + 1 positions, rounded down.", "`axis embed = heads * key`"),
     "E0216": Code("duplicate axis", "A tensor has each of its axes only once.", "`rename(x, seq -> keys)` before the product."),
     "E0217": Code("name declared twice", "Inputs, parameters and samples of one scope must have different names.", "Rename one of them."),
     "E0218": Code("recursive block", "Blocks are expanded, so they cannot be recursive.", "`repeat 12 as layer { let x = mlp(x) }`"),
@@ -88,6 +88,7 @@ CODES: dict[str, Code] = {
     "E0316": Code("ambiguous choice", "Several models, layouts or schedules are declared, and `train` does not select one.", "`train { layout = megatron … }`"),
     "E0317": Code("unknown part of the model", "A layout names a block, repeat, parameter or value that the model does not have.", "`stage layer -> pipe` for `repeat 12 as layer`."),
     "E0318": Code("incompatible entries", "An entry of `train` requires another: `on_bad_step = rewind` restores a checkpoint, but the file has no `checkpoint` entry.", "`checkpoint = every(500)`, or `on_bad_step = skip`."),
+    "E0330": Code("not in the Python file", "An `op` names a function that its Python file does not mention. The file is read for this, and not run.", "`forward = python(\"kernels.py\", \"fused_norm\")` for `def fused_norm(x, w):`."),
     # ------------------------------------------------------------ layout and placement
     "E0401": Code("not supported yet", "This is part of the language, but this version does not implement it.", "Remove it, or use what `help` suggests."),
     "E0402": Code("unused mesh axis", "No rule uses a mesh axis larger than 1, so its ranks would do redundant work.", "Add a rule that uses it, or set its size to 1."),
@@ -125,11 +126,15 @@ CODES: dict[str, Code] = {
     "E0613": Code("too many ranks for one machine", "A standalone `partita run` starts at most 256 ranks, so that a file alone cannot flood the machine with processes.", "`torchrun` or Slurm on several machines; or a smaller mesh: `cluster.data=1`."),
     "E0614": Code("no C++ compiler for torch", "With `compile = true` on a CPU, torch generates C++ and needs a compiler.", "Install g++ or clang++, or name one in `CXX`; or remove `compile`."),
     "E0615": Code("ranks have different data", "Before the first step the ranks compare their data files: names, sizes, and hashes of their content (of large files, in part). The notes say which differ.", "Copy the same files to all machines."),
+    "E0620": Code("Python code is not allowed", "The file has operations of its own, which are Python code. `run` and `verify` import it only if they are told to, since it can do whatever you can; no other command ever does.", "Read the Python file; then `partita run gpt.par --allow-python`."),
+    "E0621": Code("Python file cannot be imported", "The Python file of an `op` raises an error when it is imported, or does not define the function. The notes name the lines that led there.", "Run the file with `python` first. It may import what is installed, but no files beside it."),
+    "E0622": Code("operation failed", "A Python function of an `op` raised an error, or did not return what is declared: a tensor of the shape and dtype of the result, or a gradient for each float operand. The notes name the lines that led there.", "Tensors come with their axes in the order in which the `op` declares them."),
     # ------------------------------------------------------------ verification
     "E0701": Code("translation validation failed", "An operation or a collective does not produce the layout that its result claims. This is a bug in the compiler, not in the file.", "Please report it with the file."),
     "E0702": Code("execution differs", "On a small proxy of the file, the partitioned program does not compute the same as the single-device program. This is a bug in the compiler, not in the file.", "Please report it with the file."),
     "E0704": Code("out of memory", "By its static bound, a rank's tensors need more memory than the mesh's `device` has. Workspace of kernels comes on top.", "`shard param -> data`, `recompute`, more ranks for the axes that are split, or a schedule with fewer microbatches in flight."),
     "E0705": Code("claim does not hold", "A claim of an `expect` block is not true of the compiled program. The notes show its value and what contributes most to it.", "Change the layout or the schedule as `help` says; or relax the claim."),
+    "E0710": Code("operation is not what it declares", "`verify` runs the Python functions of an `op` on random tensors, and something that is declared of them is false: they cannot be computed in parts along an axis of `split`, are not linear, change their operands, return something else each time, or the gradient is not that of finite differences. Layouts rely on it, and would change the numbers.", "Remove what is false from the `op`, or correct the function."),
     # ------------------------------------------------------------ checkpoints
     "E0801": Code("checkpoints outside the directory", "The `dir` of a `checkpoint` entry must lie within the directory of the .par file, symbolic links included.", "Omit `dir`: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere."),
     "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be created or written to, or is a link.", "Check its permissions, and the free space."),

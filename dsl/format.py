@@ -33,7 +33,7 @@ PASSES = 8
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
 _TIGHT_BEFORE = frozenset(("RPAR", "RSQB", "COMMA", "COLON", "DOT", "RANGE"))
-_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "ARROW"))
+_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR", "ARROW"))
 
 
 def format_text(text: str, name: str = "<text>") -> str:
@@ -272,7 +272,7 @@ def _starts(file: tree.File) -> Iterator[int]:
                 yield from _statement_starts(declaration.body)
             case tree.Mesh(table=table) if table is not None:
                 yield from (entry.span.start for entry in table.entries)
-            case tree.Train(table=table):
+            case tree.Train(table=table) | tree.Operation(table=table):
                 yield from (entry.span.start for entry in table.entries)
             case tree.Layout(rules=rules):
                 yield from (rule.span.start for rule in rules)

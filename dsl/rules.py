@@ -6,6 +6,8 @@ A result's axes are in the order of the operand that has them all; `dot` puts th
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any
 
@@ -39,7 +41,13 @@ COMPARISONS = {
     "==": "equal",
     "!=": "not_equal",
 }
-OPERATORS = ARITHMETIC | COMPARISONS
+OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
+# The functions of booleans, as they are for constants.
+LOGIC: Mapping[str, Callable[..., bool]] = {
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_not": operator.not_,
+}
 
 
 # ---------------------------------------------------------------- elementwise
@@ -100,6 +108,30 @@ def _comparison(use: Use) -> Typed:
     if use.function not in ("equal", "not_equal"):
         _numeric(use, dtype, "a")
     return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _logical(use: Use) -> Typed:
+    _boolean(use, "a", "b")
+    return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("logical_not", slots=[Slot("a", OPERAND)])
+def _logical_not(use: Use) -> Typed:
+    _boolean(use, "a")
+    return use["a"].type, {}
+
+
+def _boolean(use: Use, *slots: str) -> None:
+    for slot in slots:
+        value = use[slot]
+        if isinstance(value, Constant):
+            value.literal("bool")
+        elif value.type.dtype != "bool":
+            message = f"`{use.called}` needs booleans, and `{value.text}` is {value.type.dtype}"
+            raise use.refuse("E0205", message, slot, f"compare it: `{value.text} != 0`")
+    if not use.tensors:
+        raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
 
 
 @function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])

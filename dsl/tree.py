@@ -79,8 +79,16 @@ class Negative:
 
 
 @frozen
+class Not:
+    """`not operand`."""
+
+    operand: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Binary:
-    """`left operator right`; the operators are + - * / and the comparisons."""
+    """`left operator right`; the operators are + - * /, the comparisons, `and` and `or`."""
 
     left: Expression
     operator: str
@@ -131,7 +139,7 @@ class List:
     span: Span = field(eq=False, repr=False)
 
 
-Expression: TypeAlias = Path | Number | String | Boolean | Negative | Binary | Group | Arrow | Call | List
+Expression: TypeAlias = Path | Number | String | Boolean | Negative | Not | Binary | Group | Arrow | Call | List
 
 
 def bare(expression: Expression) -> Expression:
@@ -313,6 +321,22 @@ class Table:
 
 
 @frozen
+class Operation:
+    """`op name(inputs) -> result { settings }`."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    result: TensorType
+    table: Table
+    span: Span = field(eq=False, repr=False)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of its inputs and of its result."""
+        return (*(each.type for each in self.inputs), self.result)
+
+
+@frozen
 class Mesh:
     """`mesh name(axes) { settings }`."""
 
@@ -417,7 +441,9 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
-Declaration: TypeAlias = Import | Axes | Constants | Block | Model | Mesh | Layout | Schedule | Train | Expect
+Declaration: TypeAlias = (
+    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Train | Expect
+)
 
 
 @frozen

@@ -166,10 +166,28 @@ class Op:
         """
         return None
 
+    def splitting_help(self, axis: str) -> str | None:
+        """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
+        return None
+
     def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
         the results.
         """
+        return None
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """The operation at all positions of an axis at once, which operands have besides their own; None if it cannot
+        be applied so.
+        """
+        return self
+
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """The operands that must be repeated along an axis that only others have: by default all that lack it."""
+        return tuple(i for i, type in enumerate(operands) if not type.has(axis))
+
+    def total(self, axis: str) -> Op | None:
+        """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None
 
     def resized(self, axis: str, size: int) -> Op:
@@ -313,6 +331,12 @@ def op(name: str) -> Callable[[_Class], _Class]:
         return cls
 
     return register
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def fields_of_several(cls: _Class) -> _Class:
+    """Marks the base class of several operations, whose fields they all have, before their own."""
+    return frozen(cls)
 
 
 def make(name: str, *arguments: Any, **named: Any) -> Op:

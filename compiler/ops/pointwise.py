@@ -208,6 +208,12 @@ class Pointwise(Op):
         """The function's temporaries."""
         return FUNCTIONS[self.function].temporaries * results[0].bytes
 
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """The widest operand, if it lacks the axis."""
+        own = [len(type.axes) - type.has(axis) for type in operands]
+        widest = own.index(max(own))
+        return () if operands[widest].has(axis) else (widest,)
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """From the table, summed over the axes along which an operand was broadcast."""
         derivative = FUNCTIONS[self.function].derivative
@@ -400,6 +406,9 @@ FUNCTIONS |= {
     "greater_equal": Function("{0} >= {1}", boolean=True),
     "equal": Function("{0} == {1}", boolean=True),
     "not_equal": Function("{0} != {1}", boolean=True),
+    "logical_and": Function("{0} & {1}", boolean=True),
+    "logical_or": Function("{0} | {1}", boolean=True),
+    "logical_not": Function("~{0}", boolean=True),
     "exp": Function("torch.exp({0})", _of_result("multiply"), flops=8),
     "log": Function("torch.log({0})", _of_input("divide"), flops=8),
     "sqrt": Function("torch.sqrt({0})", _of_result("sqrt_gradient"), flops=4),

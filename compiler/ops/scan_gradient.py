@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from partita.compiler.graph import Builder, Node, Value
-from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.body import Body, body_of
+from partita.compiler.ops.op import Op, make
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import total
-from partita.compiler.ops.scan import Body, Scan, StatesBefore, Step
 from partita.compiler.ops.shape import Expand, arranged
 from partita.dsl.types import Axis, Type
 
-
-def body_of(nodes: Sequence[Node], inputs: Sequence[Value], results: Sequence[Value]) -> Body:
-    """A body of nodes, in order; those that no result needs are left out."""
-    alive, kept = set(results), []
-    for node in reversed(nodes):
-        if any(value in alive for value in node.outputs):
-            kept.append(node)
-            alive.update(node.inputs)
-    numbers = {value: i for i, value in enumerate(inputs)}
-    steps = []
-    for node in reversed(kept):
-        steps.append(Step(node.op, tuple(numbers[value] for value in node.inputs)))
-        for value in node.outputs:
-            numbers[value] = len(numbers)
-    return Body(tuple(value.type for value in inputs), tuple(steps), tuple(numbers[value] for value in results))
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
 
 
 def _replayed(body: Body, build: Builder) -> tuple[list[Value], list[Value]]:
@@ -38,23 +25,31 @@ def _replayed(body: Body, build: Builder) -> tuple[list[Value], list[Value]]:
     return inputs, values
 
 
-def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
-    """The cotangents of the operands of a scan of the language, which begins with operands and stacks its states."""
-    assert op.initial, op
-    assert op.stacked == op.states, op
-    assert not any(d[: op.states]), node
-    axis = op.axis
-    given = list(d[op.states : op.states + op.stacked])
-    states = [i for i in range(op.states) if op.body.inputs[i].is_float]
-    inner = Builder()
-    inputs, values = _replayed(op.body, inner)
+def scan_gradients(
+    axis: Axis,
+    body: Body,
+    count: int,
+    slices: int,
+    backward: bool,
+    build: Builder,
+    node: Node,
+    d: Sequence[Value | None],
+) -> tuple[Value | None, ...]:
+    """The cotangents of the operands of a scan with `count` states, which it begins with and stacks, and as many
+    `slices`.
+    """
+    assert not any(d[:count]), node
+    given = list(d[count : 2 * count])
+    states = [i for i in range(count) if body.inputs[i].is_float]
+    inner = build.fresh()
+    inputs, values = _replayed(body, inner)
     # The cotangent of a state: of its value at this position, and through the position that follows.
     through = {i: inner.value(f"through {i}", inputs[i].type) for i in states}
     direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in states if given[i] is not None}
     contributions: dict[Value, list[Value]] = {}
     for i in states:
         whole = pointwise(inner, "add", through[i], direct[i]) if i in direct else through[i]
-        contributions.setdefault(values[op.body.results[i]], []).append(whole)
+        contributions.setdefault(values[body.results[i]], []).append(whole)
     forward = {value: each for each in inner.nodes for value in each.outputs}
     flowing = _flowing(inner.nodes, [value for value in inputs if value.type.is_float])
 
@@ -83,18 +78,18 @@ def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | Non
         return cast(inner, arranged(inner, found, type.names), type.dtype)
 
     next_states = [settled(inputs[i], inputs[i].type) for i in states]
-    first_shared = op.states + op.sliced
+    first_shared = count + slices
     to_sliced = {
-        i: settled(inputs[i], inputs[i].type) for i in range(op.states, first_shared) if inputs[i] in contributions
+        i: settled(inputs[i], inputs[i].type) for i in range(count, first_shared) if inputs[i] in contributions
     }
     sums: dict[int, Value] = {}
-    products: dict[int, list[tuple[Dot, Value, Value]]] = {}
+    products: dict[int, list[tuple[Op, Value, Value]]] = {}
     for i in range(first_shared, len(inputs)):
         rest = []
         for part in contributions.get(inputs[i], []):
             source = made.get(part)
             fixed = inputs[first_shared:]
-            if source is not None and isinstance(source.op, Dot) and any(v not in fixed for v in source.inputs):
+            if source is not None and source.op.total(axis.name) and any(v not in fixed for v in source.inputs):
                 a, b = source.inputs
                 products.setdefault(i, []).append((source.op, a, b))
             else:
@@ -103,7 +98,7 @@ def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | Non
             contributions[inputs[i]] = rest
             sums[i] = settled(inputs[i], inputs[i].type)
     # Operands of products that are not operands of the scan already.
-    sliced = {inputs[i]: node.inputs[i] for i in range(op.states, first_shared)}
+    sliced = {inputs[i]: node.inputs[i] for i in range(count, first_shared)}
     shared = {inputs[i]: node.inputs[i] for i in range(first_shared, len(inputs))}
     leaving = [
         v for pairs in products.values() for _, *pair in pairs for v in pair if v not in sliced and v not in shared
@@ -111,8 +106,8 @@ def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | Non
     leaving = list(dict.fromkeys(leaving))
 
     before = [
-        build.apply(StatesBefore(axis.name, op.backward), node.inputs[i], node.outputs[op.states + i])
-        for i in range(op.states)
+        build.apply(make("states_before", axis.name, backward), node.inputs[i], node.outputs[count + i])
+        for i in range(count)
     ]
     arranged_before = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in enumerate(before)]
     direct_outer = []
@@ -120,32 +115,34 @@ def scan_gradients(op: Scan, build: Builder, node: Node, d: Sequence[Value | Non
         cotangent_of = given[i]
         assert cotangent_of is not None
         direct_outer.append(arranged(build, cotangent_of, (axis.name, *inputs[i].type.names)))
-    slices_in = [*inputs[: op.states], *direct.values(), *inputs[op.states : first_shared]]
-    slices_out = [*arranged_before, *direct_outer, *node.inputs[op.states : first_shared]]
-    body = body_of(
+    slices_in = [*inputs[:count], *direct.values(), *inputs[count:first_shared]]
+    slices_out = [*arranged_before, *direct_outer, *node.inputs[count:first_shared]]
+    loop_body = body_of(
         inner.nodes,
         [*through.values(), *slices_in, *inputs[first_shared:]],
         [*next_states, *to_sliced.values(), *leaving, *sums.values()],
     )
     first = len(states)
-    loop = Scan(
+    stacked = len(to_sliced) + len(leaving)
+    loop = make(
+        "scan",
         axis,
-        body,
+        loop_body,
         first,
         len(slices_in),
-        len(to_sliced) + len(leaving),
+        stacked,
         initial=False,
-        backward=not op.backward,
-        linear=tuple(range(op.states, op.states + len(direct))),
+        backward=not backward,
+        linear=tuple(range(count, count + len(direct))),
     )
     results = build.apply_all(loop, *slices_out, *node.inputs[first_shared:])
-    last, stacked, summed = results[:first], results[first : first + loop.stacked], results[first + loop.stacked :]
+    last, slices_made, summed = results[:first], results[first : first + stacked], results[first + stacked :]
     found: list[Value | None] = [None] * len(node.inputs)
     for i, value in zip(states, last, strict=True):
         found[i] = value
-    for i, value in zip(to_sliced, stacked, strict=False):
+    for i, value in zip(to_sliced, slices_made, strict=False):
         found[i] = arranged(build, value, node.inputs[i].type.names)
-    outside = {**sliced, **shared, **dict(zip(leaving, stacked[len(to_sliced) :], strict=True))}
+    outside = {**sliced, **shared, **dict(zip(leaving, slices_made[len(to_sliced) :], strict=True))}
     for i, value in zip(sums, summed, strict=True):
         found[i] = cast(build, value, inputs[i].type.dtype)
     for i, pairs in products.items():
@@ -163,10 +160,11 @@ def _flowing(nodes: Sequence[Node], wanted: Sequence[Value]) -> set[Value]:
     return found
 
 
-def _product(build: Builder, product: Dot, axis: Axis, a: Value, b: Value) -> Value:
+def _product(build: Builder, product: Op, axis: Axis, a: Value, b: Value) -> Value:
     """The product of all positions, summed over them."""
-    if a.type.has(axis.name) and b.type.has(axis.name):
-        return build.apply(Dot((axis.name, *product.over)), a, b)
+    whole = product.total(axis.name)
+    if whole is not None and a.type.has(axis.name) and b.type.has(axis.name):
+        return build.apply(whole, a, b)
     a, b = (total(build, x, (axis.name,), x.type.dtype) if x.type.has(axis.name) else x for x in (a, b))
     return build.apply(product, a, b)
 

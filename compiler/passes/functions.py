@@ -13,6 +13,7 @@ from attrs import frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
+from partita.compiler.ops.convolution import Conv, Patches
 from partita.compiler.ops.linear_scan import LinearScan
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
@@ -323,3 +324,28 @@ def _slice(site: Site) -> Value:
     o = site.options
     into = site.type.axis(o["into"])
     return site.build.apply(Slice(o["axis"], into, o["start"]), *site.operands, name=site.name)
+
+
+def _sliding(site: Site, sized: Type) -> dict[str, Any]:
+    """The fields of operations with windows, whose axes are those of `sized`."""
+    o, image = site.options, site.operands[0].type
+    return {
+        "axes": tuple(image.axis(name) for name in o["axes"]),
+        "into": tuple(site.type.axis(name) for name in o["into"]),
+        "size": tuple(sized.axis(name) for name in o["size"]),
+        **{name: o[name] for name in ("stride", "padding", "dilation")},
+    }
+
+
+@lowering("patches")
+def _patches(site: Site) -> Value:
+    outside = any(map(any, site.options["padding"]))
+    op = Patches(**_sliding(site, site.type), fill=site.options["fill"] if outside else 0.0)
+    return site.build.apply(op, *site.operands, name=site.name)
+
+
+@lowering("conv")
+def _conv(site: Site) -> Value:
+    image, kernel = unified(site.build, site.operands)
+    op = Conv(**_sliding(site, kernel.type), over=site.options["over"])
+    return site.build.apply(op, image, kernel, name=site.name)

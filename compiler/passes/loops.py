@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Node, Value
-from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.lookup import Gather
-from partita.compiler.ops.pointwise import Pointwise
-from partita.compiler.ops.position import Random
+from partita.compiler.ops.body import body_of
 from partita.compiler.ops.scan import Scan
-from partita.compiler.ops.scan_gradient import body_of
-from partita.compiler.ops.shape import Arrange, Expand
+from partita.compiler.ops.shape import Expand
 from partita.compiler.passes.guard import bounds, within
 from partita.dsl.diagnostic import refuse
 from partita.dsl.types import Axis
@@ -98,35 +94,18 @@ class Loop:
             build.nodes.append(node)
             self.literals[node.output] = node
             return True
-        if isinstance(node.op, Scan) or any(value in self.made for value in node.inputs):
+        inputs = [self._tensor(value) for value in node.inputs]
+        sliced = node.op.random or any(value.type.has(name) for value in inputs)
+        op = node.op.at_positions(self.axis) if sliced else node.op
+        if op is None or any(value in self.made for value in node.inputs):
             self.made.update(node.outputs)
             return False
-        inputs = [self._tensor(value) for value in node.inputs]
         build.at(node)
-        op = node.op
-        if isinstance(op, Random):
-            axes, whole = (self.axis, *op.axes), ((name, self.axis.size), *op.whole)
-            op = evolve(op, axes=axes, whole=whole)  # type: ignore[misc]
-        elif any(value.type.has(name) for value in inputs):
-            inputs = self._aligned(build, node, inputs)
-            if isinstance(op, Arrange):
-                op = Arrange((name, *op.order))
+        if inputs and sliced:
+            for i in node.op.lacking([value.type for value in inputs], name):
+                inputs[i] = build.apply(Expand((self.axis,)), inputs[i])
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(evolve(value, type=type) for value, type in zip(node.outputs, types, strict=True))
         build.nodes.append(evolve(node, op=op, inputs=tuple(inputs), outputs=outputs))
         self.tensors.update(zip(node.outputs, outputs, strict=True))
         return True
-
-    def _aligned(self, build: Builder, node: Node, inputs: list[Value]) -> list[Value]:
-        """The operands, with the axis in all of them where the operation needs it."""
-        if isinstance(node.op, Dot | Gather):
-            return inputs
-        if isinstance(node.op, Pointwise):
-            widest = max(range(len(inputs)), key=lambda i: len(node.inputs[i].type.axes))
-            if inputs[widest].type.has(self.axis.name):
-                return inputs
-            wide = build.apply(Expand((self.axis,)), inputs[widest])
-            return [wide if i == widest else value for i, value in enumerate(inputs)]
-        return [
-            value if value.type.has(self.axis.name) else build.apply(Expand((self.axis,)), value) for value in inputs
-        ]

@@ -44,9 +44,9 @@ from attrs import NOTHING
 from partita.compiler.graph import Accumulator, Gradient, Graph, Guard, Input, Node, Parameter, Phase, Scope, Value
 from partita.compiler.layout import REPLICATED, Layout
 from partita.compiler.ops import OPS
+from partita.compiler.ops.body import Body
 from partita.compiler.ops.op import Op, accumulation, attributes
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
-from partita.compiler.ops.scan import Body
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.dsl.types import Axis, Type

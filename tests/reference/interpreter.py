@@ -176,7 +176,16 @@ class Walk:
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
         over = step.options.get("over")
-        if step.function == "dot":
+        if step.function == "conv":
+            for x in operands:
+                reading = self.read(x)
+                if reading is not None:
+                    reading.decays = True
+            kernel = self.read(operands[1])
+            if kernel is not None:
+                summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
+                kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
+        elif step.function == "dot":
             for x in operands:
                 reading = self.read(x)
                 if reading is not None:
@@ -200,6 +209,17 @@ class Walk:
             return named.elementwise(named.POINTWISE[name], *operands)
         return getattr(self, f"_{name}")(step, path, o, *operands)
 
+    def _op(self, step, path, o, *operands: Named) -> Named:
+        """An operation of one's own: its forward, of tensors with their axes as they are declared."""
+        declared, renamed = self.model.operations[o["name"]], dict(o["renamed"])
+        scope: dict[str, Any] = {}
+        exec(declared.forward.source.text, scope)
+        given = [
+            x.ordered([renamed.get(name, name) for name in type.names]).data.clone()
+            for x, (_, type) in zip(operands, declared.operands, strict=True)
+        ]
+        return Named(scope[declared.forward.name](*given), step.type.names)
+
     def _dropout(self, step, path, o, x: Named) -> Named:
         key = f"{path}.{step.name or 'dropout'}.keep"
         if not self.training or not o["rate"]:
@@ -219,6 +239,14 @@ class Walk:
 
     def _dot(self, step, path, o, a: Named, b: Named) -> Named:
         return named.einsum(a, b, o["over"])
+
+    def _patches(self, step, path, o, x: Named) -> Named:
+        return named.patches(x, o, dict(zip(step.type.names, self.shape(step.type), strict=True)))
+
+    def _conv(self, step, path, o, image: Named, kernel: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        sizes |= {name: kernel.size(name) for name in o["size"]}
+        return named.einsum(named.patches(image, o, sizes), kernel, [*o["over"], *o["size"]])
 
     def _attend(self, step, path, o, q: Named, k: Named, v: Named, *rest: Named) -> Named:
         return named.attend(q, k, v, rest, o)

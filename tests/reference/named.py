@@ -226,6 +226,23 @@ def cut(x: Named, o: Mapping[str, Any], size: int) -> Named:
     return evolve(x, data=x.data.narrow(x.axes.index(o["axis"]), o["start"], size), axes=axes)
 
 
+def patches(x: Named, o: Mapping[str, Any], sizes: Mapping[str, int]) -> Named:
+    """Each window element by element, by its index in the image; one axis after the other."""
+    outside = torch.tensor(o.get("fill", 0)).to(x.data.dtype)
+    for i, (axis, into, size) in enumerate(zip(o["axes"], o["into"], o["size"], strict=True)):
+        here, end = x.axes.index(axis), len(x.axes)
+        start = torch.arange(sizes[into]) * o["stride"][i] - o["padding"][i][0]
+        index = start[:, None] + torch.arange(sizes[size]) * o["dilation"][i]
+        inside = (index >= 0) & (index < x.size(axis))
+        taken = x.data.index_select(here, index.clamp(0, x.size(axis) - 1).flatten())
+        taken = taken.unflatten(here, tuple(index.shape)).movedim(here + 1, end)
+        seen = inside.view([index.shape[0] if j == here else index.shape[1] if j == end else 1 for j in range(end + 1)])
+        x = Named(
+            torch.where(seen, taken, outside), (*x.axes[:here], f"new {into}", *x.axes[here + 1 :], f"new {size}")
+        )
+    return evolve(x, axes=tuple(name.removeprefix("new ") for name in x.axes))
+
+
 POINTWISE: dict[str, Callable[..., Tensor]] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
@@ -238,6 +255,9 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
     "greater_equal": lambda a, b: a >= b,
     "equal": lambda a, b: a == b,
     "not_equal": lambda a, b: a != b,
+    "logical_and": lambda a, b: a & b,
+    "logical_or": lambda a, b: a | b,
+    "logical_not": lambda a: ~a,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "where": torch.where,

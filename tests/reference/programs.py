@@ -73,6 +73,54 @@ SCHEDULES = {
 SLOT = re.compile("\1(\\w+)\2")
 
 
+# Functions of operations of one's own, along the last axis of their first operand.
+OWN = """\
+import torch
+
+
+def weighted(x, w):
+    return torch.softmax(x, -1) * w
+
+
+def weighted_backward(d, x, w):
+    p, g = torch.softmax(x, -1), d * w
+    return p * (g - (p * g).sum(-1, keepdim=True)), (d * p).reshape(-1, w.shape[0]).sum(0)
+
+
+def product(x, w):
+    return torch.matmul(x, w) * 0.5
+
+
+def product_backward(d, x, w):
+    rows = x.reshape(-1, x.shape[-1])
+    return torch.matmul(d, w.t()) * 0.5, torch.matmul(rows.t(), d.reshape(-1, d.shape[-1])) * 0.5
+
+
+def running(x):
+    return x.cumsum(-1) * 0.5
+
+
+def running_backward(d, x):
+    return d.flip(-1).cumsum(-1).flip(-1) * 0.5
+
+
+def counted(x, ids):
+    return torch.tanh(x * (ids + 1).to(x.dtype))
+
+
+def counted_backward(d, x, ids):
+    n = (ids + 1).to(x.dtype)
+    return d * n * (1 - torch.tanh(x * n).square())
+"""
+# For each: what its second operand is, in which operands it is linear, and whether it can be split along the last axis.
+OWN_FUNCTIONS = {
+    "weighted": ("row", ("w",), False),
+    "product": ("matrix", ("x", "w"), False),
+    "running": ("", ("x",), False),
+    "counted": ("ids", (), True),
+}
+
+
 @frozen
 class Expression:
     """A text of the language, with its type. `alone`: made of inputs, samples and numbers only."""
@@ -141,6 +189,7 @@ class Maker:
     sizes: dict[str, int] = field(factory=dict)
     lines: list[str] = field(factory=list)
     blocks: list[Block] = field(factory=list)
+    operations: dict[str, str] = field(factory=dict)  # those of one's own, by name
     limits: dict[str, str] = field(factory=dict)
     declared: dict[str, frozenset[str]] = field(factory=dict)  # all parameters, with their axes
     repeats: dict[str, int] = field(factory=dict)  # of the model itself, with their iterations
@@ -284,6 +333,13 @@ class Maker:
             other = self.boolean(depth - 1) if depth > 0 else found
             if other.axes <= found.axes:
                 return self._made(f"({found} {self.one(('==', '!='))} {other})", found.axes, found, other, dtype="bool")
+        if depth > 0 and self.chance(20):
+            x = self.boolean(depth - 1)
+            y = self.boolean(depth - 1)
+            if not (x.axes <= y.axes or y.axes <= x.axes):
+                return self._made(f"(not {x})", x.axes, x, dtype="bool")
+            pair = f" {self.one(('and', 'or'))} {self.one(('', 'not '))}".join(self.shuffled([str(x), str(y)]))
+            return self._made(f"({pair})", x.axes | y.axes, x, y, dtype="bool")
         if self.chance(35):
             x = self.integer(depth)
             sign = self.one(("<", "<=", ">", ">=", "==", "!="))
@@ -346,6 +402,84 @@ class Maker:
             return None
         pair = self.shuffled([str(a), str(b)])
         return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
+
+    def windows(self, x: Expression, most: int) -> tuple[dict[str, str], str] | None:
+        """How windows slide along some axes of a tensor: its positions' axes by its own, and the arguments."""
+        found: dict[str, str] = {}
+        size = self.shuffled({"window", "pane"} - x.axes)
+        steps, ends, spreads = [], [], []
+        for axis in self.some(x.axes - {"batch"}, 1, min(most, len(size))):
+            taken = {*x.axes, *found.values(), *size} - {axis}
+            ways = [
+                (into, step, (before, after), spread)
+                for step in (1, 2, 3)
+                for spread in (1, 2)
+                for before in (0, 1, 2)
+                for after in (before, *(each for each in (0, 1) if self.chance(30)))
+                if (room := self.sizes[axis] + before + after - spread * (self.sizes[size[len(found)]] - 1) - 1) >= 0
+                for into in sorted(self.sizes)
+                if into not in taken and into != "batch" and self.sizes[into] == room // step + 1
+            ]
+            if not ways:
+                return None
+            found[axis], step, end, spread = self.one(ways)
+            steps.append(step), ends.append(end), spreads.append(spread)
+        if not found:
+            return None
+
+        def listed(name: str, values: list[int], usual: int) -> str:
+            if len(set(values)) == 1 and self.chance(70):
+                return "" if values[0] == usual and self.chance(70) else f", {name} = {values[0]}"
+            return f", {name} = [{', '.join(map(str, values))}]"
+
+        if all(before == after for before, after in ends):
+            padding = listed("padding", [before for before, _ in ends], 0)
+        else:
+            padding = f", padding = [{', '.join(f'[{before}, {after}]' for before, after in ends)}]"
+        brackets = len(found) > 1 or self.chance(30)
+        sides = [f"[{', '.join(side)}]" if brackets else next(iter(side)) for side in (found, found.values())]
+        own = size[: len(found)]
+        arguments = f"{' -> '.join(sides)}, size = [{', '.join(own)}]"
+        return found, arguments + listed("stride", steps, 1) + padding + listed("dilation", spreads, 1)
+
+    def _patches(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        axes = x.axes - found.keys() | {*found.values()} | own
+        if not self.fits(axes):
+            return None
+        fill = self.one(("", "", ", fill = -10", ", fill = 0.5"))
+        made = evolve(x, text=f"patches({x}, {arguments}{fill})", axes=axes)
+        if self.chance(30):
+            return made
+        return self.reduction(self.one(("max", "mean", "sum", "min")), made, own)
+
+    def _conv(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        left = x.axes - found.keys() - own
+        over = frozenset(self.some(left - {"batch"}, 0, 2))
+        groups = frozenset(self.some(left - over, 0, 1)) if self.chance(40) else frozenset()
+        filters = frozenset(self.some(self.others(x.axes, found.values(), own), 0, 2))
+        if not self.fits(x.axes | own) or not self.fits(own | over | groups | filters):
+            return None
+        if "batch" in groups:
+            kernel = self.widened(self.within(self.expression(depth), groups), own | over | groups)
+            filters = frozenset()
+        else:
+            kernel = self.parameter(own | over | groups | filters)
+        for name, axes in (("over", over), ("groups", groups)):
+            arguments += f", {name} = {self.listed(axes)}" if axes else ""
+        axes = left - over | {*found.values()} | filters
+        return self._made(f"(conv({x}, {kernel}, {arguments}) * 0.5)", axes, x, kernel)
 
     def reduction(self, function: str, x: Expression, over: frozenset[str]) -> Expression:
         written = (
@@ -498,6 +632,45 @@ class Maker:
         if self.chance(20):
             arguments.append("scale = 0.3")
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
+
+    def _own(self, depth: int) -> Expression | None:
+        """An operation of one's own, declared for it."""
+        x = self.expression(depth)
+        function = self.one(sorted(OWN_FUNCTIONS))
+        second, linear, last = OWN_FUNCTIONS[function]
+        over = self.some(x.axes - {"batch"} if second else self.reducible(x), 1, 1)
+        if not over:
+            return None
+        axes = [*self.shuffled(x.axes - {*over}), *over]
+        result, parts, inputs = axes, [x], [f"x: [{', '.join(axes)}]"]
+        if second == "row":
+            parts.append(self.parameter(frozenset(over)))
+            inputs.append(f"w: [{over[0]}]")
+        elif second == "matrix":
+            into = self.some(self.others(x.axes), 1, 1)
+            if not into:
+                return None
+            result = [*axes[:-1], *into]
+            parts.append(self.parameter(frozenset((*over, *into))))
+            inputs.append(f"w: [{over[0]}, {into[0]}]")
+        elif second == "ids":
+            ids = self.integer(depth)
+            if not ids.axes <= x.axes:
+                return None
+            parts.append(self.widened(evolve(ids, text=f"minimum(abs({ids}), 2)"), x.axes))
+            inputs.append(f"ids: i64[{', '.join(axes)}]")
+        splits = [name for name in result if name in axes or second == "matrix"]
+        splits = [name for name in splits if last or name != over[0]]
+        chosen = [name for name in splits if name == "batch" or self.chance(60)]
+        name = self.fresh("own")
+        lines = [f'  forward = python("own.py", "{function}")']
+        lines += [f'  backward = python("own.py", "{function}_backward")'] if self.chance(60) else []
+        lines += [f"  split = [{', '.join(self.shuffled(chosen))}]"] if chosen else []
+        lines += [f"  linear = [{', '.join(linear)}]"] if linear and self.chance(70) else []
+        lines += ["  flops = 2 * size(batch)"] if self.chance(30) else []
+        header = f"op {name}({', '.join(inputs)}) -> [{', '.join(result)}] {{"
+        self.operations[name] = "\n".join([header, *self.shuffled(lines), "}"])
+        return self._made(f"{name}({', '.join(map(str, parts))})", result, *parts)
 
     def _call(self, depth: int) -> Expression | None:
         fitting = [block for block in self.blocks if block.results == 1 and self.callable(block)]
@@ -721,6 +894,8 @@ class Maker:
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
             text = "\n".join([header, *self.lines, "}"])
         called = [block.mentions for block in self.blocks if f"{block.name}(" in text]
+        declared = "\n".join(own for name, own in self.operations.items() if f"{name}(" in text)
+        called.append(frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", declared)))
         mentions = frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", text)).union(*called)
         self.blocks.append(Block(name, axes, len(results), ids, limit, mentions))
         return text
@@ -742,6 +917,8 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "window": self.one((1, 2, 2, 3)),
+            "pane": self.one((1, 2, 3, 3)),
         }
         return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
 
@@ -963,6 +1140,7 @@ class Maker:
         text = "\n".join(
             [
                 axes,
+                *(own for name, own in self.operations.items() if f"{name}(" in "\n".join([*blocks, model])),
                 *blocks,
                 model,
                 f"mesh ranks({', '.join(f'{name} = {size}' for name, size in mesh.items())})",
@@ -991,4 +1169,5 @@ KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
+    *("patches", "patches", "conv", "conv", "own"),
 )

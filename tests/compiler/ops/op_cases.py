@@ -9,6 +9,9 @@ from attrs import frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.body import body_of
+from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, ScatterAdd
@@ -19,14 +22,13 @@ from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, p
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
-from partita.compiler.ops.scan_gradient import body_of
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
-A, B, C, D, E = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6)
+A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
 M, S, T, V, Z = Axis("m", 36), Axis("s", 12), Axis("t", 6), Axis("v", 12), Axis("z", 12)
 
 
@@ -81,6 +83,9 @@ def _pointwise() -> list[Case]:
         last = not name.endswith("_gradient") and FUNCTIONS[name].derivative is not None
         if name == "where":
             shapes = [(bools(A), f(A, B), f(B)), (bools(A, B), f(), f(A, B))]
+        elif name.startswith("logical"):
+            pair = [(bools(A, B, C), bools(C, A)), (bools(B), bools(A, B)), (bools(A, B), bools(A, B))]
+            shapes = [(bools(A, B),)] if name == "logical_not" else pair
         elif "{2}" in FUNCTIONS[name].text:
             shapes = [(f(A, B, C), f(A, B, C), f(A, B, C)), (f(A, B, C), f(B), f(C)), (f(B), f(), f(A, B))]
         elif "{1}" in FUNCTIONS[name].text:
@@ -109,6 +114,18 @@ FORWARD, LINEAR = _scan()
 ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
     "t", "d", causal, 0.7, mask, bias, **more
 )
+
+# Windows of six elements: that overlap and begin outside; that lie apart; along two axes.
+OVERLAPPING = {"axes": (V,), "into": (V,), "size": (D,), "stride": (1,), "padding": ((2, 3),), "dilation": (1,)}
+APART = {"axes": (M,), "into": (T,), "size": (D,), "stride": (6,), "padding": ((0, 0),), "dilation": (1,)}
+TWO = {
+    "axes": (V, Z),
+    "into": (T, E),
+    "size": (D, F),
+    "stride": (2, 2),
+    "padding": ((2, 2), (5, 5)),
+    "dilation": (1, 2),
+}
 
 CASES: list[Case] = [
     *_pointwise(),
@@ -164,6 +181,41 @@ CASES: list[Case] = [
         "layer_norm_gradient",
         LayerNormGradient(("b", "c")),
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
+        differentiable=False,
+    ),
+    Case("patches", Patches(**OVERLAPPING), (f(A, V, C),)),
+    Case("patches-apart", Patches(**APART), (f(A, M),)),
+    Case("patches-two", Patches(**TWO, fill=0.5), (f(C, V, Z),)),
+    Case("fold", Fold(**OVERLAPPING), (f(A, V, C, D),)),
+    Case("fold-apart", Fold(**APART), (f(A, T, D),)),
+    Case("fold-two", Fold(**TWO), (f(T, E, C, D, F),)),
+    Case("conv", Conv(**OVERLAPPING, over=("b",)), (f(A, B, V), f(D, B, C))),
+    Case("conv-apart", Conv(**APART, over=("b",)), (f(A, B, M), f(D, B, C))),
+    Case("conv-groups", Conv(**OVERLAPPING, over=("e",)), (f(A, B, E, V), f(D, B, E, C))),
+    Case("conv-channels-apart", Conv(**OVERLAPPING, over=()), (f(A, B, V), f(D, B))),
+    Case("conv-two", Conv(**TWO, over=("b",)), (f(B, V, Z), f(D, F, B, C))),
+    Case(
+        "conv_image_gradient",
+        ConvImageGradient(**OVERLAPPING, over=("e",), image=(B, A, V, E)),
+        (f(A, B, C, V), f(D, B, E, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_image_gradient-apart",
+        ConvImageGradient(**APART, over=("b",), image=(A, B, M)),
+        (f(A, C, T), f(D, B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient",
+        ConvKernelGradient(**OVERLAPPING, over=("e",), of=(D, B, E, C)),
+        (f(A, B, E, V), f(A, B, C, V)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient-apart",
+        ConvKernelGradient(**APART, over=("b",), of=(C, D, B)),
+        (f(A, B, M), f(A, C, T)),
         differentiable=False,
     ),
     Case("attend", ATTEND(), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
@@ -256,6 +308,17 @@ CASES: list[Case] = [
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
+    *(
+        Case(name, Custom(name, (("a", "b"), ("b",)), f(A, B), ("a",), (1,)), (f(A, B), f(B)))
+        for name in ("weighted", "by_autograd")
+    ),
+    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), f(A, B), ("a", "b"), (0,)), (f(A, B), i(A))),
+    Case(
+        "custom_gradient",
+        CustomGradient("weighted", (("a", "b"), ("b",)), ("a", "b"), ("a",)),
+        (f(A, B), f(A, B), f(B)),
+        differentiable=False,
+    ),
     Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),

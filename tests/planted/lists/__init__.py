@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.planted.lists import (
     checkpoints,
+    convolution,
     data,
     gradients,
     initial,
@@ -24,6 +25,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "orders": orders.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
+    "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
     "recurrences": recurrences.MISTAKES,
