@@ -260,7 +260,7 @@ def applications(body: Body) -> Iterator[Apply]:
         for step in stack.pop().steps:
             if isinstance(step, Apply):
                 yield step
-            elif isinstance(step, CallBlock | Repeat) and id(step.body) not in seen:
+            elif isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
                 seen.add(id(step.body))
                 stack.append(step.body)
 

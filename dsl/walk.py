@@ -41,6 +41,15 @@ def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expres
                 yield from expressions_in(statement.body)
 
 
+def scanned_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
+    """The axes of scans."""
+    for statement in statements:
+        if isinstance(statement, tree.Scan):
+            yield statement.axis
+        if isinstance(statement, tree.Repeat | tree.Scan):
+            yield from scanned_in(statement.body)
+
+
 def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expression]:
     """The expressions and all their subexpressions, in source order."""
     stack = list(reversed(expressions))

@@ -143,11 +143,4 @@ MISTAKES = [
         "sums = [x for _, x in zip(sums, terms, strict=True)]",
         f"{FILE}[recurrences]",
     ),
-    Planted(
-        "split-states-taken-for-whole-ones",
-        "compiler/ops/body.py",
-        "if state not in (None, SUM, axis) or (type.has(axis) and state != axis):",
-        "if state not in (None, SUM, axis):",
-        f"{WAYS}",
-    ),
 ]
