@@ -145,6 +145,8 @@ SCHEDULES: Registry[Signature] = Registry(
         "zb_h1",
         "zb_h2",
         "zb_v",
+        "v_half",
+        "v_min",
         "dualpipe_v",
         "auto",
         "policy",
@@ -230,6 +232,26 @@ INITIAL = _table(
     Signature("kaiming"),
 )
 SAMPLED = _table(*RANDOM)
+
+# ---------------------------------------------------------------- rotary positions
+
+_FACTOR, _ORIGINAL = Setting("factor", Number(minimum=1)), Setting("original", COUNT)
+
+# How `rope` stretches its wavelengths for sequences longer than the `original` ones.
+ROPE_SCALINGS = _table(
+    Signature("llama3", (_FACTOR, _ORIGINAL, Setting("low", POSITIVE, 1.0), Setting("high", POSITIVE, 4.0))),
+    Signature(
+        "yarn",
+        (
+            _FACTOR,
+            _ORIGINAL,
+            Setting("fast", POSITIVE, 32.0),
+            Setting("slow", POSITIVE, 1.0),
+            Setting("attention", POSITIVE, None),
+            Setting("truncate", Flag(), True),
+        ),
+    ),
+)
 
 # ---------------------------------------------------------------- mesh
 

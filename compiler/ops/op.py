@@ -116,6 +116,11 @@ class Op:
         return ()
 
     @property
+    def evaluated(self) -> Op | None:
+        """The operation that an evaluation has in its place; None if it has none."""
+        return None if self.random else self
+
+    @property
     def accumulator(self) -> str | None:
         """The name of the accumulator to which it adds its operand."""
         return None
@@ -126,9 +131,18 @@ class Op:
         return False
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers itself, rather than taking some."""
+        return False
+
+    @property
     def reads_context(self) -> bool:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
+
+    def unfused(self, gpu: bool) -> tuple[str, ...]:
+        """Its options that no fused kernel has, so that it materializes what that would not."""
+        return ()
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The position of the operand that holds indices, and the axis that they index. An operation with such an

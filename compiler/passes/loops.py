@@ -57,6 +57,10 @@ class Loop:
         self.made.update(states)
         inside = [node for node in nodes if not self._moved(build, node)]
         self._check_lookups(inside)
+        for node in inside:
+            if node.op.draws:
+                message = f"`{node.op.label}` draws random numbers, and depends on what the scan carries"
+                raise refuse("E0401", message, node.span, help="`dropout(x, rate)` may depend on it")
         read = dict.fromkeys([value for node in inside for value in node.inputs] + list(made))
         given = [value for value in read if value not in self.made and value not in self.literals]
         sliced = [value for value in given if self._tensor(value).type.has(self.axis.name)]
@@ -95,7 +99,7 @@ class Loop:
             self.literals[node.output] = node
             return True
         inputs = [self._tensor(value) for value in node.inputs]
-        sliced = node.op.random or any(value.type.has(name) for value in inputs)
+        sliced = node.op.draws or any(value.type.has(name) for value in inputs)
         op = node.op.at_positions(self.axis) if sliced else node.op
         if op is None or any(value in self.made for value in node.inputs):
             self.made.update(node.outputs)

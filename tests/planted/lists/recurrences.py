@@ -132,7 +132,7 @@ MISTAKES = [
     Planted(
         "one-mask-for-all-positions",
         "compiler/passes/loops.py",
-        "sliced = node.op.random or any(",
+        "sliced = node.op.draws or any(",
         "sliced = any(",
         f"{FILE}[recurrences]",
     ),
