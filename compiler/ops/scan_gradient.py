@@ -39,13 +39,13 @@ def scan_gradients(
     `slices`.
     """
     assert not any(d[:count]), node
-    given = list(d[count : 2 * count])
     states = [i for i in range(count) if body.inputs[i].is_float]
     inner = build.fresh()
     inputs, values = _replayed(body, inner)
     # The cotangent of a state: of its value at this position, and through the position that follows.
     through = {i: inner.value(f"through {i}", inputs[i].type) for i in states}
-    direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in states if given[i] is not None}
+    given = {i: value for i, value in enumerate(d[count : 2 * count]) if value is not None}
+    direct = {i: inner.value(f"direct {i}", inputs[i].type) for i in given}
     contributions: dict[Value, list[Value]] = {}
     for i in states:
         whole = pointwise(inner, "add", through[i], direct[i]) if i in direct else through[i]
@@ -110,11 +110,7 @@ def scan_gradients(
         for i in range(count)
     ]
     arranged_before = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in enumerate(before)]
-    direct_outer = []
-    for i in direct:
-        cotangent_of = given[i]
-        assert cotangent_of is not None
-        direct_outer.append(arranged(build, cotangent_of, (axis.name, *inputs[i].type.names)))
+    direct_outer = [arranged(build, value, (axis.name, *inputs[i].type.names)) for i, value in given.items()]
     slices_in = [*inputs[:count], *direct.values(), *inputs[count:first_shared]]
     slices_out = [*arranged_before, *direct_outer, *node.inputs[count:first_shared]]
     loop_body = body_of(
