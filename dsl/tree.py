@@ -189,6 +189,16 @@ class Param:
 
 
 @frozen
+class Buffer:
+    """`buffer names: type ~ initial`."""
+
+    names: tuple[Name, ...]
+    type: TensorType
+    initial: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Sample:
     """`sample name: type ~ distribution`."""
 
@@ -228,6 +238,15 @@ class Scan:
 
 
 @frozen
+class Update:
+    """`update name = value`."""
+
+    name: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Loss:
     """`loss value`."""
 
@@ -244,7 +263,16 @@ class Metric:
     span: Span = field(eq=False, repr=False)
 
 
-Statement: TypeAlias = Param | Sample | Let | Repeat | Scan | Loss | Metric
+@frozen
+class Output:
+    """`output name = value`."""
+
+    name: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Scan | Update | Loss | Metric | Output
 
 
 @frozen
