@@ -323,6 +323,11 @@ def _iota(site: Site) -> Value:
     return site.build.apply(Iota(axis), name=site.name)
 
 
+@lowering("zeros", "zeros_like")
+def _zeros(site: Site) -> Value:
+    return site.build.apply(Expand(site.type.axes), constant(site.build, 0, site.type), name=site.name)
+
+
 @lowering("expand")
 def _expand(site: Site) -> Value:
     (x,) = site.operands
