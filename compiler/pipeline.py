@@ -35,6 +35,7 @@ from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
+from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
@@ -237,7 +238,8 @@ def _shard(state: Microbatched) -> Sharded:
     gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     sharded = shard(state.step, defaults, Resharding(state.mesh), portable_values(state.step), hoist)
-    warnings = (*state.warnings, *defaults.warnings(), *(_unfused(state) if state.training else ()))
+    undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
+    warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
 
 
