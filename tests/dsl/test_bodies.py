@@ -160,6 +160,8 @@ CASES = [
     ("binary_cross_entropy(x, x)", "f32", {}),
     ("linear_scan(0.5, s, over = seq)", "f32 seq embed", {"over": "seq", "backward": False}),
     ("linear_scan(s, 1, over = seq, backward = true)", "f32 seq embed", {"over": "seq", "backward": True}),
+    ("zeros([seq, batch])", "f32 seq batch", {}),
+    ("zeros_like(x)", "f32 batch embed", {}),
     ("shift(ids, over = batch)", "i64 batch", {"over": "batch", "by": 1}),
     ("shift(x, over = embed, by = -2)", "f32 batch embed", {"over": "embed", "by": -2}),
     ("gelu(x)", "f32 batch embed", {}),
@@ -234,6 +236,7 @@ def test_every_function_has_a_case_or_an_operator():
     tested = {expression.split("(")[0] for expression, *_ in CASES}
     others = "add subtract multiply divide negate attend relu silu sigmoid tanh exp log sqrt rsqrt abs minimum max min"
     others += " logical_and logical_or logical_not sin cos erf softplus log_sigmoid floor round training"
+    others += " top_k routed_dot dispatch combine dropped load"  # in test_routing.py
     others += " less less_equal greater greater_equal equal not_equal"
     assert set(FUNCTIONS) <= tested | set(others.split())
 

@@ -8,7 +8,7 @@ integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Walk:
     readings: dict[str, Reading] = field(factory=dict)
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
+    position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -95,10 +96,34 @@ class Walk:
                         made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
+                case spec.Scan():
+                    add(self.scanned(step, path, values))
         for each in body.updates:
             name, axes = values[each.buffer].source, values[each.buffer].axes
             self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
+
+    def scanned(self, step: spec.Scan, path: str, values: Sequence[Named]) -> list[Named]:
+        """One position after the other; what is drawn is drawn for all positions, and each takes its own."""
+        axis = step.axis.name
+        count = self.sizes.get(axis, step.axis.size)
+        carried = [self.operand(each, values) for each in step.carried]
+        captured = [values[index] for index in step.captured]
+        found: list[list[Named]] = []
+        outer, drawn_before = self.position, dict(self.drawn)
+        for t in reversed(range(count)) if step.backward else range(count):
+            self.position = (*outer, (axis, t, count))
+            self.drawn = dict(drawn_before)
+            seen = [x.at(axis, t) if axis in x.axes else x for x in captured]
+            given = [x.ordered(type.names) for x, type in zip([*carried, *seen], step.body.types, strict=False)]
+            carried = self.results(step.body, self.body(step.body, path, given))
+            found.append(carried)
+        self.position = outer
+        columns = zip(*(found[::-1] if step.backward else found), strict=True)
+        return [
+            Named(torch.stack([x.ordered(column[0].axes).data for x in column]), (axis, *column[0].axes))
+            for column in columns
+        ]
 
     def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
         return [self.operand(each, values) for each in body.results]
@@ -123,9 +148,17 @@ class Walk:
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
-        shape = self.shape(step.type)
+        shape = (*self.positions(), *self.shape(step.type))
         data = drawn.sample(step.distribution.name, argument, self.seed, self.step, path, shape)
-        return Named(data, step.type.names)
+        return Named(self.here(data), step.type.names)
+
+    def positions(self) -> tuple[int, ...]:
+        """The sizes of the axes that are scanned around, the outermost first."""
+        return tuple(size for _, _, size in self.position)
+
+    def here(self, data: Tensor) -> Tensor:
+        """What was drawn for all positions, at this one."""
+        return data[tuple(t for _, t, _ in self.position)]
 
     def read(self, x: Named) -> Reading | None:
         return self.readings.get(x.source) if x.source else None
@@ -171,6 +204,22 @@ class Walk:
                 table.decays = True
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
+        elif step.function == "routed_dot":
+            x, w, ids = map(self.read, operands)
+            count = operands[1].size(step.options["along"])
+            for reading, value, each in ((x, operands[0], 1), (w, operands[1], count)):
+                if reading is not None:
+                    summed = prod(value.size(name) for name in over)
+                    reading.fans = reading.fans or (summed, value.data.numel() // summed // each)
+                    reading.decays = True
+            if ids is not None:
+                ids.limits.append(count)
+        elif step.function in ("dispatch", "combine", "load"):
+            ids = self.read(operands[0 if step.function == "load" else 1])
+            if ids is not None:
+                sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+                axis = step.options.get("experts", step.type.names[-1])
+                ids.limits.append(sizes[axis] if axis in sizes else operands[0].size(axis))
         elif step.function in ("gather", "one_hot"):
             table = self.read(operands[0]) if step.function == "gather" else None
             if table is not None:
@@ -215,7 +264,8 @@ class Walk:
         """What a dropout keeps."""
         key = f"{name}.keep"
         count = self.drawn[key] = self.drawn.get(key, 0) + 1
-        return drawn.kept(rate, self.seed, self.step, key if count == 1 else f"{key}~{count}", shape)
+        whole = (*self.positions(), *shape)
+        return self.here(drawn.kept(rate, self.seed, self.step, key if count == 1 else f"{key}~{count}", whole))
 
     def _cast(self, step, path, o, x: Named) -> Named:
         dtype = step.type.dtype
@@ -249,6 +299,33 @@ class Walk:
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
 
+    def _top_k(self, step, path, o, x: Named) -> Named:
+        count = self.shape(step.type)[step.type.names.index(o["into"])]
+        found, close = named.chosen(x, o["over"], o["into"], count)
+        if close:
+            self.largest = inf  # rounding decides what is computed
+        return found
+
+    def _routed_dot(self, step, path, o, x: Named, w: Named, ids: Named) -> Named:
+        return named.routed_dot(x, w, ids, o)
+
+    def _slot_index(self, step, path, o, ids: Named) -> Named:
+        return named.slot_index(ids, o["order"])
+
+    def _dispatch(self, step, path, o, x: Named, ids: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        places = named.places(ids, o, (sizes[o["experts"]], sizes[o["slots"]]))
+        return named.einsum(x, places, o["order"])
+
+    def _combine(self, step, path, o, y: Named, ids: Named, weight: Named) -> Named:
+        places = named.places(ids, o, (y.size(o["experts"]), y.size(o["slots"])))
+        weighted = named.elementwise(lambda a, b: a * b, places, weight)
+        return named.einsum(y, weighted, (*o["order"][:-1], o["experts"], o["slots"]))
+
+    def _load(self, step, path, o, ids: Named) -> Named:
+        into, size = step.type.names[-1], self.shape(step.type)[-1]
+        return named.total(named.one_hot(ids, into, size), o["over"])
+
     def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
         return named.picked(x, ids, o["along"])
 
@@ -263,6 +340,11 @@ class Walk:
 
     def _rope(self, step, path, o, x: Named) -> Named:
         return named.rope(x, o)
+
+    def _zeros(self, step, path, o, *like: Named) -> Named:
+        return Named(torch.zeros(self.shape(step.type), dtype=torch.float64), step.type.names)
+
+    _zeros_like = _zeros
 
     def _iota(self, step, path, o) -> Named:
         (size,) = self.shape(step.type)

@@ -202,6 +202,8 @@ class Maker:
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
     planted: bool = False  # whether a step is made bad
+    scanning: int = 0  # how deep in scans, which update no buffers
+    updating: set[str] = field(factory=set)  # blocks that do
 
     # ------------------------------------------------------------ choices
 
@@ -236,7 +238,8 @@ class Maker:
         return f"{'' if dtype == 'f32' else dtype}[{', '.join(self.shuffled(axes))}]"
 
     def fits(self, axes) -> bool:
-        return len(axes) <= MOST_AXES and self.elements(axes) <= MOST_ELEMENTS
+        # In a scan, its axis is none.
+        return len(axes) <= MOST_AXES and set(axes) <= set(self.sizes) and self.elements(axes) <= MOST_ELEMENTS
 
     def elements(self, axes) -> int:
         return prod(self.sizes[name] for name in axes)
@@ -537,7 +540,7 @@ class Maker:
         if ids is None:
             return None
         over = self.limits[ids.text]
-        if over in ids.axes:
+        if over in ids.axes or over not in self.sizes:
             return None
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 2))))
         if self.chance(25):
@@ -552,6 +555,86 @@ class Maker:
         ids = f"minimum(maximum({x}, 0), size({over}) - 1)"
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
         return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
+
+    def chosen(self, depth: int, axes: frozenset[str]) -> tuple[Expression, Expression] | None:
+        """Weights and ids of some experts, for some or all of these axes."""
+        if axes & {"experts", "chosen"}:
+            return None
+        known = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and e.axes - {"chosen"} <= axes)
+        if known is not None and self.chance(30):
+            weights = self.named("f32", lambda e: e.axes <= known.axes) or self.parameter(frozenset())
+            return self.widened(weights, known.axes), known
+        scores = self.within(self.expression(depth), axes | {"experts"})
+        scores = self.widened(scores, scores.axes | {"experts"})
+        if not self.fits(scores.axes | {"chosen"}):
+            return None
+        # What is equal by chance, such as zeros, would be in an order that rounding decides.
+        apart = f"tanh({scores}) + 0.3719 * cast(iota(experts), f32)"
+        x = self.widened(self.expression(depth - 1), scores.axes) if self.chance(25) else None
+        by = f", by = {apart}" if x is not None and x.axes == scores.axes else ""
+        weight, ids = self.fresh("v"), self.fresh("v")
+        self.line(f"let {weight}, {ids} = top_k({x if by else apart}, experts -> chosen{by})")
+        made = scores.axes - {"experts"} | {"chosen"}
+        alone = scores.alone and (not by or x.alone)
+        self.body.scope[weight] = Expression(weight, "f32", made, alone)
+        self.body.scope[ids] = Expression(ids, "i64", made, scores.alone)
+        self.limits[ids] = "experts"
+        return self.body.scope[weight], self.body.scope[ids]
+
+    def _routed(self, depth: int) -> Expression | None:
+        """A product with the matrix that an id names."""
+        x = self.expression(depth)
+        found = self.chosen(depth - 1, x.axes)
+        if found is None:
+            return None
+        weight, ids = found
+        if self.chance(40) and "chosen" not in x.axes and self.fits(x.axes | ids.axes):
+            x = self.widened(x, x.axes | {"chosen"} & ids.axes)
+        over = frozenset(self.some(x.axes - ids.axes - {"batch"}, 1, 2))
+        if not over:
+            return None
+        taken = x.axes | ids.axes | {"experts"}
+        w = self.parameter(over | {"experts"} | frozenset(self.some(self.others(taken), 0, 2)))
+        if self.chance(15) and self.fits(w.axes | (x.axes & {"heads"})):
+            w = self.widened(w, w.axes | (x.axes & {"heads"}))
+        result = (x.axes - over) | ids.axes | (w.axes - over - {"experts"})
+        if not self.fits(result):
+            return None
+        text = f"(routed_dot({x}, {w}, {ids}, over = {self.listed(over)}, along = experts) * 0.5)"
+        made = self._made(text, result, x, w, ids)
+        if weight.axes <= result and "chosen" in result and self.chance(60):
+            made = self._made(f"sum({made} * {weight}, over = chosen)", result - {"chosen"}, made, weight)
+        return made
+
+    def _slotted(self, depth: int) -> Expression | None:
+        """Tokens in slots, something done to them there, and back."""
+        x = self.expression(depth)
+        over = [name for name in ("seq", "spot", "left") if name in x.axes]
+        if not over or x.axes & {"experts", "chosen", "slots"}:
+            return None
+        found = self.chosen(depth - 1, x.axes)
+        inside = x.axes - {over[0]} | {"experts", "slots"}
+        if found is None or over[0] not in found[1].axes or not self.fits(inside):
+            return None
+        weight, ids = found
+        arguments = f"{ids}, over = {over[0]}, into = [experts, slots]"
+        made = self._made(f"dispatch({x}, {arguments})", inside, x, ids)
+        if self.chance(60):
+            scale = self.parameter(frozenset(("experts", *self.some(inside - {"batch", "experts"}, 0, 1))))
+            made = self._made(f"({self.one(('tanh', 'silu', 'relu'))}({made}) * {scale})", inside, made, scale)
+        if self.chance(20):
+            return made
+        weight = weight if weight.axes <= ids.axes else self.parameter(frozenset())
+        text = f"combine({made}, {ids}, {weight}, over = {over[0]}, from = [experts, slots])"
+        return self._made(text, x.axes, made, weight)
+
+    def _load(self, depth: int) -> Expression | None:
+        ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and "experts" not in e.axes)
+        over = ids and self.some(self.reducible(ids), 1, 2)
+        if not over:
+            return None
+        counted = self._made("", (ids.axes - set(over)) | {"experts"}, ids)
+        return evolve(counted, text=f"(load({ids}, over = {self.listed(over)}, into = experts) * 0.3)")
 
     def ids(self, over: str, depth: int) -> Expression | None:
         """Ids within an axis that they do not have."""
@@ -647,7 +730,10 @@ class Maker:
         along = self.some(q.axes - {"batch"}, 1, 1)
         if not along:
             return None
-        over = self.one([name for name in ("seq", "spot", "left") if name not in along])
+        axes = [name for name in ("seq", "spot", "left") if name not in along and name in self.sizes]
+        if not axes:
+            return None
+        over = self.one(axes)
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
@@ -739,7 +825,9 @@ class Maker:
 
     def callable(self, block: Block) -> bool:
         """Whether there are ids for a block that takes some."""
-        return block.ids is None or self._ids_of(block) is not None
+        if self.scanning and block.name in self.updating:
+            return False
+        return block.mentions <= set(self.sizes) and (block.ids is None or self._ids_of(block) is not None)
 
     def _ids_of(self, block: Block) -> Expression | None:
         return self.named("i64", lambda e: e.axes == block.ids and self.limits.get(e.text) == block.limit)
@@ -747,7 +835,13 @@ class Maker:
     def call(self, block: Block, depth: int) -> Expression:
         """A call of a block, now and then over another axis."""
         axes, arguments, arrow = block.axes, [], ""
-        if "seq" in axes and "spot" not in block.mentions and block.ids is None and self.chance(30):
+        if (
+            "seq" in axes
+            and not {"spot"} & block.mentions
+            and "spot" in self.sizes
+            and block.ids is None
+            and self.chance(30)
+        ):
             axes, arrow = axes - {"seq"} | {"spot"}, ", seq -> spot"
         arguments.append(str(self.widened(self.within(self.expression(depth), axes), axes)))
         if block.ids is not None:
@@ -886,15 +980,59 @@ class Maker:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
             text = f"{n} * 0.7 + {x} * 0.5" if self.chance(60) else str(x)
-            if text == n:
+            if self.body.scope[n].axes != axes:
+                text = f"{x} * 0.5"  # after a scan it has one more
+            elif text == n:
                 text = f"{n} * 0.7"  # a repeat of nothing leaves stages empty, which is refused
             self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
         self.indent -= 1
         self.inside -= 1
         self.line("}")
         self.limits = {name: axis for name, axis in limits.items() if name not in carried}
         self.body = outer
         outer.scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
+
+    def scan(self) -> None:
+        """A scan that carries one or two names, in a world without its axis."""
+        outer, sizes = self.body, dict(self.sizes)
+        axis = self.one(("seq", "seq", "spot", "ffn", "vocab", "heads"))
+        candidates = [
+            n
+            for n in outer.rebindable
+            if outer.scope[n].dtype == "f32"
+            and axis not in outer.scope[n].axes
+            and self.fits(outer.scope[n].axes | {axis})
+        ]
+        carried = self.some(candidates, 1, 2)
+        if not carried or axis not in sizes:
+            return
+        self.line(f"scan {axis}{self.one(('', '', ' backward'))} {{")
+        scope = {n: evolve(e, axes=e.axes - {axis}) for n, e in outer.scope.items()}
+        scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
+        self.body = Body(scope, set(carried))
+        limits = dict(self.limits)
+        del self.sizes[axis]
+        self.scanning += 1
+        self.indent += 1
+        self.inside += 1
+        for _ in range(self.random.randint(0, 2)):
+            self.statement()
+        for n in carried:
+            axes = outer.scope[n].axes
+            x = self.widened(self.within(self.expression(2), axes), axes)
+            alike = self.body.scope[n].axes == axes
+            text = f"tanh({n} * 0.7 + {x} * 0.5)" if alike and self.chance(70) else f"tanh({x})"
+            self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
+        self.indent -= 1
+        self.inside -= 1
+        self.line("}")
+        self.sizes = sizes
+        self.scanning -= 1
+        self.limits = {name: over for name, over in limits.items() if name not in carried}
+        self.body = outer
+        outer.scope |= {n: evolve(outer.scope[n], alone=False, axes=outer.scope[n].axes | {axis}) for n in carried}
 
     def statement(self) -> None:
         kind = self.random.randrange(20)
@@ -906,8 +1044,10 @@ class Maker:
             self.several()
         elif kind == 5:
             self.parameter(frozenset(self.some(self.others(), 0, 2)))
-        elif kind == 6:
+        elif kind == 6 and not self.scanning:
             self.buffer()
+        elif kind == 7 and self.inside < 3:
+            self.scan()
         else:
             self.let()
 
@@ -946,6 +1086,8 @@ class Maker:
         declared = "\n".join(own for name, own in self.operations.items() if f"{name}(" in text)
         called.append(frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", declared)))
         mentions = frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", text)).union(*called)
+        if "update " in text or any(f"{block}(" in text for block in self.updating):
+            self.updating.add(name)
         self.blocks.append(Block(name, axes, len(results), ids, limit, mentions))
         return text
 
@@ -966,6 +1108,9 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "experts": (experts := self.one((1, 2, 3, 4))),
+            "chosen": self.random.randint(1, min(experts, 3)),
+            "slots": self.one((1, 2, 2, 3, 4)),
             "window": self.one((1, 2, 2, 3)),
             "pane": self.one((1, 2, 3, 3)),
         }
@@ -1047,6 +1192,10 @@ class Maker:
             return f"sum({self.integer(1)})"
         if kind == 3:
             return f"max({x}) + mean({self.expression(1)})"
+        if kind == 4:
+            ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and {"seq", "chosen"} <= e.axes)
+            if ids is not None and not ids.axes & {"experts", "slots"}:
+                return f"dropped({ids}, over = seq, into = [experts, slots], choices = chosen)"
         return self.one(
             (
                 "sqrt(mean({0} * {0}) + 0.01)",
@@ -1220,5 +1369,5 @@ KINDS = (
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv", "own"),
+    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load"),
 )
