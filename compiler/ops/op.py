@@ -244,6 +244,15 @@ class Op:
         """
         return (None,) * len(node.inputs)
 
+    def gradients(self, build: Builder, node: Node, ds: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """Cotangents of the inputs, given those of all results, of which at least one has one. Operations whose other
+        results serve the gradient alone define `gradient`.
+        """
+        d, *others = ds
+        assert d is not None, node
+        assert not any(others), node
+        return self.gradient(build, node, d)
+
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""
         return [as_tensor(argument) for argument in arguments]
