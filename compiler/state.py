@@ -62,14 +62,14 @@ class Configured:
 
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
-    """Adds the model as a graph."""
+    """Adds the model as a graph, the same for training and evaluation except for what is random."""
 
     forward: Graph
 
 
 @frozen(eq=False, kw_only=True)
 class Placed(Built):
-    """Adds the graph with its nodes on pipeline stages."""
+    """Adds the graph of the kind of step, with its nodes on pipeline stages."""
 
     placed: Graph
 

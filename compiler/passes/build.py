@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Scope, Value
+from partita.compiler.graph import Builder, Graph, Input, NewValue, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Constant, Pointwise, cast
@@ -25,7 +25,10 @@ COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_e
 
 
 def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
-    """The forward graph of a model. With `training` false, dropout is the identity."""
+    """The forward graph of a model. With `training` false, dropout is the identity.
+
+    What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
+    """
     builder = _Builder(precision, training, model.operations)
     scope = model.name
     builder.scope = scope
@@ -49,6 +52,7 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
                 readers.fans(value),
                 readers.decays(value),
                 step.span,
+                step.buffer,
             )
             for value, step in builder.parameters
         ),
@@ -56,6 +60,7 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
         loss=values[model.loss],
         metrics=tuple((name, values[index]) for name, index in model.metrics),
         scopes=tuple(builder.scopes),
+        updates=tuple(builder.updates),
     )
 
 
@@ -69,6 +74,7 @@ class _Builder(Builder):
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
+        self.updates: list[NewValue] = []
 
     def typed(self, type: Type) -> Type:
         """A type of the language, with the dtype of the computation."""
@@ -113,6 +119,7 @@ class _Builder(Builder):
                 values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
             else:
                 values.extend(self.repeated(step, scope, values))
+        self.updates += [NewValue(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
         return values
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:

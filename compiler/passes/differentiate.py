@@ -81,8 +81,9 @@ def differentiate(graph: Graph) -> Graph:
             if d is not None and value in wanted:
                 contributions.setdefault(value, []).append((d, node))
 
-    missing = [p for p in graph.parameters if not contributions.get(p.value)]
-    declared = {p.span for p in graph.parameters if contributions.get(p.value)}
+    trained = [p for p in graph.parameters if p.trained]
+    missing = [p for p in trained if not contributions.get(p.value)]
+    declared = {p.span for p in trained if contributions.get(p.value)}
     lost = [p for p in missing if p.span not in declared]
     if lost:
         raise Refused(
@@ -100,7 +101,7 @@ def differentiate(graph: Graph) -> Graph:
         zeros = pointwise(build, "multiply", parameter.value, nothing)
         contributions[parameter.value] = [(zeros, reader)]
     gradients_out: list[Gradient] = []
-    for parameter in graph.parameters:
+    for parameter in trained:
         for d, reader in contributions[parameter.value]:
             if d not in renamed:
                 renamed[d] = cotangent_of(parameter.value, d)
@@ -111,7 +112,7 @@ def differentiate(graph: Graph) -> Graph:
 
 def _differentiable(graph: Graph) -> set[Value]:
     """Values that need a cotangent: parameters, and floats that depend on one."""
-    wanted = {parameter.value for parameter in graph.parameters}
+    wanted = {parameter.value for parameter in graph.parameters if parameter.trained}
     for node in graph.nodes:
         if node.op.differentiable and any(value in wanted for value in node.inputs):
             wanted.update(value for value in node.outputs if value.type.is_float)

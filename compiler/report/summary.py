@@ -201,7 +201,9 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
     defaults = default_layouts(state.spec.layout, state.mesh)
     found: dict[str, dict[str, None]] = {}
-    for name, layouts in state.sharded.parameters.items():
+    trained = [each.name for each in state.step.parameters if not each.buffer]
+    for name in trained:
+        layouts = state.sharded.parameters[name]
         for mesh_axis in undivided(defaults, "state", name, layouts.state):
             found.setdefault(mesh_axis, {})[without_iterations(name)] = None
     return tuple((mesh_axis, tuple(names)) for mesh_axis, names in found.items())

@@ -35,7 +35,8 @@ class Updates:
         """Check the clipping coefficient and all updates."""
         ending, check = self.ending, self.ending.check
         with check.at():
-            wanted = list(ending.whole.parameters) if self.call else []
+            trained = [name for name, (each, _) in ending.whole.parameters.items() if each.trained]
+            wanted = trained if self.call else []
             updated = [each.name for each in ending.update.parameters]
             require(sorted(updated) == sorted(wanted), "not every parameter is updated once")
         values: Values = {}

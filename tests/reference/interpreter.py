@@ -8,7 +8,7 @@ integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Reading:
     fans: tuple[int, int] | None = None
     decays: bool = False
     limits: list[int] = field(factory=list)
+    buffer: bool = False
 
 
 @define(eq=False)
@@ -51,6 +52,7 @@ class Walk:
     readings: dict[str, Reading] = field(factory=dict)
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
+    updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics."""
@@ -93,6 +95,9 @@ class Walk:
                         made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
+        for each in body.updates:
+            name, axes = values[each.buffer].source, values[each.buffer].axes
+            self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
 
     def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
@@ -112,9 +117,9 @@ class Walk:
     # ------------------------------------------------------------ leaves
 
     def parameter(self, step: spec.Parameter, path: str) -> Named:
-        self.readings[path] = Reading(step.type, step.initial)
+        self.readings[path] = Reading(step.type, step.initial, buffer=step.buffer)
         data = torch.zeros(self.shape(step.type)) if self.parameters is None else self.parameters[path]
-        return Named(data.double(), step.type.names, path)
+        return Named(data.double() if step.type.is_float else data.long(), step.type.names, path)
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
@@ -142,7 +147,8 @@ class Walk:
 
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
-        over = step.options.get("over")
+        o = step.options
+        over = o.get("over")
         if step.function == "conv":
             for x in operands:
                 reading = self.read(x)
@@ -150,7 +156,7 @@ class Walk:
                     reading.decays = True
             kernel = self.read(operands[1])
             if kernel is not None:
-                summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
+                summed = prod(operands[1].size(name) for name in (*over, *o["size"]))
                 kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
         elif step.function == "dot":
             for x in operands:
@@ -165,6 +171,31 @@ class Walk:
                 table.decays = True
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
+        elif step.function == "routed_dot":
+            x, w, ids = map(self.read, operands)
+            count = operands[1].size(step.options["along"])
+            for reading, value, each in ((x, operands[0], 1), (w, operands[1], count)):
+                if reading is not None:
+                    summed = prod(value.size(name) for name in over)
+                    reading.fans = reading.fans or (summed, value.data.numel() // summed // each)
+                    reading.decays = True
+            if ids is not None:
+                ids.limits.append(count)
+        elif step.function in ("dispatch", "combine", "load"):
+            ids = self.read(operands[0 if step.function == "load" else 1])
+            if ids is not None:
+                sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+                axis = step.options.get("experts", step.type.names[-1])
+                ids.limits.append(sizes[axis] if axis in sizes else operands[0].size(axis))
+        elif step.function in ("gather", "one_hot"):
+            table = self.read(operands[0]) if step.function == "gather" else None
+            if table is not None:
+                table.decays = True
+            ids = self.read(operands[-1])
+            if ids is not None:
+                ids.limits.append(
+                    operands[0].size(o["along"]) if step.function == "gather" else self.shape(step.type)[-1]
+                )
         elif step.function in ("cross_entropy", "accuracy"):
             targets = self.read(operands[1])
             if targets is not None:
@@ -175,6 +206,9 @@ class Walk:
         if name in named.POINTWISE:
             return named.elementwise(named.POINTWISE[name], *operands)
         return getattr(self, f"_{name}")(step, path, o, *operands)
+
+    def _training(self, step, path, o) -> Named:
+        return Named(torch.tensor(self.training))
 
     def _op(self, step, path, o, *operands: Named) -> Named:
         """An operation of one's own: its forward, of tensors with their axes as they are declared."""
@@ -231,6 +265,45 @@ class Walk:
 
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
+
+    def _top_k(self, step, path, o, x: Named) -> Named:
+        count = self.shape(step.type)[step.type.names.index(o["into"])]
+        found, close = named.chosen(x, o["over"], o["into"], count)
+        if close:
+            self.largest = inf  # rounding decides what is computed
+        return found
+
+    def _routed_dot(self, step, path, o, x: Named, w: Named, ids: Named) -> Named:
+        return named.routed_dot(x, w, ids, o)
+
+    def _slot_index(self, step, path, o, ids: Named) -> Named:
+        return named.slot_index(ids, o["order"])
+
+    def _dispatch(self, step, path, o, x: Named, ids: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        places = named.places(ids, o, (sizes[o["experts"]], sizes[o["slots"]]))
+        return named.einsum(x, places, o["order"])
+
+    def _combine(self, step, path, o, y: Named, ids: Named, weight: Named) -> Named:
+        places = named.places(ids, o, (y.size(o["experts"]), y.size(o["slots"])))
+        weighted = named.elementwise(lambda a, b: a * b, places, weight)
+        return named.einsum(y, weighted, (*o["order"][:-1], o["experts"], o["slots"]))
+
+    def _load(self, step, path, o, ids: Named) -> Named:
+        into, size = step.type.names[-1], self.shape(step.type)[-1]
+        return named.total(named.one_hot(ids, into, size), o["over"])
+
+    def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
+        return named.picked(x, ids, o["along"])
+
+    def _one_hot(self, step, path, o, ids: Named) -> Named:
+        return named.one_hot(ids, o["axis"], self.shape(step.type)[-1])
+
+    def _arg_max(self, step, path, o, x: Named) -> Named:
+        return named.first_greatest(x, o["over"])
+
+    def _cumsum(self, step, path, o, x: Named) -> Named:
+        return named.cumulative(x, o["over"])
 
     def _rope(self, step, path, o, x: Named) -> Named:
         return named.rope(x, o)

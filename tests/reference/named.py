@@ -90,6 +90,33 @@ def one_hot(ids: Named, axis: str, size: int) -> Named:
     return Named(here.double(), (*ids.axes, axis))
 
 
+def cumulative(x: Named, over: str) -> Named:
+    """Each position's sum is one of all positions, of which the later ones count zero."""
+    size = x.size(over)
+    upto = Named(torch.ones(size, size, dtype=x.data.dtype).tril(), ("position", over))
+    # A position beyond is left out, not multiplied by zero.
+    wide = torch.where(upto.to(("position", *x.axes)) != 0, x.data, 0)
+    summed = total(Named(wide, ("position", *x.axes)), [over])
+    return evolve(summed, axes=tuple(over if name == "position" else name for name in summed.axes))
+
+
+def first_greatest(x: Named, over: str) -> Named:
+    """The first position along `over` of the greatest element."""
+    rest = tuple(name for name in x.axes if name != over)
+    data = x.ordered((*rest, over)).data
+    index = torch.arange(data.shape[-1]).expand(data.shape)
+    return Named(index.masked_fill(data != data.amax(-1, keepdim=True), data.shape[-1]).amin(-1), rest)
+
+
+def picked(x: Named, ids: Named, along: str) -> Named:
+    """The elements at the ids, as a sum over all positions that the others do not enter."""
+    here = evolve(one_hot(ids, along, x.size(along)), data=one_hot(ids, along, x.size(along)).data != 0)
+    axes = (*ids.axes, *(name for name in x.axes if name not in ids.axes and name != along))
+    wide = torch.where(here.to((*axes, along)), x.to((*axes, along)), torch.zeros((), dtype=x.data.dtype))
+    summed = wide.any(-1) if x.data.dtype == torch.bool else wide.sum(-1)
+    return Named(summed, axes)
+
+
 def softmax(x: Named, over: Sequence[str]) -> Named:
     e = elementwise(lambda a, b: (a - b).exp(), x, evolve(greatest(x, over), data=greatest(x, over).data.detach()))
     return elementwise(lambda a, b: a / b, e, total(e, over))
@@ -251,6 +278,42 @@ def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
     first = index.masked_fill(x.data != x.data.amax(-1, keepdim=True), x.data.shape[-1]).amin(-1)
     right = Named((first == targets.data).double(), targets.axes)
     return mean(right, right.axes)
+
+
+def chosen(x: Named, over: str, into: str, count: int) -> tuple[Named, bool]:
+    """Where the greatest are, the greatest first, and of equal ones the first; and whether rounding may decide that."""
+    rest = [name for name in x.axes if name != over]
+    data = x.ordered([*rest, over]).data.detach()
+    ranked, order = data.sort(dim=-1, descending=True, stable=True)
+    gaps = (ranked[..., :-1] - ranked[..., 1:])[..., :count]
+    close = bool(gaps.numel()) and bool(gaps.min() <= 1e-9 * (data.abs().max() + 1e-9))
+    return Named(order[..., :count], (*rest, into)), close
+
+
+def routed_dot(x: Named, w: Named, ids: Named, o: Mapping[str, Any]) -> Named:
+    """A product with the matrix of each row."""
+    matrices = einsum(one_hot(ids, o["along"], w.size(o["along"])), w, [o["along"]])
+    return einsum(x, matrices, o["over"])
+
+
+def slot_index(ids: Named, order: Sequence[str]) -> Named:
+    """How many equal ids come before each, in the order of these axes."""
+    axes = [*(name for name in ids.axes if name not in order), *order]
+    data = ids.ordered(axes).data
+    flat = data.flatten(data.dim() - len(order))
+    count = flat.shape[-1]
+    before = torch.ones(count, count, dtype=torch.bool).tril(-1)
+    same = (flat.unsqueeze(-1) == flat.unsqueeze(-2)) & before
+    return Named(same.sum(-1).view(data.shape), tuple(axes))
+
+
+def places(ids: Named, o: Mapping[str, Any], sizes: tuple[int, int]) -> Named:
+    """1 where an id has this slot of this expert."""
+    experts, slots = (
+        one_hot(each, axis, size)
+        for each, axis, size in zip((ids, slot_index(ids, o["order"])), (o["experts"], o["slots"]), sizes, strict=True)
+    )
+    return elementwise(lambda a, b: a * b, experts, slots)
 
 
 def split(x: Named, axis: str, parts: Sequence[tuple[str, int]]) -> Named:

@@ -191,6 +191,7 @@ class Body:
     scope: dict[str, Expression] = field(factory=dict)
     rebindable: set[str] = field(factory=set)
     parameters: list[str] = field(factory=list)  # those that are declared here
+    buffers: list[Expression] = field(factory=list)  # as well
 
 
 @define(eq=False)
@@ -313,6 +314,12 @@ class Maker:
         text = f"({a} / ({b} * {b} + 0.5))" if sign == "/" else f"({a} {sign} {b})"
         return self._made(text, a.axes | b.axes, a, b)
 
+    def _mode(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        b = self.within(self.expression(depth), a.axes)
+        both = self.shuffled([str(a), str(b) if self.chance(80) else "0.5"])
+        return self._made(f"where(training(), {', '.join(both)})", a.axes, a, b)
+
     def _extreme(self, depth: int) -> Expression | None:
         a = self.expression(depth)
         function = self.one(("maximum", "minimum"))
@@ -376,6 +383,14 @@ class Maker:
         if self.chance(30):
             x = self.boolean(depth - 1)
             return self._made(f"cast({x}, i64)", x.axes, x, dtype="i64")
+        if self.chance(12):
+            made = self.expression(depth - 1)
+            axes = self.some(self.reducible(made), 1, 1)
+            if axes:
+                # Apart from each other even where they would be equal but for rounding.
+                apart = f"{made} + cast(iota({axes[0]}), f32) * 0.0173"
+                text = f"arg_max({apart}, over = {axes[0]})"
+                return self._made(text, made.axes - set(axes), made, dtype="i64")
         x = self.integer(depth - 1)
         over = self.some(self.reducible(x), 0, 1)
         if over and self.chance(40):
@@ -547,6 +562,115 @@ class Maker:
         ids = f"minimum(maximum({x}, 0), size({over}) - 1)"
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
         return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
+
+    def chosen(self, depth: int, axes: frozenset[str]) -> tuple[Expression, Expression] | None:
+        """Weights and ids of some experts, for some or all of these axes."""
+        if axes & {"experts", "chosen"}:
+            return None
+        known = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and e.axes - {"chosen"} <= axes)
+        if known is not None and self.chance(30):
+            weights = self.named("f32", lambda e: e.axes <= known.axes) or self.parameter(frozenset())
+            return self.widened(weights, known.axes), known
+        scores = self.within(self.expression(depth), axes | {"experts"})
+        scores = self.widened(scores, scores.axes | {"experts"})
+        if not self.fits(scores.axes | {"chosen"}):
+            return None
+        # What is equal by chance, such as zeros, would be in an order that rounding decides.
+        apart = f"tanh({scores}) + 0.3719 * cast(iota(experts), f32)"
+        x = self.widened(self.expression(depth - 1), scores.axes) if self.chance(25) else None
+        by = f", by = {apart}" if x is not None and x.axes == scores.axes else ""
+        weight, ids = self.fresh("v"), self.fresh("v")
+        self.line(f"let {weight}, {ids} = top_k({x if by else apart}, experts -> chosen{by})")
+        made = scores.axes - {"experts"} | {"chosen"}
+        alone = scores.alone and (not by or x.alone)
+        self.body.scope[weight] = Expression(weight, "f32", made, alone)
+        self.body.scope[ids] = Expression(ids, "i64", made, scores.alone)
+        self.limits[ids] = "experts"
+        return self.body.scope[weight], self.body.scope[ids]
+
+    def _routed(self, depth: int) -> Expression | None:
+        """A product with the matrix that an id names."""
+        x = self.expression(depth)
+        found = self.chosen(depth - 1, x.axes)
+        if found is None:
+            return None
+        weight, ids = found
+        if self.chance(40) and "chosen" not in x.axes and self.fits(x.axes | ids.axes):
+            x = self.widened(x, x.axes | {"chosen"} & ids.axes)
+        over = frozenset(self.some(x.axes - ids.axes - {"batch"}, 1, 2))
+        if not over:
+            return None
+        taken = x.axes | ids.axes | {"experts"}
+        w = self.parameter(over | {"experts"} | frozenset(self.some(self.others(taken), 0, 2)))
+        if self.chance(15) and self.fits(w.axes | (x.axes & {"heads"})):
+            w = self.widened(w, w.axes | (x.axes & {"heads"}))
+        result = (x.axes - over) | ids.axes | (w.axes - over - {"experts"})
+        if not self.fits(result):
+            return None
+        text = f"(routed_dot({x}, {w}, {ids}, over = {self.listed(over)}, along = experts) * 0.5)"
+        made = self._made(text, result, x, w, ids)
+        if weight.axes <= result and "chosen" in result and self.chance(60):
+            made = self._made(f"sum({made} * {weight}, over = chosen)", result - {"chosen"}, made, weight)
+        return made
+
+    def _slotted(self, depth: int) -> Expression | None:
+        """Tokens in slots, something done to them there, and back."""
+        x = self.expression(depth)
+        over = [name for name in ("seq", "spot", "left") if name in x.axes]
+        if not over or x.axes & {"experts", "chosen", "slots"}:
+            return None
+        found = self.chosen(depth - 1, x.axes)
+        inside = x.axes - {over[0]} | {"experts", "slots"}
+        if found is None or over[0] not in found[1].axes or not self.fits(inside):
+            return None
+        weight, ids = found
+        arguments = f"{ids}, over = {over[0]}, into = [experts, slots]"
+        made = self._made(f"dispatch({x}, {arguments})", inside, x, ids)
+        if self.chance(60):
+            scale = self.parameter(frozenset(("experts", *self.some(inside - {"batch", "experts"}, 0, 1))))
+            made = self._made(f"({self.one(('tanh', 'silu', 'relu'))}({made}) * {scale})", inside, made, scale)
+        if self.chance(20):
+            return made
+        weight = weight if weight.axes <= ids.axes else self.parameter(frozenset())
+        text = f"combine({made}, {ids}, {weight}, over = {over[0]}, from = [experts, slots])"
+        return self._made(text, x.axes, made, weight)
+
+    def _load(self, depth: int) -> Expression | None:
+        ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and "experts" not in e.axes)
+        over = ids and self.some(self.reducible(ids), 1, 2)
+        if not over:
+            return None
+        counted = self._made("", (ids.axes - set(over)) | {"experts"}, ids)
+        return evolve(counted, text=f"(load({ids}, over = {self.listed(over)}, into = experts) * 0.3)")
+
+    def ids(self, over: str, depth: int) -> Expression | None:
+        """Ids within an axis that they do not have."""
+        found = self.named("i64", lambda e: self.limits.get(e.text) == over and over not in e.axes)
+        if found is not None and self.chance(40):
+            return found
+        x = self.integer(depth)
+        return None if over in x.axes else evolve(x, text=f"minimum(maximum({x}, 0), size({over}) - 1)")
+
+    def _gather(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        along = self.some(self.reducible(x), 1, 1)
+        ids = self.ids(along[0], depth) if along else None
+        if ids is None:
+            return None
+        axes = (x.axes - {along[0]}) | ids.axes
+        if self.chance(20):
+            return self._made(f"cast(gather({x} > 0.0137, {ids}, along = {along[0]}), f32)", axes, x, ids)
+        return self._made(f"gather({x}, {ids}, along = {along[0]})", axes, x, ids)
+
+    def _one_hot(self, depth: int) -> Expression | None:
+        axis = self.one(self.others())
+        ids = self.ids(axis, depth)
+        return None if ids is None else self._made(f"one_hot({ids}, {axis})", ids.axes | {axis}, ids)
+
+    def _cumsum(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        return evolve(x, text=f"(cumsum({x}, over = {over[0]}) * 0.5)") if over else None
 
     def _rope(self, depth: int) -> Expression | None:
         x = self.expression(depth)
@@ -765,6 +889,40 @@ class Maker:
             self.declared[name] = axes
         return self.body.scope[names[0]]
 
+    def buffer(self) -> None:
+        """A buffer; what it is after a step is written at the end of its body."""
+        axes = frozenset(self.some(self.others(), 0, 2))
+        name, dtype = self.fresh("u"), self.one(("f32", "f32", "f32", "i64"))
+        initial = self.one(INITIAL) if dtype == "f32" else self.one(("zeros()", "ones()", "constant(3)"))
+        self.line(f"buffer {name}: {self.type(axes, dtype)} ~ {initial}")
+        self.body.scope[name] = Expression(name, dtype, axes)
+        self.body.buffers.append(self.body.scope[name])
+
+    def updates(self) -> None:
+        """What the buffers of this body are after a step: anything of sums over the batch, parameters and buffers."""
+        for each in self.shuffled([buffer.text for buffer in self.body.buffers]):
+            if self.chance(15):
+                continue
+            buffer, axes = self.body.scope[each], self.body.scope[each].axes
+            x = self.integer(2) if buffer.dtype == "i64" else self.expression(2)
+            functions = ("sum", "max", "min") if buffer.dtype == "i64" else ("mean", "mean", "sum", "max")
+            x = self.reduction(self.one(functions), x, x.axes - axes) if x.axes - axes else x
+            x = self.widened(x, axes)
+            if buffer.dtype == "i64":
+                counts = (f"{each} + {x}", f"maximum({each}, {x})", str(x), f"{each} + 1")
+                self.line(f"update {each} = {self.one(counts)}")
+                continue
+            kept = [e for e in self.body.scope.values() if e.dtype == "f32" and e.axes <= axes and e.text[0] in "pu"]
+            other = self.one(kept)
+            ways = (
+                f"0.9 * {each} + 0.1 * {x}",
+                f"{each} + 0.1 * sign({x} - 0.0127)",
+                f"0.5 * {each} + 0.5 * tanh({x} * {x} + {other})",
+                f"{each} * 0.7 + rsqrt({x} * {x} + {other} * {other} + 0.5)",
+                str(x),
+            )
+            self.line(f"update {each} = {self.one(ways)}")
+
     def slots(self) -> str:
         """Where this body's parameters can be made to reach its results."""
         return "".join(f"\1{name}\2" for name in self.body.parameters)
@@ -821,6 +979,7 @@ class Maker:
         self.inside += 1
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         for n in carried:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
@@ -845,6 +1004,8 @@ class Maker:
             self.several()
         elif kind == 5:
             self.parameter(frozenset(self.some(self.others(), 0, 2)))
+        elif kind == 6:
+            self.buffer()
         else:
             self.let()
 
@@ -874,6 +1035,7 @@ class Maker:
             self.body.rebindable.add("x")
             for _ in range(self.random.randint(1, 3)):
                 self.statement()
+            self.updates()
             made = [self.expression(2) for _ in range(self.one((1, 1, 2)))]
             results = [str(self.widened(self.within(each, axes), axes)) for each in made]
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
@@ -902,6 +1064,9 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "experts": (experts := self.one((1, 2, 3, 4))),
+            "chosen": self.random.randint(1, min(experts, 3)),
+            "slots": self.one((1, 2, 2, 3, 4)),
             "window": self.one((1, 2, 2, 3)),
             "pane": self.one((1, 2, 3, 3)),
         }
@@ -983,6 +1148,10 @@ class Maker:
             return f"sum({self.integer(1)})"
         if kind == 3:
             return f"max({x}) + mean({self.expression(1)})"
+        if kind == 4:
+            ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and {"seq", "chosen"} <= e.axes)
+            if ids is not None and not ids.axes & {"experts", "slots"}:
+                return f"dropped({ids}, over = seq, into = [experts, slots], choices = chosen)"
         return self.one(
             (
                 "sqrt(mean({0} * {0}) + 0.01)",
@@ -1012,6 +1181,7 @@ class Maker:
             self.repeat("layer", max(staged, self.random.randint(1, 3)), ["h"] if self.chance(80) else ())
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         terms = [self.term() for _ in range(self.random.randint(0, 2))]
         terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
         loss = f"loss {' + '.join(self.shuffled(terms))}"
@@ -1151,8 +1321,9 @@ class Maker:
 
 
 KINDS = (
-    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
+    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
+    *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv", "own"),
+    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load"),
 )

@@ -83,6 +83,8 @@ class Training:
         arguments = [float(value) for value in reading.initial.arguments.values()]
         fans = reading.fans or _fans(reading.type.shape)
         value = drawn.initial(reading.initial.name, arguments, self.train.seed, path, reading.type.shape, fans)
+        if reading.buffer:
+            return _nudged(value, nudge) if reading.type.is_float else value.long()
         return _nudged(value, nudge).requires_grad_()
 
     def run(self) -> Training:
@@ -107,6 +109,7 @@ class Training:
         self.gradients = {
             path: torch.zeros_like(value) if value.grad is None else value.grad.clone()
             for path, value in self.parameters.items()
+            if not self.readings[path].buffer
         }
         norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
         numbers = {name: float(metric) for name, metric in metrics.items()}
@@ -118,6 +121,10 @@ class Training:
             self.good.append((float(loss.detach()), norm))
             with torch.no_grad():
                 for path, value in self.parameters.items():
+                    if path in walk.updates:
+                        value.copy_(walk.updates[path])
+                    if self.readings[path].buffer:
+                        continue
                     self.update(path, value, self.gradients[path] * scale, rate, len(self.good))
         self.steps.append(Done(float(loss.detach()), norm, rate, numbers, self.skipped))
 

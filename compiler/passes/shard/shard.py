@@ -19,10 +19,10 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
+from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.optimizer import Accumulate
+from partita.compiler.ops.optimizer import Accumulate, Store
 from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
@@ -66,6 +66,8 @@ def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
     sizes = defaults.mesh.sizes
     bytes: dict[Value, int] = {}
     for parameter in graph.parameters:
+        if parameter.buffer:
+            continue
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
         if defaults.stored("param", parameter.name, parameter.master, compute) != compute:
             bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
@@ -97,6 +99,10 @@ class _Sharder:
         self.accumulators: list[Accumulator] = []
         # Accumulations, with the indices of their nodes.
         self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
+        # Layouts in which operations read parameters, other than their own.
+        self.moved: dict[Value, list[Layout]] = {}
+        late = {value for node in graph.nodes if node.phase is Phase.UPDATE for value in node.inputs}
+        self.statistics = late | {each.value for each in graph.updates}
         parameters = {parameter.name for parameter in graph.parameters}
         self.gradients = {
             node.inputs[0]: target
@@ -112,12 +118,15 @@ class _Sharder:
         for parameter in self.source.parameters:
             self._parameter(parameter)
         for node in self.source.nodes:
-            if node.phase is not Phase.FINISH:
+            if node.phase not in LAST:
                 self._node(node)
         self._settle_accumulators()
-        for node in self.source.nodes:
-            if node.phase is Phase.FINISH:
-                self._node(node)
+        masters = tuple(map(self._master, self.source.masters))
+        for phase in LAST:
+            for node in self.source.nodes:
+                if node.phase is phase:
+                    self._node(node)
+        updates = tuple(map(self._stored, self.source.updates))
         graph = evolve(
             self.source,
             inputs=tuple(self.copies.inputs),
@@ -126,6 +135,8 @@ class _Sharder:
             loss=self._primary(self.source.loss),
             metrics=tuple((name, self._primary(value)) for name, value in self.source.metrics),
             accumulators=tuple(self.accumulators),
+            updates=updates,
+            masters=masters,
         )
         return ShardedGraph(graph, self.layouts, self.choices)
 
@@ -137,15 +148,30 @@ class _Sharder:
 
     def _parameter(self, parameter: Parameter) -> None:
         compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
-        stored = {
-            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute)
-            for kind in ("param", "grad", "state")
-        }
+        stored = dict.fromkeys(("param", "grad", "state"), compute)
+        if not parameter.buffer:  # rules for classes are for what is trained
+            for kind in stored:
+                stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
         self.known[parameter.value] = Materialized(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
+
+    # ------------------------------------------------------------ updates of buffers
+
+    def _master(self, each: Master) -> Master:
+        """A master as it is stored. Every stage that keeps it reads it there."""
+        layouts = self.layouts[each.parameter]
+        type = local_type(each.value.type, layouts.param, self.sizes)
+        value = evolve(each.value, type=type, layout=layouts.param)
+        self.known[each.value] = Materialized(each.value, layouts.compute, value, weight=True, phase=Phase.UPDATE)
+        return evolve(each, value=value)
+
+    def _stored(self, each: NewValue) -> NewValue:
+        """A buffer's new value in the layout in which it is stored."""
+        reader = Node(Store(), (), (), each.buffer, each.span, Phase.UPDATE)
+        return evolve(each, value=self.copies.read(self.known[each.value], self.layouts[each.buffer].param, reader))
 
     # ------------------------------------------------------------ one node
 
@@ -167,6 +193,9 @@ class _Sharder:
             self.copies.read(self.known[value], layout, node)
             for value, layout in zip(node.inputs, choice.operands, strict=True)
         )
+        for value, operand, layout in zip(node.inputs, operands, choice.operands, strict=True):
+            if value.name in self.layouts and layout not in operand.available:
+                self._move(value, layout)
         op = local_op(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
@@ -191,14 +220,29 @@ class _Sharder:
         if isinstance(known, Lazy):
             return Operand(value.type, (), known.default, free=True)
         if known.weight:
-            return Operand(value.type, (known.default,), known.default, stays=True)
+            return Operand(value.type, (known.default, *self.moved.get(value, ())), known.default, stays=True)
         available = self.copies.available(known, node)
         return Operand(value.type, available, known.default, stays=value in self.staying)
 
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
-            return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
+            parameter = self.gradients[value]
+            return Result(value.type, self.layouts[parameter].compute, True, not self._moves(parameter))
         return Result(value.type, self.defaults.default(value.tensor, value.type, node.span), value in self.deferred)
+
+    def _move(self, parameter: Value, layout: Layout) -> None:
+        """An operation reads a parameter in another layout than its own: its gradient is accumulated as it is made
+        there, and reduced to its own layout at the end of the step.
+        """
+        self.moved.setdefault(parameter, []).append(layout)
+        known = self.layouts[parameter.name]
+        own = known.compute
+        kept = ((over, state) for over, state in known.grad.states if own.state(over) in (None, layout.state(over)))
+        self.layouts[parameter.name] = evolve(known, grad=layout_of(kept))
+
+    def _moves(self, parameter: str) -> bool:
+        """Whether an operation reads a parameter in another layout than its own."""
+        return any(each.name == parameter for each in self.moved)
 
     def _unsupported_axis(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand is split, and which the op itself cannot split."""
@@ -264,6 +308,8 @@ class _Sharder:
         if target not in self.layouts:
             return primary
         compute, stored = self.layouts[target].compute, self.layouts[target].grad
+        if self._moves(target):
+            compute = stored
         states: dict[str, State] = {}
         for over in self.mesh.sharding:
             wanted = stored.state(over) or compute.state(over)
@@ -294,7 +340,10 @@ class _Sharder:
                 self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
             if each.parameter is None:
                 default = self.defaults.default(name, each.value.type)
-                self.known[each.value] = Materialized(each.value, default, total, stage=stage, phase=Phase.FINISH)
+                # A statistic is reduced by every stage that updates a buffer with it.
+                late = each.value in self.statistics
+                known = (None, Phase.UPDATE) if late else (stage, Phase.FINISH)
+                self.known[each.value] = Materialized(each.value, default, total, stage=known[0], phase=known[1])
         if joined:
             nodes, self.build.nodes = self.build.nodes, []
             for i, node in enumerate(nodes):
