@@ -255,9 +255,8 @@ class Op:
         """Cotangents of the inputs, given those of all results, of which at least one has one. Operations whose other
         results serve the gradient alone define `gradient`.
         """
-        d, *others = ds
-        assert d is not None, node
-        assert not any(others), node
+        (d,) = (each for each in ds if each is not None)
+        assert d is ds[0], node
         return self.gradient(build, node, d)
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:

@@ -62,23 +62,22 @@ def examine(model: Model, functions: Functions, precision: str) -> list[Examined
 
 
 def _examined(operation: Operation, function: CustomFunction, precision: str) -> Examined:
-    failure: OperationFailed | None = None
+    failures: list[OperationFailed] = []
     for dtype in dict.fromkeys(("f64", precision)):
         for sizes in _sizes(operation):
             trial = Trial(operation, function, sizes, dtype)
             try:
                 trial.begin()
             except OperationFailed as failed:
-                failure = failed
+                failures.append(failed)
                 continue
             trial.run()
             doubt = trial.doubt
-            if dtype != "f64" and failure is not None:
+            if dtype != "f64":
                 what = f"op `{operation.name}` does not run in f64, in which programs are compared"
-                doubt = Diagnostic("W0702", what, operation.forward.span, failure.diagnostics[0].notes)
+                doubt = Diagnostic("W0702", what, operation.forward.span, failures[0].diagnostics[0].notes)
             return Examined(operation.name, trial.tried, tuple(trial.problems), dtype == "f64", doubt)
-    assert failure is not None
-    return Examined(operation.name, 0, failure.diagnostics, False)
+    return Examined(operation.name, 0, failures[-1].diagnostics, False)
 
 
 def _sizes(operation: Operation) -> Iterator[Sizes]:
