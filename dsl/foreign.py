@@ -59,7 +59,7 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("neg", "`-x`"),
         ("eq ne lt le gt ge", "comparisons are `x == y`, `x < y`, `x >= y` and so on"),
         ("float to astype type_as int", "`cast(x, f32)`"),
-        ("zeros ones full zeros_like ones_like", "numbers and tensors mix directly: `x * 0`"),
+        ("ones full ones_like", "numbers and tensors mix directly: `x * 0 + 1`"),
         ("randn rand randn_like rand_like", "`sample noise: [batch, seq] ~ normal(1.0)` is a statement"),
         ("layernorm", "`layer_norm(x, over = axis)`"),
         ("rmsnorm", "`rms_norm(x, over = axis)`"),

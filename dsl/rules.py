@@ -388,6 +388,16 @@ def _scaling(use: Use, call: Call) -> tuple[Any, ...]:
     return (call.name, *call.arguments.values())
 
 
+@function("zeros", slots=[Slot("axes", AXES)])
+def _zeros(use: Use) -> Typed:
+    return Type("f32", tuple(use["axes"])), {}
+
+
+@function("zeros_like", slots=["x"])
+def _zeros_like(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
 @function("iota", slots=[Slot("axis", AXIS)])
 def _iota(use: Use) -> Typed:
     return Type("i64", (use["axis"],)), {"axis": use["axis"].name}

@@ -24,7 +24,7 @@ from partita.compiler.ops.op import (
     permuted,
     shape_text,
 )
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -43,6 +43,10 @@ class _Function(Op):
     """What an operation and its gradient share: they run the user's functions, of which only bounds are known."""
 
     fusible = False
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """It is applied at one position of a loop after the other."""
+        return None
 
     @property
     def reads_context(self) -> bool:
@@ -110,14 +114,13 @@ class Custom(_Function):
         """As declared."""
         return round(self.each * results[0].elements)
 
-    def gradients(self, build: Builder, node: Node, ds: Sequence[Value | None]) -> tuple[Value | None, ...]:
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
         """`custom_gradient`, for all float operands at once; a result without a cotangent has one of zeros."""
         floats = [i for i, value in enumerate(node.inputs) if value.type.is_float]
-        if not floats:
+        if not floats or not any(d):
             return (None,) * len(node.inputs)
-        given = [
-            _zeros(build, x.type) if d is None else d for d, x in zip(ds, node.outputs, strict=True) if x.type.is_float
-        ]
+        pairs = [(each, x.type) for each, x in zip(d, node.outputs, strict=True) if x.type.is_float]
+        given = [_zeros(build, type) if each is None else each for each, type in pairs]
         each = self.each * (BACKWARD if self.backward else AUTOGRAD) * node.outputs[0].type.elements
         orders = tuple(type.names for type in self.made if type.is_float)
         each /= given[0].type.elements

@@ -131,6 +131,11 @@ class Op:
         return False
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers itself, rather than taking some."""
+        return False
+
+    @property
     def reads_context(self) -> bool:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
@@ -183,6 +188,20 @@ class Op:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
         the results.
         """
+        return None
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """The operation at all positions of an axis at once, which operands have besides their own; None if it cannot
+        be applied so.
+        """
+        return self
+
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """The operands that must be repeated along an axis that only others have: by default all that lack it."""
+        return tuple(i for i, type in enumerate(operands) if not type.has(axis))
+
+    def total(self, axis: str) -> Op | None:
+        """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None
 
     def resized(self, axis: str, size: int) -> Op:
@@ -242,7 +261,19 @@ class Op:
         """Bytes of buffers that it holds while it communicates."""
         return 0
 
+    def launches(self) -> int:
+        """How many kernels it runs, one after the other."""
+        return 1
+
     # ------------------------------------------------------------ gradient and source
+
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """As `gradient`, from the cotangents of all results, None for those without; by default the first alone has
+        one.
+        """
+        first, *others = d
+        assert not any(others), node
+        return (None,) * len(node.inputs) if first is None else self.gradient(build, node, first)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.
@@ -250,14 +281,6 @@ class Op:
         `d` is the cotangent of the first result. Further results serve only the operation's own gradient.
         """
         return (None,) * len(node.inputs)
-
-    def gradients(self, build: Builder, node: Node, ds: Sequence[Value | None]) -> tuple[Value | None, ...]:
-        """Cotangents of the inputs, given those of all results, of which at least one has one. Operations whose other
-        results serve the gradient alone define `gradient`.
-        """
-        (d,) = (each for each in ds if each is not None)
-        assert d is ds[0], node
-        return self.gradient(build, node, d)
 
     def taken(self, arguments: Sequence[Argument], results: Sequence[Type]) -> list[Argument]:
         """The operands as its source takes them: literals become tensors of their dtype where it takes no scalars."""

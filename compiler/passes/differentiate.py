@@ -73,10 +73,7 @@ def differentiate(graph: Graph) -> Graph:
         if not any(value in wanted for value in node.outputs):
             continue
         build.at(node)
-        ds = [cotangent(value, node) for value in node.outputs]
-        if not any(ds):
-            continue
-        gradients = node.op.gradients(build.at(node), node, ds)
+        gradients = node.op.gradients(build, node, [cotangent(value, node) for value in node.outputs])
         for value, d in zip(node.inputs, gradients, strict=True):
             if d is not None and value in wanted:
                 contributions.setdefault(value, []).append((d, node))

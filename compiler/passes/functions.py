@@ -21,7 +21,7 @@ from partita.compiler.ops.lookup import Gather, OneHot
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
-from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, constant, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
@@ -308,6 +308,11 @@ def _dropout(site: Site) -> Value:
 def _iota(site: Site) -> Value:
     (axis,) = site.type.axes
     return site.build.apply(Iota(axis), name=site.name)
+
+
+@lowering("zeros", "zeros_like")
+def _zeros(site: Site) -> Value:
+    return site.build.apply(Expand(site.type.axes), constant(site.build, 0, site.type), name=site.name)
 
 
 @lowering("expand")

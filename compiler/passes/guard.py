@@ -7,6 +7,8 @@ every layout, an id outside looks up zeros and is counted by a metric; the run e
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Guard, Node, Value
@@ -18,7 +20,7 @@ from partita.dsl.types import BYTES, Axis, Type
 
 def guarded(graph: Graph) -> Graph:
     """The graph with guards on the lookups whose ids may be out of range."""
-    bounds = _bounds(graph)
+    known = _bounds(graph)
     build = Builder(graph.names)
     nodes: list[Node] = []
     guards: list[Guard] = []
@@ -28,8 +30,7 @@ def guarded(graph: Graph) -> Graph:
         if lookup is not None:
             position, axis = lookup
             ids = node.inputs[position]
-            least, most = bounds.get(ids, _range(ids.type))
-            if least < 0 or most >= axis.size:
+            if not within(known.get(ids, _range(ids.type)), axis):
                 node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
                 guard = Guard(f"ids.{len(guards)}", axis, node.span)
                 build.nodes = []
@@ -51,12 +52,14 @@ def _outside(build: Builder, ids: Value, axis: Axis) -> Value:
 
 
 def _bounds(graph: Graph) -> dict[Value, Interval]:
+    limited = {each.value: (0, each.limit.size - 1) for each in graph.inputs if each.limit is not None}
+    return bounds(graph.nodes, limited)
+
+
+def bounds(nodes: Sequence[Node], given: Mapping[Value, Interval]) -> dict[Value, Interval]:
     """The intervals of integers, where they are known better than by their dtype."""
-    found: dict[Value, Interval] = {}
-    for each in graph.inputs:
-        if each.limit is not None:
-            found[each.value] = (0, each.limit.size - 1)
-    for node in graph.nodes:
+    found = dict(given)
+    for node in nodes:
         if len(node.outputs) == 1 and not node.output.type.is_float and node.output.type.dtype != "bool":
             operands = [found.get(value, _range(value.type)) for value in node.inputs]
             types = [value.type for value in node.inputs]
@@ -65,6 +68,11 @@ def _bounds(graph: Graph) -> dict[Value, Interval]:
             # Arithmetic that leaves the dtype's range wraps around.
             found[node.output] = (low, high) if least <= low and high <= most else (least, most)
     return found
+
+
+def within(interval: Interval, axis: Axis) -> bool:
+    """Whether all indices of an interval are of the axis."""
+    return interval[0] >= 0 and interval[1] < axis.size
 
 
 def _range(type: Type) -> Interval:

@@ -59,6 +59,7 @@ from partita.compiler.graph import (
 )
 from partita.compiler.layout import REPLICATED, Layout
 from partita.compiler.ops import OPS
+from partita.compiler.ops.body import Body
 from partita.compiler.ops.op import Op, accumulation, attributes
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.source import Span
@@ -85,6 +86,8 @@ def attribute_text(value: Any) -> str:
     """An attribute of an op, or an argument of a call, as text."""
     if isinstance(value, (Axis, Type)):
         return f"<{value}>"
+    if isinstance(value, Body):
+        value = value.literal()
     if isinstance(value, tuple):
         inner = ", ".join(attribute_text(item) for item in value)
         return f"({inner}{',' if len(value) == 1 else ''})"

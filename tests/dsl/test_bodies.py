@@ -160,6 +160,8 @@ CASES = [
     ("binary_cross_entropy(x, x)", "f32", {}),
     ("linear_scan(0.5, s, over = seq)", "f32 seq embed", {"over": "seq", "backward": False}),
     ("linear_scan(s, 1, over = seq, backward = true)", "f32 seq embed", {"over": "seq", "backward": True}),
+    ("zeros([seq, batch])", "f32 seq batch", {}),
+    ("zeros_like(x)", "f32 batch embed", {}),
     ("shift(ids, over = batch)", "i64 batch", {"over": "batch", "by": 1}),
     ("shift(x, over = embed, by = -2)", "f32 batch embed", {"over": "embed", "by": -2}),
     ("gelu(x)", "f32 batch embed", {}),

@@ -34,6 +34,10 @@ class Named:
         data = self.data.permute([self.axes.index(name) for name in axes if name in self.axes])
         return data[tuple(slice(None) if name in self.axes else None for name in axes)]
 
+    def at(self, axis: str, position: int) -> Named:
+        """One position of an axis."""
+        return Named(self.data.select(self.axes.index(axis), position), tuple(n for n in self.axes if n != axis))
+
     def ordered(self, axes: Sequence[str]) -> Named:
         """The same with its axes in another order."""
         assert sorted(axes) == sorted(self.axes), (axes, self.axes)
