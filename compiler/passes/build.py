@@ -42,7 +42,7 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
     return Graph(
         name=model.name,
         inputs=tuple(
-            Input(name, value, readers.limit(value), span=model.span)
+            Input(name, value, readers.limit(value), span=model.span, ignored=readers.ignored(value))
             for name, value in zip(model.body.inputs, arguments, strict=True)
         ),
         parameters=tuple(
@@ -249,6 +249,11 @@ class _Readers:
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
                     axes.append(best.inputs[0].type.axis(best.op.over))
         return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def ignored(self, value: Value) -> tuple[int, ...]:
+        """The ids of an input that stand for none where it is an index."""
+        found = {node.op.ignored for node, _ in self.readers.get(value, ())}
+        return tuple(sorted(each for each in found if each is not None))
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

@@ -1194,6 +1194,12 @@ class Maker:
         logits = self.widened(self.within(self.expression(2), axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
         extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
+        if self.chance(30):
+            ignored = self.one(("-1", "0", "1"))
+            # Ids of data are not negative: some of them may be made so.
+            if ignored == "-1":
+                ids = evolve(ids, text=f"where({ids} == {self.one('01')}, -1, {ids})")
+            extra += f", ignore = {ignored}"
         return f"cross_entropy({logits}, {ids}, over = {over}{extra})"
 
     def metric(self) -> str:

@@ -18,7 +18,7 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
-from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
+from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
@@ -339,6 +339,7 @@ CASES: list[Case] = [
         limit=6,
         differentiable=False,
     ),
+    Case("known_targets", KnownTargets(E, -1), (i(A, B),), limit=8, differentiable=False),
     Case("nll-guarded", NegativeLogLikelihood("e", True), (f(A, B, E), i(A, B)), limit=8),
     Case(
         "nll_gradient-guarded",
