@@ -133,6 +133,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("sinks attention_sink", "sink"),
             ("rope_scaling", "scaling"),
             ("theta rope_theta", "base"),
+            ("ignore_index ignore_id", "ignore"),
             ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
             ("learning_rate", "lr"),
             ("wd", "weight_decay"),

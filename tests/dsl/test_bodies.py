@@ -155,6 +155,11 @@ CASES = [
         {"over": ("embed",), "eps": 1e-6, "scale": False, "shift": True},
     ),
     ("cross_entropy(x, ids, over = embed)", "f32", {"over": "embed", "weights": False}),
+    (
+        "cross_entropy(x, ids, over = embed, ignore = -1)",
+        "f32",
+        {"over": "embed", "weights": False, "ignore": -1},
+    ),
     ("accuracy(x, ids, over = embed)", "f32", {"over": "embed"}),
     ("mse(x, x)", "f32", {}),
     ("binary_cross_entropy(x, x)", "f32", {}),

@@ -18,7 +18,7 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
-from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
+from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
@@ -339,6 +339,7 @@ CASES: list[Case] = [
         limit=6,
         differentiable=False,
     ),
+    Case("known_targets", KnownTargets(E, -1), (i(A, B),), limit=8, differentiable=False),
     Case("nll-guarded", NegativeLogLikelihood("e", True), (f(A, B, E), i(A, B)), limit=8),
     Case(
         "nll_gradient-guarded",
@@ -386,13 +387,14 @@ CASES: list[Case] = [
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
     *(
-        Case(name, Custom(name, (("a", "b"), ("b",)), f(A, B), ("a",), (1,)), (f(A, B), f(B)))
+        Case(name, Custom(name, (("a", "b"), ("b",)), (f(A, B),), ("a",), (1,)), (f(A, B), f(B)))
         for name in ("weighted", "by_autograd")
     ),
-    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), f(A, B), ("a", "b"), (0,)), (f(A, B), i(A))),
+    Case("both", Custom("both", (("a", "b"), ("b",)), (f(A, B), f(A), i(A, B)), ("a",)), (f(A, B), f(B))),
+    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), (f(A, B),), ("a", "b"), (0,)), (f(A, B), i(A))),
     Case(
         "custom_gradient",
-        CustomGradient("weighted", (("a", "b"), ("b",)), ("a", "b"), ("a",)),
+        CustomGradient("weighted", (("a", "b"), ("b",)), (("a", "b"),), ("a",)),
         (f(A, B), f(A, B), f(B)),
         differentiable=False,
     ),
