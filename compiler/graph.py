@@ -139,7 +139,8 @@ class Parameter:
 class Input:
     """What the data source yields for each step under `name`. `limit` is the axis that its integers index.
 
-    `batch` is the axis that is split into microbatches; None if the value is not split.
+    `ignored` are ids that stand for none, and may be out of range. `batch` is the axis that is split into microbatches;
+    None if the value is not split.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Input:
     limit: Axis | None = None
     batch: str | None = None
     span: Span | None = field(default=None, repr=False)
+    ignored: tuple[int, ...] = ()
 
 
 @frozen(eq=False)

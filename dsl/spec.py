@@ -147,7 +147,27 @@ class Repeat:
     __repr__ = shortened
 
 
-Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
+@frozen(eq=False)
+class Scan:
+    """`scan axis`: the body at one position of the axis after the other, or with `backward` from the last one.
+
+    The inputs of `body` are the carried values, then the captured ones, which it sees without the axis; its results are
+    the carried values after one position, and those of all positions are the results of this step, with the axis first.
+    `carried` (the initial ones) and `captured` are numbered in the enclosing body, to whose scope the body belongs.
+    """
+
+    axis: Axis
+    backward: bool
+    body: Body
+    carried: tuple[Operand, ...]
+    captured: tuple[int, ...]
+    names: tuple[str, ...]
+    span: Span
+
+    __repr__ = shortened
+
+
+Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
 
 
 @frozen(eq=False)
@@ -256,7 +276,7 @@ def applications(body: Body) -> Iterator[Apply]:
         for step in stack.pop().steps:
             if isinstance(step, Apply):
                 yield step
-            elif isinstance(step, CallBlock | Repeat) and id(step.body) not in seen:
+            elif isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
                 seen.add(id(step.body))
                 stack.append(step.body)
 

@@ -228,6 +228,16 @@ class Repeat:
 
 
 @frozen
+class Scan:
+    """`scan axis { body }`, or `scan axis backward { body }`."""
+
+    axis: Name
+    backward: bool
+    body: tuple[Statement, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Update:
     """`update name = value`."""
 
@@ -262,7 +272,7 @@ class Output:
     span: Span = field(eq=False, repr=False)
 
 
-Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Update | Loss | Metric | Output
+Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Scan | Update | Loss | Metric | Output
 
 
 @frozen

@@ -21,7 +21,7 @@ from partita.compiler.ops.op import (
     permuted,
     shape_text,
 )
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -40,6 +40,10 @@ class _Function(Op):
     """What an operation and its gradient share: they run the user's functions, of which only bounds are known."""
 
     fusible = False
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """It is applied at one position of a loop after the other."""
+        return None
 
     @property
     def reads_context(self) -> bool:

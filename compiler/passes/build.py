@@ -15,8 +15,9 @@ from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Constant, Pointwise, cast
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.reduce import ArgMax
-from partita.compiler.ops.shape import Expand
+from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
+from partita.compiler.passes.loops import Loop
 from partita.dsl import spec
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
@@ -37,11 +38,11 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
     values = builder.body(model.body, scope, arguments)
-    readers = _Readers(builder.nodes)
+    readers = _Readers([each for node in builder.nodes for each in (*builder.inside.get(node, ()), node)])
     return Graph(
         name=model.name,
         inputs=tuple(
-            Input(name, value, readers.limit(value), span=model.span)
+            Input(name, value, readers.limit(value), span=model.span, ignored=readers.ignored(value))
             for name, value in zip(model.body.inputs, arguments, strict=True)
         ),
         parameters=tuple(
@@ -74,6 +75,7 @@ class _Builder(Builder):
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
+        self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: list[NewValue] = []
 
     def typed(self, type: Type) -> Type:
@@ -114,6 +116,8 @@ class _Builder(Builder):
                     for argument, type in zip(step.arguments, step.body.types, strict=False)
                 ]
                 values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
+            elif isinstance(step, spec.Scan):
+                values.extend(self.scanned(step, scope, values))
             else:
                 values.extend(self.repeated(step, scope, values))
         self.updates += [NewValue(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
@@ -137,6 +141,26 @@ class _Builder(Builder):
             everything = self.body(step.body, inner, [*carried, *captured])
             carried = self.results(step.body, everything, inner)
         return carried
+
+    def scanned(self, step: spec.Scan, scope: str, values: Sequence[Value]) -> list[Value]:
+        """Expand the body of a scan once; returns the carried values at all positions."""
+        types = [self.typed(type) for type in step.body.types[: len(step.carried)]]
+        pairs = zip(step.carried, types, strict=True)
+        initial = [self.operand(operand, values, type.dtype) for operand, type in pairs]
+        initial = [arranged(self, value, type.names) for value, type in zip(initial, types, strict=True)]
+        loop = Loop(step.axis, step.backward)
+        states = [self.value(f"{scope}.{name}", type) for name, type in zip(step.names, types, strict=True)]
+        before, scopes = self.nodes, len(self.scopes)
+        self.nodes = []
+        everything = self.body(step.body, scope, [*states, *(loop.seen(self, values[i]) for i in step.captured)])
+        made = self.results(step.body, everything, scope)
+        made = [arranged(self, value, type.names) for value, type in zip(made, types, strict=True)]
+        nodes, self.nodes = self.nodes, before
+        del self.scopes[scopes:]
+        self.scope, self.span = scope, step.span
+        results, inside = loop.closed(self, nodes, states, initial, made, [f"{scope}.{name}" for name in step.names])
+        self.inside[self.nodes[-1]] = inside
+        return results
 
     def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
         """Lower one function."""
@@ -219,6 +243,11 @@ class _Readers:
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
                     axes.append(best.inputs[0].type.axis(best.op.over))
         return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def ignored(self, value: Value) -> tuple[int, ...]:
+        """The ids of an input that stand for none where it is an index."""
+        found = {node.op.ignored for node, _ in self.readers.get(value, ())}
+        return tuple(sorted(each for each in found if each is not None))
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

@@ -105,7 +105,10 @@ simple_statements = st.one_of(
 )
 statements = st.recursive(
     simple_statements,
-    lambda inner: st.builds(lambda e, n, body: node(tree.Repeat, e, n, body), expressions, names, several(inner, 0)),
+    lambda inner: st.one_of(
+        st.builds(lambda e, n, body: node(tree.Repeat, e, n, body), expressions, names, several(inner, 0)),
+        st.builds(lambda n, b, body: node(tree.Scan, n, b, body), names, st.booleans(), several(inner, 0)),
+    ),
     max_leaves=4,
 )
 tables = several(settings, 0, 4).map(lambda found: node(tree.Table, found))
@@ -194,6 +197,8 @@ def words(item):
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():
             return ["repeat", *words(item.count), "as", *words(item.name), *braces(item.body)]
+        case tree.Scan():
+            return ["scan", *words(item.axis), *(["backward"] if item.backward else []), *braces(item.body)]
         case tree.Loss():
             return ["loss", *words(item.value)]
         case tree.Update():
