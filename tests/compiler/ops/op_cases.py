@@ -387,13 +387,14 @@ CASES: list[Case] = [
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
     *(
-        Case(name, Custom(name, (("a", "b"), ("b",)), f(A, B), ("a",), (1,)), (f(A, B), f(B)))
+        Case(name, Custom(name, (("a", "b"), ("b",)), (f(A, B),), ("a",), (1,)), (f(A, B), f(B)))
         for name in ("weighted", "by_autograd")
     ),
-    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), f(A, B), ("a", "b"), (0,)), (f(A, B), i(A))),
+    Case("both", Custom("both", (("a", "b"), ("b",)), (f(A, B), f(A), i(A, B)), ("a",)), (f(A, B), f(B))),
+    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), (f(A, B),), ("a", "b"), (0,)), (f(A, B), i(A))),
     Case(
         "custom_gradient",
-        CustomGradient("weighted", (("a", "b"), ("b",)), ("a", "b"), ("a",)),
+        CustomGradient("weighted", (("a", "b"), ("b",)), (("a", "b"),), ("a",)),
         (f(A, B), f(A, B), f(B)),
         differentiable=False,
     ),
