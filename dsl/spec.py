@@ -208,16 +208,16 @@ class PythonFunction:
 
 @frozen(eq=False)
 class Operation:
-    """`op name(operands) -> result { … }`: an operation that the file defines by Python functions.
+    """`op name(operands) -> results { … }`: an operation that the file defines by Python functions.
 
     `split` are axes along which it may be computed in parts, `linear` the operands in which it is linear, each with its
-    place. `flops` is what an element of the result takes. Without `backward`, its gradient is that of torch's autograd.
-    `ties` are its axes whose sizes the file computes from others.
+    place. `flops` is what an element of the first result takes. Without `backward`, its gradient is that of torch's
+    autograd. `ties` are its axes whose sizes the file computes from others.
     """
 
     name: str
     operands: tuple[tuple[str, Type], ...]
-    result: Type
+    results: tuple[Type, ...]
     forward: PythonFunction
     backward: PythonFunction | None
     split: Mapping[str, Span]
@@ -239,8 +239,8 @@ class Operation:
         return tuple(i for i, (name, _) in enumerate(self.operands) if name in self.linear)
 
 
-# The function of the `Apply` that a call of an `op` becomes. Its options are `name`, and `renamed`: pairs of axes of
-# the declaration and those that replace them.
+# The function of each `Apply` that a call of an `op` becomes, one for each result. Its options are `name`, the number
+# of the `result`, and `renamed`: pairs of axes of the declaration and those that replace them.
 OPERATION = "op"
 
 

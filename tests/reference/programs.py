@@ -114,6 +114,15 @@ def counted(x, ids):
 def counted_backward(d, x, ids):
     n = (ids + 1).to(x.dtype)
     return d * n * (1 - torch.tanh(x * n).square())
+
+
+def moments(x):
+    return x.mean(-1), torch.tanh(x * x).mean(-1)
+
+
+def moments_backward(d, e, x):
+    t = torch.tanh(x * x)
+    return (d[..., None] + e[..., None] * (1 - t * t) * 2 * x) / x.shape[-1]
 """
 # For each: what its second operand is, in which operands it is linear, and whether it can be split along the last axis.
 OWN_FUNCTIONS = {
@@ -121,6 +130,7 @@ OWN_FUNCTIONS = {
     "product": ("matrix", ("x", "w"), False),
     "running": ("", ("x",), False),
     "counted": ("ids", (), True),
+    "moments": ("two", (), False),
 }
 
 
@@ -785,7 +795,7 @@ class Maker:
         x = self.expression(depth)
         function = self.one(sorted(OWN_FUNCTIONS))
         second, linear, last = OWN_FUNCTIONS[function]
-        over = self.some(x.axes - {"batch"} if second else self.reducible(x), 1, 1)
+        over = self.some(x.axes - {"batch"} if second in ("row", "matrix", "ids") else self.reducible(x), 1, 1)
         if not over:
             return None
         axes = [*self.shuffled(x.axes - {*over}), *over]
@@ -806,6 +816,8 @@ class Maker:
                 return None
             parts.append(self.widened(evolve(ids, text=f"minimum(abs({ids}), 2)"), x.axes))
             inputs.append(f"ids: i64[{', '.join(axes)}]")
+        elif second == "two":
+            result = axes[:-1]
         splits = [name for name in result if name in axes or second == "matrix"]
         splits = [name for name in splits if last or name != over[0]]
         chosen = [name for name in splits if name == "batch" or self.chance(60)]
@@ -815,8 +827,14 @@ class Maker:
         lines += [f"  split = [{', '.join(self.shuffled(chosen))}]"] if chosen else []
         lines += [f"  linear = [{', '.join(linear)}]"] if linear and self.chance(70) else []
         lines += ["  flops = 2 * size(batch)"] if self.chance(30) else []
-        header = f"op {name}({', '.join(inputs)}) -> [{', '.join(result)}] {{"
+        results = [f"[{', '.join(result)}]"] * (1 + (second == "two"))
+        header = f"op {name}({', '.join(inputs)}) -> {', '.join(results)} {{"
         self.operations[name] = "\n".join([header, *self.shuffled(lines), "}"])
+        if second == "two":
+            names = [self.fresh("v") for _ in results]
+            self.line(f"let {', '.join(names)} = {name}({x})")
+            self.body.scope |= {each: self._made(each, result, x) for each in names}
+            return self._made(self.one(("({0} - {1})", "{0}", "{1}")).format(*names), result, x)
         return self._made(f"{name}({', '.join(map(str, parts))})", result, *parts)
 
     def _call(self, depth: int) -> Expression | None:
