@@ -70,7 +70,7 @@ CODES: dict[str, Code] = {
     "E0223": Code("invalid arrow", "Arrows rename or resize axes; the function determines how many it takes, and which side is a list.", "`split(x, embed -> [heads, key])`"),
     "E0224": Code("invalid arithmetic", "A division by zero, a root of a negative number, or a result that is too large or too close to zero.", "Check the numbers."),
     "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
-    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model.", "`output logits = dot(x, head, over = embed)`"),
+    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that only an output calls has no parameters: nothing trains them.", "`output logits = dot(x, head, over = embed)`"),
     "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Inside, one position of the axis is seen, so nothing there has it.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
     # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),

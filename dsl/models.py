@@ -144,6 +144,13 @@ class Models:
         answering = self._within_limits(scope.finish(names, [number for _, number in outputs]), model.name)
         if answering is None:
             return None
+        for step in answering.body.steps[len(checked.body.steps) :]:
+            if isinstance(step, spec.CallBlock) and any(spec.parameters(step.body)):
+                message = f"`{step.block}` has parameters of its own here, and no training gives them values"
+                help = "bind its result by `let`, and use it for the loss too"
+                self.report.error("E0226", message, step.span, help=help)
+        if self.report.errors > errors:
+            return None
         return spec.Model(
             model.name.text,
             checked.body,

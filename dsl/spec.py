@@ -269,13 +269,21 @@ class Model:
 
 def applications(body: Body) -> Iterator[Apply]:
     """The applications of functions in a body and all nested bodies, each once."""
+    return (step for step in _steps(body) if isinstance(step, Apply))
+
+
+def parameters(body: Body) -> Iterator[Parameter]:
+    """The parameters and buffers of a body and all nested bodies, each once."""
+    return (step for step in _steps(body) if isinstance(step, Parameter))
+
+
+def _steps(body: Body) -> Iterator[Step]:
     seen = {id(body)}
     stack = [body]
     while stack:
         for step in stack.pop().steps:
-            if isinstance(step, Apply):
-                yield step
-            elif isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
+            yield step
+            if isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
                 seen.add(id(step.body))
                 stack.append(step.body)
 

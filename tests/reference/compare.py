@@ -19,6 +19,7 @@ from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
 from partita.runtime.data.binding import open_data
+from partita.runtime.outputs import outputs
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
 from tests.reference.programs import OWN, Program
@@ -119,8 +120,14 @@ def computed(spec: Spec, folder: Path) -> dict[str, Tensor]:
     plan = prepare(spec, allow_python=True)
     run = VirtualRun(plan)
     observed = Observed()
-    run.train(open_data(plan.program, plan.train, folder), [observed])
-    return dict(_figures(run, observed))
+    data = open_data(plan.program, plan.train, folder)
+    run.train(data, [observed])
+    found = dict(_figures(run, observed))
+    if spec.model.outputs:
+        batch = run.ranks[0].tensors(data.batch(1))
+        answers = outputs(spec, run.parameters(), batch)
+        found.update((f"output {name}", value) for name, value in answers.items())
+    return found
 
 
 def _figures(run: VirtualRun, observed: Observed) -> Iterator[tuple[str, Tensor]]:

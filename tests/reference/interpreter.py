@@ -66,6 +66,14 @@ class Walk:
         metrics = {name: values[index].data.detach().double().clone() for name, index in self.model.metrics}
         return values[self.model.loss].data, metrics
 
+    def outputs(self) -> dict[str, Tensor]:
+        """The model's outputs, with axes in the order of their types."""
+        body = self.model.answering
+        given = [Named(self.inputs[n], type.names, n) for n, type in zip(body.inputs, body.types, strict=False)]
+        self.readings.update({name: Reading(type) for name, type in zip(body.inputs, body.types, strict=False)})
+        values = self.body(body, self.model.name, given)
+        return {name: values[index].data.detach() for name, index in self.model.outputs}
+
     # ------------------------------------------------------------ bodies
 
     def body(self, body: spec.Body, path: str, given: Sequence[Named]) -> list[Named]:

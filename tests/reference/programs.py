@@ -1252,6 +1252,11 @@ class Maker:
         self.updates()
         terms = [self.term() for _ in range(self.random.randint(0, 2))]
         terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
+        self.inside = 3  # no calls: nothing trains the parameters of a block that only an output calls
+        for _ in range(self.one((0, 0, 1, 2))):
+            made = self.expression(2) if self.chance(80) else self.integer(2)
+            self.line(f"output {self.fresh('out')} = {made}")
+        self.inside = 0
         loss = f"loss {' + '.join(self.shuffled(terms))}"
         metrics = [f"metric number{i} = {self.metric()}" for i in range(self.random.randint(0, 3))]
         loss += self.slots()

@@ -65,6 +65,7 @@ class Training:
         self.steps: list[Done] = []
         self.evaluations: list[Evaluated] = []
         self.gradients: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}  # of the first batch, by the parameters at the end
         self.states: dict[str, list[Tensor]] = {}
         self.good: list[tuple[float, float]] = []
         self.skipped = 0
@@ -94,6 +95,9 @@ class Training:
             every = self.train.eval
             if every is not None and (number % every.arguments["interval"] == 0 or number == self.train.steps):
                 self.evaluate(number)
+        with torch.no_grad():
+            walk = Walk(self.model, self.batch(1), self.parameters, self.train.seed, 0, training=False)
+            self.outputs = walk.outputs() if self.model.outputs else {}
         return self
 
     # ------------------------------------------------------------ steps
@@ -317,3 +321,5 @@ def figures(training: Training) -> Iterator[tuple[str, Tensor, float]]:
         yield f"gradient of {path} in the last step", gradient, unit
     for path, value in training.parameters.items():
         yield f"parameter {path} at the end", value.detach(), 1.0
+    for name, value in training.outputs.items():
+        yield f"output {name}", value, 1.0
