@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
@@ -208,16 +208,16 @@ class PythonFunction:
 
 @frozen(eq=False)
 class Operation:
-    """`op name(operands) -> result { … }`: an operation that the file defines by Python functions.
+    """`op name(operands) -> results { … }`: an operation that the file defines by Python functions.
 
     `split` are axes along which it may be computed in parts, `linear` the operands in which it is linear, each with its
-    place. `flops` is what an element of the result takes. Without `backward`, its gradient is that of torch's autograd.
-    `ties` are its axes whose sizes the file computes from others.
+    place. `flops` is what an element of the first result takes. Without `backward`, its gradient is that of torch's
+    autograd. `ties` are its axes whose sizes the file computes from others.
     """
 
     name: str
     operands: tuple[tuple[str, Type], ...]
-    result: Type
+    results: tuple[Type, ...]
     forward: PythonFunction
     backward: PythonFunction | None
     split: Mapping[str, Span]
@@ -239,8 +239,8 @@ class Operation:
         return tuple(i for i, (name, _) in enumerate(self.operands) if name in self.linear)
 
 
-# The function of the `Apply` that a call of an `op` becomes. Its options are `name`, and `renamed`: pairs of axes of
-# the declaration and those that replace them.
+# The function of each `Apply` that a call of an `op` becomes, one for each result. Its options are `name`, the number
+# of the `result`, and `renamed`: pairs of axes of the declaration and those that replace them.
 OPERATION = "op"
 
 
@@ -248,9 +248,8 @@ OPERATION = "op"
 class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
-    `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`, the
-    body with what is computed for them alone; None if there are none. `operations` are the
-    file's own that it uses.
+    `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
+    body, and what is computed for them alone. `operations` are the file's own that it uses.
     """
 
     name: str
@@ -261,7 +260,7 @@ class Model:
     span: Span
     nodes: int
     outputs: tuple[tuple[str, int], ...] = ()
-    answering: Body | None = None
+    answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
     operations: Mapping[str, Operation] = field(factory=dict)
 
     def __repr__(self) -> str:

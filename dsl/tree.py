@@ -350,18 +350,18 @@ class Table:
 
 @frozen
 class Operation:
-    """`op name(inputs) -> result { settings }`."""
+    """`op name(inputs) -> results { settings }`."""
 
     name: Name
     inputs: tuple[Input, ...]
-    result: TensorType
+    results: tuple[TensorType, ...]
     table: Table
     span: Span = field(eq=False, repr=False)
 
     @property
     def types(self) -> tuple[TensorType, ...]:
-        """The types of its inputs and of its result."""
-        return (*(each.type for each in self.inputs), self.result)
+        """The types of its inputs and of its results."""
+        return (*(each.type for each in self.inputs), *self.results)
 
 
 @frozen

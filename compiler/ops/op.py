@@ -150,6 +150,11 @@ class Op:
         """
         return None
 
+    @property
+    def ignored(self) -> int | None:
+        """An id that stands for none, and may be out of range."""
+        return None
+
     def fans(self, type: Type) -> tuple[int, int] | None:
         """Fan-in and fan-out of a parameter of this type as its operand; None if it defines none."""
         return None

@@ -25,10 +25,11 @@ EQUAL = Pointwise("equal")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
-def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
+def build(model: spec.Model, precision: str, training: bool = True, outputs: Sequence[str] = ()) -> Graph:
     """The forward graph of a model. With `training` false, dropout is the identity.
 
     What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
+    With `outputs`, the graph computes these, and no loss, metrics and updates.
     """
     builder = _Builder(precision, training, model.operations)
     scope = model.name
@@ -37,12 +38,14 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
     for name, type in zip(model.body.inputs, model.body.types, strict=False):
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
-    values = builder.body(model.body, scope, arguments)
+    values = builder.body(model.answering if outputs else model.body, scope, arguments)
     readers = _Readers([each for node in builder.nodes for each in (*builder.inside.get(node, ()), node)])
+    if outputs:
+        loss = builder.apply(Constant(0.0, accumulation(precision)))
     return Graph(
         name=model.name,
         inputs=tuple(
-            Input(name, value, readers.limit(value), span=model.span)
+            Input(name, value, readers.limit(value), span=model.span, ignored=readers.ignored(value))
             for name, value in zip(model.body.inputs, arguments, strict=True)
         ),
         parameters=tuple(
@@ -58,10 +61,11 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
             for value, step in builder.parameters
         ),
         nodes=tuple(builder.nodes),
-        loss=values[model.loss],
-        metrics=tuple((name, values[index]) for name, index in model.metrics),
+        loss=loss if outputs else values[model.loss],
+        metrics=() if outputs else tuple((name, values[index]) for name, index in model.metrics),
         scopes=tuple(builder.scopes),
-        updates=tuple(builder.updates),
+        updates=() if outputs else tuple(builder.updates),
+        asked=tuple((name, values[index]) for name, index in model.outputs if name in outputs),
     )
 
 
@@ -98,9 +102,12 @@ class _Builder(Builder):
     def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:
         """Expand a body in a scope. Returns all its values, from which `results` selects."""
         values = list(arguments)
-        for step in body.steps:
+        for position, step in enumerate(body.steps):
             self.scope, self.span = scope, step.span
-            if isinstance(step, spec.Apply):
+            if isinstance(step, spec.Apply) and step.function == spec.OPERATION:
+                if step.options["result"] == 0:
+                    values.extend(self.custom(body.steps[position:], scope, values))
+            elif isinstance(step, spec.Apply):
                 values.append(self.application(step, scope, values))
             elif isinstance(step, spec.Parameter):
                 value = self.value(f"{scope}.{step.name}", self.typed(step.type))
@@ -164,8 +171,6 @@ class _Builder(Builder):
 
     def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
         """Lower one function."""
-        if step.function == spec.OPERATION:
-            return self.custom(step, scope, values)
         dtype = self.typed(step.type).dtype
         if step.function in COMPARISONS:
             tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
@@ -175,10 +180,15 @@ class _Builder(Builder):
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
         return lower(step.function, site)
 
-    def custom(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
-        """Lower an operation of the file's own. Its operands have the dtypes that it declares."""
+    def custom(self, steps: Sequence[spec.Step], scope: str, values: Sequence[Value]) -> tuple[Value, ...]:
+        """Lower an operation of the file's own, of which the first steps are the results. Its operands have the dtypes
+        that it declares.
+        """
+        step = steps[0]
+        assert isinstance(step, spec.Apply)
         declared = self.operations[step.options["name"]]
         renamed = dict(step.options["renamed"])
+        results = [each.type for each in steps[: len(declared.results)] if isinstance(each, spec.Apply)]
 
         def over(names: Iterable[str]) -> tuple[str, ...]:
             return tuple(renamed.get(name, name) for name in names)
@@ -188,17 +198,17 @@ class _Builder(Builder):
             for operand, (_, type) in zip(step.operands, declared.operands, strict=True)
         ]
         sizes = {axis.name: axis.size for value in operands for axis in value.type.axes}
-        sizes |= {axis.name: axis.size for axis in step.type.axes}
+        sizes |= {axis.name: axis.size for type in results for axis in type.axes}
         op = Custom(
             declared.name,
             tuple(over(type.names) for _, type in declared.operands),
-            self.typed(step.type),
+            tuple(self.typed(type) for type in results),
             over(declared.split),
             declared.positions,
             float(declared.flops.at({name: sizes[new] for name, new in renamed.items() if new in sizes} | sizes)),
             declared.backward is not None,
         )
-        return self.apply(op, *operands, name=f"{scope}.{step.name or declared.name}")
+        return self.apply_all(op, *operands, name=f"{scope}.{step.name or declared.name}")
 
     def sample(self, step: spec.Sample, scope: str) -> Value:
         """A tensor drawn again at each step; its random key is its full name."""
@@ -243,6 +253,11 @@ class _Readers:
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
                     axes.append(best.inputs[0].type.axis(best.op.over))
         return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def ignored(self, value: Value) -> tuple[int, ...]:
+        """The ids of an input that stand for none where it is an index."""
+        found = {node.op.ignored for node, _ in self.readers.get(value, ())}
+        return tuple(sorted(each for each in found if each is not None))
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

@@ -23,13 +23,14 @@ phase.
 
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
-    input       [name] value [limit AXIS] [cut AXIS]
+    input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
     parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES]
     master      parameter value
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
     metric      name value
     update      buffer value
+    output      name value
     guard       name AXIS
 """
 
@@ -178,7 +179,8 @@ class GraphWriter:
         name = f"{each.name} " if each.name != each.value.name.rsplit(".", 1)[-1] else ""
         limit = f" limit {each.limit}" if each.limit is not None else ""
         cut = f" cut {each.batch}" if each.batch is not None else ""
-        return f"input {name}{self.value(each.value)}{limit}{cut}"
+        ignored = f" ignored {','.join(map(str, each.ignored))}" if each.ignored else ""
+        return f"input {name}{self.value(each.value)}{limit}{ignored}{cut}"
 
     def parameter(self, each: Parameter) -> str:
         """`parameter %m.w: f32[embed=64] normal(std=0.02)`."""
@@ -226,6 +228,7 @@ class GraphWriter:
             f"loss {self.name(graph.loss)}",
             *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
             *(f"update {each.buffer} {self.name(each.value)}" for each in graph.updates),
+            *(f"output {name} {self.name(value)}" for name, value in graph.asked),
             *map(self.gradient, graph.gradients),
             *(f"guard {each.name} {each.axis}" for each in graph.guards),
         ]
@@ -378,10 +381,11 @@ class GraphReader:
 
     def input(self, text: str) -> Input:
         """Parses an input."""
-        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: cut (\S+))?", text)
+        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: ignored (\S+))?(?: cut (\S+))?", text)
         value = self.value(match[2])
         limit = parse_axis(match[3]) if match[3] else None
-        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[4])
+        ignored = tuple(map(int, match[4].split(","))) if match[4] else ()
+        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[5], ignored=ignored)
 
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""
@@ -455,6 +459,7 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "accumulator": reader.accumulator,
         "master": reader.master,
         "update": reader.new_value,
+        "output": reader.metric,
         "loss": lambda text: reader.values[text],
         "metric": reader.metric,
         "gradient": reader.gradient,
@@ -485,4 +490,5 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         guards=tuple(found["guard"]),
         updates=tuple(found["update"]),
         masters=tuple(found["master"]),
+        asked=tuple(found["output"]),
     )

@@ -252,7 +252,8 @@ class Walk:
             x.ordered([renamed.get(name, name) for name in type.names]).data.clone()
             for x, (_, type) in zip(operands, declared.operands, strict=True)
         ]
-        return Named(scope[declared.forward.name](*given), step.type.names)
+        made = scope[declared.forward.name](*given)
+        return Named(made[o["result"]] if isinstance(made, tuple) else made, step.type.names)
 
     def _dropout(self, step, path, o, x: Named) -> Named:
         if not self.training or not o["rate"]:

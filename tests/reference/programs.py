@@ -114,6 +114,15 @@ def counted(x, ids):
 def counted_backward(d, x, ids):
     n = (ids + 1).to(x.dtype)
     return d * n * (1 - torch.tanh(x * n).square())
+
+
+def moments(x):
+    return x.mean(-1), torch.tanh(x * x).mean(-1)
+
+
+def moments_backward(d, e, x):
+    t = torch.tanh(x * x)
+    return (d[..., None] + e[..., None] * (1 - t * t) * 2 * x) / x.shape[-1]
 """
 # For each: what its second operand is, in which operands it is linear, and whether it can be split along the last axis.
 OWN_FUNCTIONS = {
@@ -121,6 +130,7 @@ OWN_FUNCTIONS = {
     "product": ("matrix", ("x", "w"), False),
     "running": ("", ("x",), False),
     "counted": ("ids", (), True),
+    "moments": ("two", (), False),
 }
 
 
@@ -202,6 +212,7 @@ class Maker:
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
     planted: bool = False  # whether a step is made bad
+    constants: dict[str, str] = field(factory=dict)
     scanning: int = 0  # how deep in scans, which update no buffers
     updating: set[str] = field(factory=set)  # blocks that do
 
@@ -283,7 +294,19 @@ class Maker:
             return f"size({self.one(sorted(self.sizes))}) / {self.one(('4', '8', '3'))}"
         if self.chance(5):
             return f"1 / sqrt(size({self.one(sorted(self.sizes))}))"
+        if self.chance(10):
+            return self.constant()
         return self.one(NUMBERS)
+
+    def constant(self) -> str:
+        """The name of a number: a new one, which may be computed from another, or one that is there already."""
+        known = self.one(sorted(self.constants)) if self.constants else None
+        if known and self.chance(50):
+            return known
+        name = self.fresh("number_")
+        value = self.one((*NUMBERS, "25%", f"size({self.one(sorted(self.sizes))}) / 4"))
+        self.constants[name] = f"{known} / 2" if known and self.chance(30) else value
+        return name
 
     def _name(self, depth: int) -> Expression | None:
         return self.named()
@@ -785,7 +808,7 @@ class Maker:
         x = self.expression(depth)
         function = self.one(sorted(OWN_FUNCTIONS))
         second, linear, last = OWN_FUNCTIONS[function]
-        over = self.some(x.axes - {"batch"} if second else self.reducible(x), 1, 1)
+        over = self.some(x.axes - {"batch"} if second in ("row", "matrix", "ids") else self.reducible(x), 1, 1)
         if not over:
             return None
         axes = [*self.shuffled(x.axes - {*over}), *over]
@@ -806,6 +829,8 @@ class Maker:
                 return None
             parts.append(self.widened(evolve(ids, text=f"minimum(abs({ids}), 2)"), x.axes))
             inputs.append(f"ids: i64[{', '.join(axes)}]")
+        elif second == "two":
+            result = axes[:-1]
         splits = [name for name in result if name in axes or second == "matrix"]
         splits = [name for name in splits if last or name != over[0]]
         chosen = [name for name in splits if name == "batch" or self.chance(60)]
@@ -815,8 +840,14 @@ class Maker:
         lines += [f"  split = [{', '.join(self.shuffled(chosen))}]"] if chosen else []
         lines += [f"  linear = [{', '.join(linear)}]"] if linear and self.chance(70) else []
         lines += ["  flops = 2 * size(batch)"] if self.chance(30) else []
-        header = f"op {name}({', '.join(inputs)}) -> [{', '.join(result)}] {{"
+        results = [f"[{', '.join(result)}]"] * (1 + (second == "two"))
+        header = f"op {name}({', '.join(inputs)}) -> {', '.join(results)} {{"
         self.operations[name] = "\n".join([header, *self.shuffled(lines), "}"])
+        if second == "two":
+            names = [self.fresh("v") for _ in results]
+            self.line(f"let {', '.join(names)} = {name}({x})")
+            self.body.scope |= {each: self._made(each, result, x) for each in names}
+            return self._made(self.one(("({0} - {1})", "{0}", "{1}")).format(*names), result, x)
         return self._made(f"{name}({', '.join(map(str, parts))})", result, *parts)
 
     def _call(self, depth: int) -> Expression | None:
@@ -1176,6 +1207,12 @@ class Maker:
         logits = self.widened(self.within(self.expression(2), axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
         extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
+        if self.chance(30):
+            ignored = self.one(("-1", "0", "1"))
+            # Ids of data are not negative: some of them may be made so.
+            if ignored == "-1":
+                ids = evolve(ids, text=f"where({ids} == {self.one('01')}, -1, {ids})")
+            extra += f", ignore = {ignored}"
         return f"cross_entropy({logits}, {ids}, over = {over}{extra})"
 
     def metric(self) -> str:
@@ -1339,6 +1376,7 @@ class Maker:
         text = "\n".join(
             [
                 axes,
+                *(f"const {name} = {self.constants[name]}" for name in self.shuffled(self.constants)),
                 *(own for name, own in self.operations.items() if f"{name}(" in "\n".join([*blocks, model])),
                 *blocks,
                 model,
