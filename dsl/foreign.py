@@ -97,7 +97,10 @@ FUNCTIONS: Mapping[str, str] = _by_name(
             "group_norm groupnorm",
             "`layer_norm(split(x, channels -> [groups, part]), over = [part, height, width])`, merged again",
         ),
-        ("batch_norm batchnorm", _NOT_YET),
+        (
+            "batch_norm batchnorm batch_norm2d batchnorm2d",
+            "blocks to import: `batch_norm` and `batch_norm_image` of specs/zoo/blocks/batch_norm.par",
+        ),
         ("bce bce_loss bce_with_logits", "`binary_cross_entropy(logits, targets)`"),
         ("elu relu6 hardswish lstm gru rnn scan kl_div huber", _NOT_YET),
         (
