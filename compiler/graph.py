@@ -101,10 +101,10 @@ class Node:
 
 @frozen(eq=False)
 class Parameter:
-    """A trained tensor. `value` is what the model computes with; the master copy has type `master`.
+    """A tensor with a value of its own. `value` is what the model computes with; the master copy has type `master`.
 
     `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
-    applies: whether a `dot` or an `embedding` reads it.
+    applies: whether a `dot` or an `embedding` reads it. Unless it is `trained` it has no gradient and is not updated.
     """
 
     value: Value
@@ -113,6 +113,7 @@ class Parameter:
     fans: tuple[int, int]
     decays: bool
     span: Span | None = field(default=None, repr=False)
+    trained: bool = True
 
     __repr__ = shortened
 

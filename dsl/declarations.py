@@ -32,6 +32,7 @@ class Declarations:
     meshes: dict[str, tree.Mesh] = field(factory=dict)
     layouts: dict[str, tree.Layout] = field(factory=dict)
     schedules: dict[str, tree.Schedule] = field(factory=dict)
+    optimizers: dict[str, tree.Optimizer] = field(factory=dict)
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
@@ -47,6 +48,7 @@ KINDS: dict[type, tuple[str, str]] = {
     tree.Mesh: ("mesh", "meshes"),
     tree.Layout: ("layout", "layouts"),
     tree.Schedule: ("schedule", "schedules"),
+    tree.Optimizer: ("optimizer", "optimizers"),
 }
 
 

@@ -18,7 +18,7 @@ from attrs import frozen
 from partita.dsl import tree
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.lexer import Token, tokenize
-from partita.dsl.parser import parse_file
+from partita.dsl.parser import parse_tokens
 from partita.dsl.reader import source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.source import Source
@@ -55,8 +55,8 @@ def format_text(text: str, name: str = "<text>") -> str:
 def _parsed(source: Source) -> tuple[tree.File, list[Token], list[Token]]:
     report, comments = Report(), list[Token]()
     try:
-        file = parse_file(source, report)
-        tokens = tokenize(source, Report(), comments)
+        tokens = tokenize(source, report, comments)
+        file = parse_tokens(source, tokens, report)
     except Full:
         raise Refused(report.diagnostics()) from None
     if report.errors:
@@ -274,7 +274,7 @@ def _starts(file: tree.File) -> Iterator[int]:
                 yield from (entry.span.start for entry in table.entries)
             case tree.Train(table=table):
                 yield from (entry.span.start for entry in table.entries)
-            case tree.Layout(rules=rules):
+            case tree.Layout(rules=rules) | tree.Optimizer(rules=rules):
                 yield from (rule.span.start for rule in rules)
             case tree.Expect(claims=claims):
                 yield from (claim.span.start for claim in claims)

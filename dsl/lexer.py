@@ -24,6 +24,16 @@ END, BROKEN = "$END", "$BROKEN"
 OPENING = {"(": ")", "[": "]", "{": "}"}
 CLOSING = {close: open for open, close in OPENING.items()}
 
+# The other words of the grammar are keywords only where they stand: where none is expected, they are names.
+RESERVED_WORDS = frozenset(
+    word
+    for words in (
+        "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place",
+        "recompute schedule train expect true false",
+    )
+    for word in words.split()
+)
+
 # What messages call the terminals without a fixed text.
 SPOKEN = {
     "NAME": "a name",
@@ -39,6 +49,7 @@ class Language:
     """The grammar's table in the form that the lexer and the parser use."""
 
     words: dict[str, str]
+    soft: frozenset[str]  # terminals of the words that are not reserved
     spoken: dict[str, str]
     pattern: re.Pattern[str]
     ignored: frozenset[str]
@@ -57,6 +68,7 @@ def language() -> Language:
     parts.append(f"(?P<MARK>{'|'.join(map(re.escape, marks))})")
     return Language(
         words,
+        frozenset(name for word, name in words.items() if word.isalpha() and word not in RESERVED_WORDS),
         {name: f"`{word}`" for word, name in words.items()} | SPOKEN,
         re.compile("|".join(parts)),
         frozenset(data["ignored"]),

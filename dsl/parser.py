@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from partita.dsl import limits, tree
 from partita.dsl.foreign import written_here
 from partita.dsl.lexer import BROKEN, CLOSING, END, OPENING, Language, Token, language, tokenize
@@ -17,14 +19,18 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "train", "expect")
+DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "optimizer", "train", "expect")
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
 def parse_file(source: Source, report: Report) -> tree.File:
     """The tree of a file, as far as it can be parsed; syntax errors are reported."""
+    return parse_tokens(source, tokenize(source, report), report)
+
+
+def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
+    """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
     first, errors = None, report.errors
-    tokens = tokenize(source, report)
     parser = _Parser(source, tokens, "file", report)
     declarations: list[Any] = []
     while True:
@@ -66,10 +72,12 @@ class _Parser:
 
     def run(self) -> Any:
         """Parse to the end; returns the value of the start symbol, or None after reporting an error."""
-        rows, rules = self.table.states, self.table.rules
+        rows, rules, soft = self.table.states, self.table.rules, self.table.soft
         states, values, places, depths = self.states, self.values, self.places, self.depths
         while True:
             token = self.tokens[self.next]
+            if token.kind in soft:
+                token = self.tokens[self.next] = self.read(token, rows[states[-1]])
             action = rows[states[-1]].get(token.kind)
             if action is None:
                 if token.kind != BROKEN:
@@ -108,6 +116,10 @@ class _Parser:
             depths.append(depth)
             if token.kind == END and states[-1] == self.last:
                 return value
+
+    def read(self, token: Token, row: dict[str, int]) -> Token:
+        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword."""
+        return token if token.kind in row or "NAME" not in row else evolve(token, kind="NAME")
 
     def recover(self, declarations: list[Any]) -> bool:
         """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
@@ -228,6 +240,7 @@ PHRASES = (
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
     ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC"))),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
+    ("a rule", frozenset(("FREEZE", "UPDATE"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
 )
 
@@ -315,6 +328,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "place": _place,
     "recompute": lambda s, paths: tree.Recompute(paths, s),
     "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
+    "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
+    "freeze": lambda s, paths: tree.FreezeRule(paths, s),
+    "update_rule": lambda s, paths, call: tree.UpdateRule(paths, call, s),
     "train": lambda s, table: tree.Train(table, s),
     "table": lambda s, *entries: tree.Table(entries, s),
     "expect": lambda s, *claims: tree.Expect(claims, s),

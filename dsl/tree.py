@@ -374,6 +374,32 @@ class Schedule:
 
 
 @frozen
+class FreezeRule:
+    """`freeze targets`."""
+
+    targets: tuple[Path, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class UpdateRule:
+    """`update targets -> call`."""
+
+    targets: tuple[Path, ...]
+    call: Call
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Optimizer:
+    """`optimizer name { rules }`."""
+
+    name: Name
+    rules: tuple[FreezeRule | UpdateRule, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Train:
     """`train { settings }`."""
 
@@ -399,7 +425,7 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
-Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedule | Train | Expect
+Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
 
 
 @frozen

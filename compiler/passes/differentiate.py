@@ -4,6 +4,8 @@ Reverse-mode differentiation. Every backward node has the scope and span of its 
 parameter's gradient, one for each use, are not added here but in its accumulators, one for each stage, so that tied
 parameters need no special treatment.
 
+Frozen parameters are not differentiated, and neither is what depends on no other ones.
+
 A backward node is BACKWARD if the cotangent of some activation (a forward value that depends on data) needs it, and
 WEIGHT if only gradients of parameters do. Inputs of the model are not differentiated, even on the first stage.
 """
@@ -82,8 +84,9 @@ def differentiate(graph: Graph) -> Graph:
             if d is not None and value in wanted:
                 contributions.setdefault(value, []).append((d, node))
 
-    missing = [p for p in graph.parameters if not contributions.get(p.value)]
-    declared = {p.span for p in graph.parameters if contributions.get(p.value)}
+    trained = [p for p in graph.parameters if p.trained]
+    missing = [p for p in trained if not contributions.get(p.value)]
+    declared = {p.span for p in trained if contributions.get(p.value)}
     lost = [p for p in missing if p.span not in declared]
     if lost:
         raise Refused(
@@ -101,7 +104,7 @@ def differentiate(graph: Graph) -> Graph:
         zeros = pointwise(build, "multiply", parameter.value, nothing)
         contributions[parameter.value] = [(zeros, reader)]
     gradients_out: list[Gradient] = []
-    for parameter in graph.parameters:
+    for parameter in trained:
         for d, reader in contributions[parameter.value]:
             if d not in renamed:
                 renamed[d] = cotangent_of(parameter.value, d)
@@ -111,8 +114,8 @@ def differentiate(graph: Graph) -> Graph:
 
 
 def _differentiable(graph: Graph) -> set[Value]:
-    """Values that need a cotangent: parameters, and floats that depend on one."""
-    wanted = {parameter.value for parameter in graph.parameters}
+    """Values that need a cotangent: trained parameters, and floats that depend on one."""
+    wanted = {parameter.value for parameter in graph.parameters if parameter.trained}
     for node in graph.nodes:
         if node.op.differentiable and any(value in wanted for value in node.inputs):
             wanted.update(value for value in node.outputs if value.type.is_float)

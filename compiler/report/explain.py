@@ -70,8 +70,9 @@ class Explanation:
     """Everything that determines a tensor's layout. `names` has one per iteration; the first is described.
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
-    in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `moved` is
-    the communication of it, or of a parameter's gradient and updates, in all iterations.
+    in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
+    the optimizer's for a parameter. `moved` is the communication of it, or of a parameter's gradient and updates, in
+    all iterations.
     """
 
     names: tuple[str, ...]
@@ -84,6 +85,7 @@ class Explanation:
     late: tuple[Late, ...]
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
+    rule: Span | None = None
     operation: str | None = None
     made: Layout | None = None
     instead: tuple[str, ...] = ()
@@ -195,10 +197,12 @@ class _Tensors:
         stages = tuple(sorted({s for each in names for s in self.state.program.parameter(each).stages}))
         found = self._of(names, "a parameter", parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
+        kinds = ("param", "grad", "state") if parameter.trained else ("param",)
         return evolve(
             found,
+            rule=self.state.rules[parameter.name].span,
             local=found.local.with_dtype(parameter.value.type.dtype),
-            stored=tuple(self._stored(parameter, layouts, kind) for kind in ("param", "grad", "state")),
+            stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),
         )
 

@@ -24,7 +24,7 @@ phase.
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
     input       [name] value [limit AXIS] [cut AXIS]
-    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [frozen]
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
     metric      name value
@@ -171,7 +171,9 @@ class GraphWriter:
             words.append(call_text(each.initial))
         if each.fans != usual_fans(each.master):
             words.append(f"fans {each.fans[0]}, {each.fans[1]}")
-        return f"parameter {' '.join(words)}{' decays' if each.decays else ''}"
+        words += ["decays"] if each.decays else []
+        words += [] if each.trained else ["frozen"]
+        return f"parameter {' '.join(words)}"
 
     def accumulator(self, each: Accumulator) -> str:
         """`accumulator m.w %total(d(m.w))@0: f32[embed=64] parameter m.w stage 0`."""
@@ -359,12 +361,12 @@ class GraphReader:
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""
         fans = r"fans (\d+), (\d+)"
-        match = matched(rf"({VALUE})(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?", text)
+        match = matched(rf"({VALUE})(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( frozen)?", text)
         value = self.value(match[1])
         master = parse_type(match[2]) if match[2] else usual_master(value.type)
         initial = parse_call(match[3]) if match[3] else ZEROS
         known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
-        return Parameter(value, master, initial, known, bool(match[6]))
+        return Parameter(value, master, initial, known, bool(match[6]), trained=not match[7])
 
     def accumulator(self, text: str) -> Accumulator:
         """Parses an accumulator."""

@@ -88,7 +88,7 @@ def finish1(t, c):
 
 def update1(m, t, v, s, c):
     (whole,) = yield c.all_gather("data", (t[0],), (0,))
-    m[0].sub_(c.rate * t[0])
+    m[0].sub_(c.rates[0] * t[0])
     v[0].copy_(t[0])
     assert c.coordinates["pipe"] == 1 and whole.shape[0] == 2 * t[0].shape[0]
 """
@@ -194,7 +194,7 @@ def test_functions_that_communicate(strict: bool) -> None:
     x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradient = (x * w0).sum(0)
     for number in (1, 2):
-        cluster.run([executor.step(number, {"x": x}, 0.5) for executor in executors])
+        cluster.run([executor.step(number, {"x": x}, (0.5,)) for executor in executors])
         for rank, executor in enumerate(executors):
             # Both ranks of a stage contribute half. Each of the rows was counted on both ranks, and halved.
             torch.testing.assert_close(executor.statistics.tolist(), [float(ROWS), float((gradient**2).sum())])

@@ -115,7 +115,7 @@ def compiled(op: Op, operands: tuple[Type, ...], results: tuple[Type, ...]) -> C
 def run(op: Op, types: Sequence[Type], operands: Sequence[torch.Tensor], at: Mapping[str, int]) -> Parts:
     """Results of an operation on the rank at some coordinates."""
     results = op.infer(*types)
-    context = Context(seed=3, device=torch.device("cpu"), step=2, update=2, rate=0.5, coordinates=at)
+    context = Context(seed=3, device=torch.device("cpu"), step=2, update=2, rates=(0.5,), coordinates=at)
     found = compiled(op, tuple(types), results)(operands, context)
     tensors = list(found) if len(results) > 1 else [found]
     for type, tensor in zip(results, tensors, strict=True):

@@ -87,8 +87,8 @@ MISTAKES = [
     Planted(
         "rate-of-the-step-before",
         "runtime/training.py",
-        'rate = learning_rate(settings.optimizer.arguments["lr"], number)',
-        'rate = learning_rate(settings.optimizer.arguments["lr"], max(1, number - 1))',
+        "rates = learning_rates(settings.optimizer, number)",
+        "rates = learning_rates(settings.optimizer, max(1, number - 1))",
         f"{FILE}[figures]",
     ),
     Planted(
