@@ -1,7 +1,7 @@
 """Arithmetic on numbers that are known at check time: sizes, counts, settings, numbers in models.
 
 Values are exact fractions; only functions such as roots and logarithms produce floats. Numbers of the same unit can be
-added, and any number can be scaled by a plain one.
+added, a ratio is a number as well (1 - 10% is 90%), and any number can be scaled by one without a unit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from partita.dsl import tree, units
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS, computed
 from partita.dsl.source import Span
-from partita.dsl.units import PLAIN, Quantity
+from partita.dsl.units import PLAIN, RATIO, Quantity
 
+UNITLESS = frozenset((PLAIN, RATIO))
 _BITS = 4096  # of numerator and denominator together; bounds the cost of exact arithmetic
 
 Lookup = Callable[[tree.Path | tree.Call], Quantity]
@@ -36,12 +37,6 @@ def evaluate(expression: tree.Expression, lookup: Lookup) -> Quantity:
     raise refuse("E0306", "expected a number", expression.span)
 
 
-def no_names(expression: tree.Path | tree.Call) -> Quantity:
-    """The lookup where only numbers are allowed. Raises Refused (E0306)."""
-    name = expression.parts[0] if isinstance(expression, tree.Path) else expression.name
-    raise refuse("E0306", f"expected a number, not `{name.text}`", expression.span)
-
-
 def negative(quantity: Quantity) -> Quantity:
     """The negated quantity."""
     return Quantity(-quantity.value, quantity.dimension, computed("negate", quantity.term))
@@ -50,15 +45,19 @@ def negative(quantity: Quantity) -> Quantity:
 def combine(operator: str, left: Quantity, right: Quantity, span: Span) -> Quantity:
     """`left operator right`. Raises Refused: undefined or out of range (E0224), incompatible units (E0307)."""
     a, b = left.value, right.value
+    dimensions = left.dimension, right.dimension
     same = left.dimension == right.dimension
+    unitless = RATIO if RATIO in dimensions else PLAIN
     formula = computed(operator, left.term, right.term)
     try:
-        if operator in "+-" and same:
-            return bounded(Quantity(a + b if operator == "+" else a - b, left.dimension, formula), span)
-        if operator == "*" and PLAIN in (left.dimension, right.dimension):
-            dimension = right.dimension if left.dimension == PLAIN else left.dimension
+        if operator in "+-" and (same or UNITLESS.issuperset(dimensions)):
+            return bounded(
+                Quantity(a + b if operator == "+" else a - b, left.dimension if same else unitless, formula), span
+            )
+        if operator == "*" and not UNITLESS.isdisjoint(dimensions):
+            dimension = next((each for each in dimensions if each not in UNITLESS), unitless)
             return bounded(Quantity(a * b, dimension, formula), span)
-        if operator == "/" and (same or right.dimension == PLAIN):
+        if operator == "/" and (same or right.dimension in UNITLESS):
             return bounded(Quantity(a / b, PLAIN if same else left.dimension, formula), span)
     except ZeroDivisionError:
         raise refuse("E0224", "division by zero", span) from None

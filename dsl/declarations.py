@@ -1,8 +1,8 @@
 """A file and its imports → their declarations by name, one table for each kind.
 
 Invariants: an import stays under the root directory, symbolic links included; a file is read once however often it is
-imported; the importing file's axis overrides an imported one of the same name; any other duplicate name of a kind is an
-error.
+imported; the importing file's axis or constant overrides an imported one of the same name; any other duplicate name of
+a kind is an error. Axes and constants share one namespace.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Declarations:
 
     source: Source
     axes: dict[str, tree.Entry] = field(factory=dict)
+    constants: dict[str, tree.Entry] = field(factory=dict)
     blocks: dict[str, tree.Block] = field(factory=dict)
     models: dict[str, tree.Model] = field(factory=dict)
     meshes: dict[str, tree.Mesh] = field(factory=dict)
@@ -50,6 +51,9 @@ KINDS: dict[type, tuple[str, str]] = {
     tree.Schedule: ("schedule", "schedules"),
     tree.Optimizer: ("optimizer", "optimizers"),
 }
+
+# The tables of entries, each with the other one of the same namespace.
+SIZES = {"axes": "constants", "constants": "axes"}
 
 
 def gather(main: Source, path: str | None, root: str | None, reader: Reader, report: Report) -> Declarations:
@@ -132,7 +136,10 @@ class _Gathering:
         report = self.report
         if isinstance(declaration, tree.Axes):
             for entry in declaration.entries:
-                self.enter("axis", found.axes, entry.key, entry)
+                self.enter("axis", found.axes, entry.key, entry, found.constants)
+        elif isinstance(declaration, tree.Constants):
+            for entry in declaration.entries:
+                self.enter("constant", found.constants, entry.key, entry, found.axes)
         elif isinstance(declaration, tree.Train):
             if found.train:
                 report.error("E0301", "there is a second train block", declaration.span, help="a file has one")
@@ -144,13 +151,20 @@ class _Gathering:
             assert not isinstance(declaration, tree.Import)
             self.enter(kind, getattr(found, table), declaration.name, declaration)
 
-    def enter(self, kind: str, table: dict[str, Any], name: tree.Name, value: object) -> None:
-        """Enter one name."""
+    def enter(
+        self, kind: str, table: dict[str, Any], name: tree.Name, value: object, other: Mapping[str, Any] | None = None
+    ) -> None:
+        """Enter one name, which must not be in the table, nor in the `other` of the same namespace."""
         if not unreserved(name, self.report):
             return
         if name.text in table:
             notes = [f"the first is at {table[name.text].span.place}"]
             self.report.error("E0301", f"{kind} `{name.text}` is declared twice", name.span, notes)
+            return
+        if other and name.text in other:
+            notes = [f"the first is at {other[name.text].span.place}"]
+            message = f"`{name.text}` is declared as an axis and as a constant"
+            self.report.error("E0301", message, name.span, notes, "in sizes, both are numbers: rename one of them")
             return
         table[name.text] = value
 
@@ -160,11 +174,13 @@ class _Gathering:
             into, owned = getattr(merged, table), getattr(own, table)
             for name, value in names.items():
                 there = into.get(name)
+                if there is None and table in SIZES:
+                    there = getattr(merged, SIZES[table]).get(name)
                 if there is None or there is value:
                     into[name] = value
-                elif not (table == "axes" and name in owned):
+                elif not (table in SIZES and name in owned):
                     notes = [f"also declared at {there.span.place}"]
-                    place = value.key.span if table == "axes" else value.name.span
+                    place = value.key.span if table in SIZES else value.name.span
                     kind = {"axes": "axis", "meshes": "mesh"}.get(table, table[:-1])
                     self.report.error(
                         "E0012",
@@ -176,7 +192,7 @@ class _Gathering:
 
 
 def _tables(found: Declarations) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for table in ("axes", *(table for _, table in KINDS.values())):
+    for table in (*SIZES, *(table for _, table in KINDS.values())):
         yield table, getattr(found, table)
 
 

@@ -86,10 +86,11 @@ class Expressions:
         """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""
         other = self.scope.substitution.get(name.text)
         if other is None:
-            if name.text not in self.known.axes.entries and self.scope.find(name.text) is not None:
+            axes = self.known.axes
+            if name.text not in axes and self.scope.find(name.text) is not None:
                 help = "`maximum(a, b)` and `minimum(a, b)` are elementwise"
                 raise refuse("E0202", f"`{name.text}` is a value, not an axis", name.span, help=help)
-            return self.known.axes.find(name)
+            return axes.find(name)
         self.known.axes.used.add(name.text)
         return self.known.axes.find(tree.Name(other, name.span))
 
@@ -106,9 +107,7 @@ class Expressions:
                 return self._results(written.inner, name)
             case tree.Number():
                 quantity = read(written.text, written.span)
-                if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", "numbers in tensor expressions take no unit", written.span)
-                return [Constant(quantity, written.text, written.span)]
+                return [_unitless(Constant(quantity, written.text, written.span))]
             case tree.Boolean():
                 return [Constant(written.value, _text(written), written.span)]
             case tree.Path():
@@ -140,7 +139,7 @@ class Expressions:
             return None
         if isinstance(meaning, Value):
             return [Tensor(meaning.number, meaning.type, name.text, written.span)]
-        return [Constant(meaning.value, name.text, written.span)]
+        return [_unitless(Constant(meaning.value, name.text, written.span))]
 
     def _unbound(self, name: tree.Name) -> Refused:
         later = bindings_in(self.body)
@@ -332,6 +331,13 @@ class Expressions:
                 help = f"to call it over `{extra[0]}`: `{block}(…, {missing[0]} -> {extra[0]})`"
             message = f"`{argument.text}` does not have the axes that `{block}` takes"
             raise refuse("E0204", message, argument.span, notes=notes, help=help)
+
+
+def _unitless(constant: Constant) -> Constant:
+    """The constant. Raises Refused (E0307) if it has a unit."""
+    if isinstance(constant.value, Quantity) and constant.value.dimension not in (PLAIN, RATIO):
+        raise refuse("E0307", "numbers in tensor expressions take no unit", constant.span)
+    return constant
 
 
 def _text(written: tree.Expression) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from partita.dsl import limits, tree
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import Declarations
+from partita.dsl.functions import Constant
 from partita.dsl.report import Full, Report
-from partita.dsl.scope import Checked, Instance
+from partita.dsl.scope import UNKNOWN, Checked, Instance, Scope
 from partita.dsl.settings import Settings
 from partita.dsl.source import Span
 
@@ -16,7 +17,11 @@ class CheckContext:
 
     def __init__(self, declarations: Declarations, axes: Axes, report: Report) -> None:
         self.declarations, self.axes, self.report = declarations, axes, report
-        self.settings = Settings(report, axes.entries, axes.used)
+        self.settings = Settings(report, axes)
+        self.constants = Scope(None, {})  # around every body
+        for name, quantity in axes.numbers.items():
+            span = axes.constants[name].key.span
+            self.constants.bind(name, UNKNOWN if quantity is None else Constant(quantity, name, span), span)
         self.checked: dict[Instance, Checked | None] = {}
         self.called: set[str] = set()
         self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there

@@ -11,6 +11,7 @@ from partita.dsl.foreign import meant
 from partita.dsl.paths import ModelNames
 from partita.dsl.report import Report, suggestion
 from partita.dsl.units import PLAIN
+from partita.dsl.unparse import expression_text
 
 CLASSES = ("param", "grad", "state")
 
@@ -104,7 +105,7 @@ class Layouts:
         if not counts.items:
             raise refuse("E0314", "this list of layers per stage is empty", counts.span)
         return tuple(
-            positive_integer(constants.evaluate(item, constants.no_names), item, "the number of layers of a stage")
+            positive_integer(constants.evaluate(item, self.axes.number), item, "the number of layers of a stage")
             for item in counts.items
         )
 
@@ -112,9 +113,10 @@ class Layouts:
         """The first and last stage of a `place` rule. Raises Refused (E0314)."""
         numbers = []
         for written in (rule.first, rule.last or rule.first):
-            value = constants.evaluate(written, constants.no_names)
-            if value.dimension != PLAIN or value.value != int(value.value) or value.value > limits.RANKS:
-                raise refuse("E0314", f"`{written.text}` is not a valid stage: stages count from 0", written.span)
+            value = constants.evaluate(written, self.axes.number)
+            if value.dimension != PLAIN or value.value != int(value.value) or not 0 <= value.value <= limits.RANKS:
+                message = f"`{expression_text(written)}` is not a valid stage: stages count from 0"
+                raise refuse("E0314", message, written.span)
             numbers.append(int(value.value))
         if numbers[0] > numbers[1]:
             raise refuse("E0314", f"stages {numbers[0]} to {numbers[1]} are none", rule.first.span)

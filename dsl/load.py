@@ -95,7 +95,7 @@ def _check(
     chosen = apply_overrides(declarations, overrides, report)
     if report.errors:
         return None
-    axes = Axes(declarations.axes, report)
+    axes = Axes(declarations.axes, report, declarations.constants)
     known = CheckContext(declarations, axes, report)
     models = Models(known)
     for name in declarations.blocks:
@@ -104,6 +104,8 @@ def _check(
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)
+    if None in axes.numbers.values():
+        return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, Attached(path, source.name, root, files))
     found = plans.whole()
     if found is not None and fitting:

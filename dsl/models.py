@@ -105,7 +105,7 @@ class Models:
     def _block(self, instance: Instance) -> Checked | None:
         block = self.declarations.blocks[instance.block]
         errors = self.report.errors
-        scope = Scope(None, dict(instance.substitution))
+        scope = Scope(self.known.constants, dict(instance.substitution))
         checker = BodyChecker(self.known, scope, block.body)
         names = checker.inputs(block.inputs)
         checker.statements(block.body)
@@ -125,7 +125,7 @@ class Models:
         for site in self._calls_in(list(expressions_in(model.body))):
             self.block(Instance(site.block, composed({}, site.arrows)))
         errors = self.report.errors
-        scope = Scope(None, {})
+        scope = Scope(self.known.constants, {})
         checker = BodyChecker(self.known, scope, model.body, top=True)
         names = checker.inputs(model.inputs)
         checker.statements(model.body)

@@ -22,7 +22,9 @@ from partita.dsl.settings import called
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
-OVERRIDDEN = "axes, `MESH.AXIS`, `train.KEY`, `SCHEDULE.ARGUMENT` and `OPTIMIZER.TARGET.ARGUMENT` can be overridden"
+OVERRIDDEN = (
+    "axes, constants, `MESH.AXIS`, `train.KEY`, `SCHEDULE.ARGUMENT` and `OPTIMIZER.TARGET.ARGUMENT` can be overridden"
+)
 MOST_SHOWN = 3  # of the suggested names
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -109,6 +111,8 @@ class _Override:
                 return evolve(self.chosen, optimizer=True)
         elif first.text in there.axes and not rest:
             there.axes[first.text] = evolve(there.axes[first.text], value=self.value)
+        elif first.text in there.constants and not rest:
+            there.constants[first.text] = evolve(there.constants[first.text], value=self.value)
         elif first.text in there.meshes and len(rest) == 1:
             there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
         elif first.text in there.optimizers and rest:
@@ -140,7 +144,8 @@ class _Override:
                 return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
         if last in FOLLOWS:
             return FOLLOWS[last]
-        declared = [*there.axes, *CHOICES, "train", *there.meshes, *there.schedules, *there.optimizers]
+        kinds = [*there.axes, *there.constants, *CHOICES, "train"]
+        declared = [*kinds, *there.meshes, *there.schedules, *there.optimizers]
         near = nearest(self.key[0].text, declared)
         return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
 
@@ -237,7 +242,7 @@ def _axes(mesh: tree.Mesh) -> list[str]:
 
 def _full_names(there: Declarations) -> Iterator[str]:
     """The full names of all that can be overridden."""
-    yield from there.axes
+    yield from (*there.axes, *there.constants)
     yield from CHOICES
     for name, mesh in there.meshes.items():
         yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))

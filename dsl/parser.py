@@ -19,7 +19,9 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = ("import", "axis", "block", "model", "mesh", "layout", "schedule", "optimizer", "train", "expect")
+DECLARATIONS = tuple(
+    ["import", "axis", "const", "block", "model", "mesh", "layout", "schedule", "optimizer", "train", "expect"]
+)
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
@@ -30,7 +32,7 @@ def parse_file(source: Source, report: Report) -> tree.File:
 
 def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.File:
     """Like `parse_file`, of a file's tokens; words that turn out to be names become names there."""
-    first, errors = None, report.errors
+    first = None
     parser = _Parser(source, tokens, "file", report)
     declarations: list[Any] = []
     while True:
@@ -42,7 +44,7 @@ def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.Fi
             break
     if first is not None:
         declarations.extend(first.declarations)
-    assert first is not None or report.errors > errors
+    assert first is not None or report.errors
     return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
 
 
@@ -275,15 +277,14 @@ def _stage(span: Span, names: tuple[tree.Name, ...], axis: Token, counts: tree.L
     return tree.Stage(names, _name(span, axis), counts, span)
 
 
-def _number(span: Span, token: Token) -> tree.Number:
-    return tree.Number(token.text, Span(span.source, token.start, token.end))
-
-
 def _place(
-    span: Span, paths: tuple[tree.Path, ...], axis: Token, first: Token, last: Token | None = None
+    span: Span,
+    paths: tuple[tree.Path, ...],
+    axis: Token,
+    first: tree.Expression,
+    last: tree.Expression | None = None,
 ) -> tree.Place:
-    end = _number(span, last) if last else None
-    return tree.Place(paths, _name(span, axis), _number(span, first), end, span)
+    return tree.Place(paths, _name(span, axis), first, last, span)
 
 
 def _body(span: Span, name: Token, inputs: tuple[tree.Input, ...], *rest: Any) -> tree.Block | tree.Model:
@@ -301,6 +302,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "file": lambda s, *declarations: tree.File(declarations, s),
     "import": lambda s, path: tree.Import(tree.String(path.text, Span(s.source, path.start, path.end)), s),
     "axes": lambda s, *entries: tree.Axes(entries, s),
+    "constants": lambda s, *entries: tree.Constants(entries, s),
     "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "block": _body,

@@ -36,7 +36,7 @@ class Plans:
     ) -> None:
         self.declarations, self.axes, self.models = declarations, axes, models
         self.chosen, self.report = chosen, report
-        self.settings = Settings(report, axes.entries, axes.used, beside=attached.read)
+        self.settings = Settings(report, axes, beside=attached.read)
         self._used: list[tuple[str, str]] = []
         self.train_entries = declarations.train[0].table.entries if declarations.train else ()
 
@@ -183,7 +183,7 @@ class Plans:
     def count(self, written: tree.Expression, what: str, largest: int) -> int | None:
         """A positive integer; None after reporting errors."""
         try:
-            return positive_integer(constants.evaluate(written, constants.no_names), written, what, largest)
+            return positive_integer(constants.evaluate(written, self.axes.number), written, what, largest)
         except Refused as refused:
             self.report.refused(refused)
             return None
@@ -263,7 +263,7 @@ class Plans:
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:
         """The claims of all expect blocks; if `mesh_axes` is None (unknown), any mesh axis is accepted."""
-        settings = Settings(self.report, mesh_axes=mesh_axes)
+        settings = Settings(self.report, self.axes, mesh_axes=mesh_axes)
         found = []
         for expect in self.declarations.expect:
             for claim in expect.claims:

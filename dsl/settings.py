@@ -12,6 +12,7 @@ from typing import Any
 
 from partita.dsl import constants, tree
 from partita.dsl.arguments import REQUIRED, bind
+from partita.dsl.axes import Axes
 from partita.dsl.builtins import (
     AxisName,
     Flag,
@@ -40,27 +41,31 @@ def none_beside(path: str, span: Span) -> Source:
 
 
 class Settings:
-    """Checks settings, which may name the given axes and mesh axes (None: any); `beside` reads text files."""
+    """Checks settings, which may name axes, constants and the given mesh axes (None: any).
+
+    `beside` reads text files.
+    """
 
     def __init__(
         self,
         report: Report,
-        axes: Collection[str] = (),
-        used: set[str] | None = None,
+        axes: Axes,
         mesh_axes: Collection[str] | None = (),
         beside: Callable[[str, Span], Source] = none_beside,
     ) -> None:
         self.report, self.axes, self.mesh_axes, self.beside = report, axes, mesh_axes, beside
-        self.used = used if used is not None else set()
 
     def call(
         self,
         call: tree.Call,
         signatures: Mapping[str, Signature],
         what: str,
-        lookup: constants.Lookup = constants.no_names,
+        lookup: constants.Lookup | None = None,
     ) -> Call | None:
-        """Check a call of one of the signatures, which messages call `what`; None after reporting errors."""
+        """Check a call of one of the signatures, which messages call `what`; None after reporting errors.
+
+        `lookup` resolves names in numbers, by default those of constants.
+        """
         signature = signatures.get(call.name.text)
         if signature is None:
             help = called(call.name.text, signatures)
@@ -86,12 +91,10 @@ class Settings:
             arguments[setting.name] = value
         return Call(signature.name, arguments, call.span) if complete else None
 
-    def value(
-        self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup = constants.no_names
-    ) -> Any:
+    def value(self, written: tree.Expression, kind: Kind, what: str, lookup: constants.Lookup | None = None) -> Any:
         """A value of a kind; None after reporting errors. Messages call it `what`."""
         try:
-            return self._convert(tree.bare(written), kind, what, lookup)
+            return self._convert(tree.bare(written), kind, what, lookup or self.axes.number)
         except Refused as refused:
             self.report.refused(refused)
             return None
@@ -113,8 +116,8 @@ class Settings:
             case Keyword(choices):
                 return self._word(written, choices, f"{what} is one of {listed(choices, 'or')}")
             case AxisName():
-                name = self._word(written, self.axes, f"{what} is the name of an axis", "E0202", "axis")
-                self.used.add(name)
+                name = self._word(written, self.axes.entries, f"{what} is the name of an axis", "E0202", "axis")
+                self.axes.used.add(name)
                 return name
             case MeshAxisName():
                 message = f"{what} is the name of a mesh axis"
@@ -145,10 +148,12 @@ class Settings:
         if isinstance(written, tree.Call):
             return self.call(written, kind.signatures, noun, lookup)
         name = tree.single(written)
-        if name is not None:
-            call = tree.Call(name, (), name.span)
-            if kind.bare or name.text not in kind.signatures:
-                return self.call(call, kind.signatures, noun, lookup)
+        if name is not None and (kind.number is None or name.text not in self.axes.constants):
+            if name.text not in kind.signatures:
+                help = called(name.text, kind.signatures, self.axes.constants if kind.number is not None else ())
+                raise refuse("E0309", f"unknown {noun} `{name.text}`", name.span, help=help)
+            if kind.bare:
+                return self.call(tree.Call(name, (), name.span), kind.signatures, noun, lookup)
             raise refuse("E0306", f"`{name.text}` must be called", name.span, help=f"write `{name.text}(…)`")
         if kind.number is not None and not isinstance(written, tree.String | tree.List | tree.Boolean):
             (setting,) = kind.signatures[kind.number].settings

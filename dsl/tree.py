@@ -250,7 +250,7 @@ class Import:
 
 @frozen
 class Entry:
-    """`key = value`: the size of an axis or mesh axis, or a setting."""
+    """`key = value`: the size of an axis or mesh axis, a constant, or a setting."""
 
     key: Name
     value: Expression
@@ -260,6 +260,14 @@ class Entry:
 @frozen
 class Axes:
     """`axis name = size, …`."""
+
+    entries: tuple[Entry, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Constants:
+    """`const name = number, …`."""
 
     entries: tuple[Entry, ...]
     span: Span = field(eq=False, repr=False)
@@ -338,8 +346,8 @@ class Place:
 
     paths: tuple[Path, ...]
     mesh_axis: Name
-    first: Number
-    last: Number | None
+    first: Expression
+    last: Expression | None
     span: Span = field(eq=False, repr=False)
 
 
@@ -425,7 +433,9 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
-Declaration: TypeAlias = Import | Axes | Block | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
+Declaration: TypeAlias = (
+    Import | Axes | Constants | Block | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
+)
 
 
 @frozen

@@ -26,6 +26,9 @@ def report_unused(
     for name, entry in declarations.axes.items():
         if name not in sized:
             warn("axis", entry.key)
+    for name, entry in declarations.constants.items():
+        if name not in sized and (id(entry.key.span.source), entry.key.span.start) not in known.read:
+            warn("constant", entry.key)
     for name, block in declarations.blocks.items():
         if name not in known.called:
             warn("block", block.name)

@@ -81,8 +81,8 @@ def test_the_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
     for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items():
         for path in (ROOT / folder).glob("*.py"):
             assert f"{package.replace('.', '/')}/{path.name}" in names
-    for path in (ROOT / "specs").glob("*.par"):
-        assert f"partita/specs/{path.name}" in names
+    for path in (ROOT / "specs").rglob("*.par"):
+        assert f"partita/{path.relative_to(ROOT).as_posix()}" in names
     assert {"partita/py.typed", "partita/specs/digits.npz", "partita/grammars/par.json"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "bench", "partita/tests"))]
 

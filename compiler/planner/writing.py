@@ -107,17 +107,19 @@ def _kept(source: Source, file: tree.File, declarations: Declarations) -> Iterat
         line = text.find("\n", end)
         end = min(after, line if line >= 0 else len(text))
         body = text[start:end]
-        if isinstance(declaration, tree.Axes):
+        if isinstance(declaration, tree.Axes | tree.Constants):
+            now_declared = declarations.axes if isinstance(declaration, tree.Axes) else declarations.constants
             for entry in reversed(declaration.entries):
                 own.add(entry.key.text)
-                now = declarations.axes[entry.key.text].value
+                now = now_declared[entry.key.text].value
                 if now is not entry.value:
                     place = entry.value.span
                     body = body[: place.start - start] + expression_text(now) + body[place.end - start :]
         yield body
-    for name, entry in declarations.axes.items():
-        if name not in own and entry.value.span.source.name == "command line":
-            yield f"axis {name} = {expression_text(entry.value)}"
+    for keyword, entries in (("axis", declarations.axes), ("const", declarations.constants)):
+        for name, entry in entries.items():
+            if name not in own and entry.value.span.source.name == "command line":
+                yield f"{keyword} {name} = {expression_text(entry.value)}"
 
 
 # ---------------------------------------------------------------- declarations of the plan

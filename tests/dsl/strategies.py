@@ -3,12 +3,13 @@
 from hypothesis import strategies as st
 
 from partita.dsl import tree
-from partita.dsl.lexer import language
+from partita.dsl.lexer import RESERVED_WORDS, language
 from partita.dsl.parser import RESERVED
 from partita.dsl.source import Source, Span
 
 NOWHERE = Span(Source("nowhere", ""), 0, 0)
-KEYWORDS = {word for word in language().words if word.isalpha()} | set(RESERVED)
+KEYWORDS = RESERVED_WORDS | set(RESERVED)
+SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS)  # names where they may not stand
 
 
 def node(kind, *parts):
@@ -18,7 +19,7 @@ def node(kind, *parts):
 
 names = (
     st.one_of(
-        st.sampled_from(["x", "wq", "embed", "seq_2", "_", "f32", "i64", "all"]),
+        st.sampled_from(["x", "wq", "embed", "seq_2", "_", "f32", "i64", "all", *SOFT]),
         st.from_regex(r"[a-zA-Z_]\w{0,6}", fullmatch=True),
     )
     .filter(lambda text: text.isascii() and (text not in KEYWORDS or text == "all"))
@@ -28,7 +29,6 @@ numbers = st.one_of(
     st.integers(0, 10**6).map(str),
     st.sampled_from(["0.5", "1e-3", "80GiB", "900GB/s", "8%", "10_000", "5us", "989TFLOP/s", "3.0e+4"]),
 ).map(lambda text: node(tree.Number, text))
-integers = st.integers(0, 99).map(lambda value: node(tree.Number, str(value)))
 strings = st.from_regex(r'"([^"\\\n\x00-\x1f]|\\[^\n\x00-\x1f])*"', fullmatch=True).map(
     lambda text: node(tree.String, text)
 )
@@ -102,22 +102,24 @@ targets = st.builds(
     st.none() | paths,
     names | st.just(node(tree.Name, "param")),
 )
+sums = expressions.map(lambda e: tight(e, 1))
 counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
 rules = st.one_of(
     st.builds(lambda t, n: node(tree.Shard, t, n), several(targets), several(names)),
     st.builds(lambda n, a, c: node(tree.Stage, n, a, c), several(names), names, counts),
-    st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, integers, st.none() | integers),
+    st.builds(lambda p, a, f, s: node(tree.Place, p, a, f, s), several(paths), names, sums, st.none() | sums),
     several(paths).map(lambda p: node(tree.Recompute, p)),
 )
 claims = st.builds(
-    lambda m, c, e: node(tree.Claim, m, c, tight(e, 1)),
+    lambda m, c, e: node(tree.Claim, m, c, e),
     st.one_of(paths, calls),
     st.sampled_from(["<=", ">=", "<", ">", "==", "!="]),
-    expressions,
+    sums,
 )
 declarations = st.one_of(
     strings.map(lambda s: node(tree.Import, s)),
     several(entries).map(lambda e: node(tree.Axes, e)),
+    several(entries).map(lambda e: node(tree.Constants, e)),
     st.builds(
         lambda n, i, b, r: node(tree.Block, n, i, b, node(tree.Return, r)),
         names,
@@ -187,6 +189,8 @@ def words(item):
             return [*words(item.key), "=", *words(item.value)]
         case tree.Axes():
             return ["axis", *separated(item.entries)]
+        case tree.Constants():
+            return ["const", *separated(item.entries)]
         case tree.Block():
             body = braces((*item.body, item.results))
             return ["block", *words(item.name), "(", *separated(item.inputs), ")", *body]

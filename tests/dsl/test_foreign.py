@@ -133,7 +133,7 @@ def test_an_override_of_what_is_called_otherwise(override: str, help: str) -> No
 @pytest.mark.parametrize("name", ["foo", "bar", "xyzzy", "a", "x", "verbose", "wandb", "n", "i", "gpt", "local_rank"])
 def test_what_is_nowhere_near_is_not_guessed(name: str) -> None:
     assert helps(FILE.replace("BODY", ""), f"{name}=1") == [
-        "axes, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
+        "axes, constants, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT` can be overridden"
     ]
 
 

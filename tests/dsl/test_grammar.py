@@ -6,7 +6,7 @@ import pytest
 from lark import Lark
 
 from partita.dsl import tables
-from partita.dsl.lexer import language, tokenize
+from partita.dsl.lexer import RESERVED_WORDS, language, tokenize
 from partita.dsl.parser import BUILDERS
 from partita.dsl.report import Report
 from partita.dsl.source import Source
@@ -38,6 +38,7 @@ def test_tokens_are_larks(path):
 
 
 def test_keywords_are_those_of_the_language():
-    keywords = "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place"
-    keywords += " recompute schedule train expect true false"
-    assert {word for word in language().words if word.isalpha()} == set(keywords.split())
+    reserved = "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place"
+    reserved += " recompute schedule train expect true false"
+    assert set(reserved.split()) == RESERVED_WORDS
+    assert {word for word in language().words if word.isalpha()} - RESERVED_WORDS == {"const"}

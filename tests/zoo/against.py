@@ -1,0 +1,160 @@
+"""A `.par` model held against the same model of `transformers` or torch, with the same weights.
+
+    LLAMA = Against(
+        file="llama3.par",
+        overrides=("embed=32", "vocab=64"),
+        theirs=lambda: LlamaForCausalLM(LlamaConfig(hidden_size=32, vocab_size=64)),
+        weights='''
+            llama.table              = model.embed_tokens.weight [vocab, embed]
+            llama.layer.attention.wq = model.layers.{layer}.self_attn.q_proj.weight [groups * heads * key, embed]
+        ''',
+        loss=lambda model, batch: model(batch["tokens"], labels=batch["targets"]).loss,
+    )
+
+    def test_the_same_numbers(): LLAMA.same_numbers()
+    def test_the_same_training(): LLAMA.same_training()
+
+Ours is what a user runs: the file compiled by `compile_run` for one device, and executed by the runtime. Both compute
+in f32. A number is the same where it is within 1e-5 of the largest of its tensor; a gradient that is zero in exact
+arithmetic is rounding noise of the others, so no gradient is held to less than 1e-5 of a thousandth of all gradients.
+
+How the lines of `weights` are read: `tests/zoo/weights.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from partita.compiler.verify.proxy import single
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+from partita.dsl.spec import Spec
+from partita.runtime.data.binding import open_data
+from partita.runtime.rank import Plan, prepare
+from partita.runtime.training import VirtualRun
+from tests.files import SPECS
+from tests.zoo.weights import Weights
+
+ZOO = SPECS / "zoo"
+TOLERANCE = 1e-5
+# Of all gradients, how much the least scale of one of them is.
+LEAST = 1e-3
+STEPS = 20
+RATE, DECAY = 1e-3, 0.1
+
+Batch = Mapping[str, Tensor]
+
+
+@frozen(kw_only=True, eq=False)
+class Against:
+    """A file of ours and a module of theirs.
+
+    `loss` and `metrics` are theirs: functions of the module and a batch of our inputs. Batches are random, or `batch`
+    makes that of a step.
+    """
+
+    file: str | Path
+    overrides: tuple[str, ...] = ()
+    theirs: Callable[[], nn.Module]
+    weights: str
+    loss: Callable[[nn.Module, Batch], Tensor]
+    metrics: Mapping[str, Callable[[nn.Module, Batch], Tensor]] = field(factory=dict)
+    batch: Callable[[int], Batch] | None = None
+
+    def same_numbers(self, batches: int = 3) -> None:
+        """Loss, metrics and every gradient are the same on some batches."""
+        both = self._both()
+        for step in range(1, batches + 1):
+            batch = both.batches(step)
+            loss, _ = both.run.step(step, batch)
+            both.module.zero_grad()
+            expected = self.loss(both.module, batch)
+            expected.backward()
+            check(f"loss of batch {step}", torch.tensor(loss), expected.detach())
+            found = both.run.metrics()
+            for name, metric in self.metrics.items():
+                with torch.no_grad():
+                    check(f"metric {name}", torch.tensor(found[name]), metric(both.module, batch))
+            gradients = both.weights.of(both.module, gradients=True)
+            norm = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
+            for name, gradient in both.run.gradients().items():
+                check(f"gradient of {name}", gradient, gradients[name], LEAST * norm)
+
+    def same_training(self, steps: int = STEPS) -> None:
+        """Training with AdamW gives the same losses. All parameters decay, which torch does by default."""
+        both = self._both(f"train.optimizer=adamw(lr = {RATE}, weight_decay = {DECAY}, decay = all)", "train.clip=none")
+        optimizer = torch.optim.AdamW(both.module.parameters(), lr=RATE, weight_decay=DECAY)
+        for step in range(1, steps + 1):
+            batch = both.batches((step - 1) % 2 + 1)
+            loss, _ = both.run.step(step, batch, RATE)
+            optimizer.zero_grad()
+            expected = self.loss(both.module, batch)
+            expected.backward()
+            optimizer.step()
+            check(f"loss of step {step}", torch.tensor(loss), expected.detach())
+
+    def _both(self, *overrides: str) -> Both:
+        """Both models, with the same random weights, and in the state in which dropout is the identity."""
+        torch.manual_seed(5)
+        module = self.theirs().eval()
+        draw(module)
+        path = ZOO / self.file
+        data = () if self.batch is not None else ("train.data=random()",)
+        spec = loaded(path, "train.precision=f32", "train.eval=none", *data, *self.overrides, *overrides)
+        plan = prepare(single(spec))
+        run = VirtualRun(plan)
+        weights = Weights({each.name: each.type for each in plan.program.parameters}, self.weights)
+        run.set_parameters(weights.of(module))
+        return Both(run, module, weights, self.batch or random_batches(plan, path.parent))
+
+
+@frozen(eq=False)
+class Both:
+    """Ours, compiled and ready to run, and theirs."""
+
+    run: VirtualRun
+    module: nn.Module
+    weights: Weights
+    batches: Callable[[int], Batch]
+
+
+def loaded(path: Path, *overrides: str) -> Spec:
+    """A file's meaning. Raises Refused."""
+    spec, diagnostics = load(path, overrides)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec
+
+
+def random_batches(plan: Plan, folder: Path) -> Callable[[int], Batch]:
+    """The batches of a file's own data."""
+    dataset = open_data(plan.program, plan.train, folder)
+    return lambda step: {
+        name: torch.as_tensor(array) for name, array in (dataset.batch(step) if dataset else {}).items()
+    }
+
+
+def draw(module: nn.Module) -> None:
+    """Draw their parameters anew, so that nothing is hidden by zeros, ones and small numbers."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(0.2 * noise)
+
+
+def check(what: str, found: Tensor, expected: Tensor, least: float = 0.0) -> None:
+    """Raise AssertionError if a tensor is not the same."""
+    assert found.shape == expected.shape, f"{what}: {tuple(found.shape)} is not {tuple(expected.shape)}"
+    assert bool(expected.isfinite().all()), f"{what} is not finite in theirs"
+    off = float((found.double() - expected.double()).abs().max())
+    scale = max(float(expected.abs().max()), least)
+    assert off <= TOLERANCE * scale, f"{what}: off by {off:.3g}, where the largest is {scale:.3g}"

@@ -1,0 +1,119 @@
+"""Every file of the zoo checks without a warning, is verified in several layouts, and trains as it stands.
+
+Their axes are named alike, so that the layouts here can split them all: a new file comes into these tests by being
+there. What it needs besides stands in the tables below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita.cli.main import main
+from partita.dsl import spec
+from partita.dsl.load import load, load_text
+from partita.runtime.verification.verify import Outcome, verify
+from tests.files import SPECS
+from tests.marks import soak
+
+ZOO = SPECS / "zoo"
+FILES = sorted(ZOO.glob("*.par"))
+NAMES = [path.stem for path in FILES]
+
+# Axes that tensor parallelism splits, in the order of preference for a tensor that has several.
+TENSOR = ("groups", "heads", "ffn", "experts", "channels", "inner", "vocab", "tables")
+# What needs the whole batch at once cannot be split into microbatches.
+WHOLE_BATCH: frozenset[str] = frozenset()
+# Steps of training until the loss has fallen, if more than usual.
+USUAL_STEPS = 24
+STEPS: dict[str, int] = {}
+
+
+def rules(layout: str, given: spec.Spec) -> str:
+    """The rules of a layout, as far as a model has what they name."""
+    axes, repeats = set(given.axes), sorted(outermost(given))
+    tensor = ", ".join(name for name in TENSOR if name in axes)
+    every = {
+        "data": "shard batch -> data",
+        "tensor": f"shard {tensor} -> tensor" if tensor else "",
+        "sequence": "shard seq -> tensor" if "seq" in axes else "",
+        "pipe": f"stage {', '.join(repeats)} -> pipe" if repeats else "",
+        "zero1": "shard state -> data",
+        "zero3": "shard param -> data",
+    }
+    return "\n  ".join(every[part] for part in LAYOUTS[layout] if every[part])
+
+
+# Which rules each layout has.
+LAYOUTS = {
+    "data": ("data",),
+    "zero": ("data", "zero3"),
+    "tensor": ("tensor", "sequence"),
+    "pipe": ("pipe",),
+    "all": ("data", "tensor", "sequence", "pipe", "zero1"),
+}
+
+
+def outermost(given: spec.Spec) -> Iterator[str]:
+    """The repeats that a pipeline can be cut between."""
+    assert given.model is not None
+    bodies = [given.model.body]
+    while bodies:
+        body = bodies.pop()
+        for step in body.steps:
+            if isinstance(step, spec.Repeat):
+                yield step.name
+            elif isinstance(step, spec.CallBlock):
+                bodies.append(step.body)
+
+
+def laid_out(path: Path, layout: str) -> spec.Spec:
+    """A file in one of the layouts, on a mesh of two ranks along each axis that it uses."""
+    given, _ = load(path)
+    assert given is not None
+    text = rules(layout, given)
+    mesh = ", ".join(f"{axis} = 2" for axis in ("data", "pipe", "tensor") if f"-> {axis}" in text)
+    if not mesh:
+        pytest.skip("it has nothing that this layout splits")
+    count = 1 if path.stem in WHOLE_BATCH else 2
+    more = f"\nmesh _zoo({mesh})\nlayout _zoo on _zoo {{\n  {text}\n}}\n"
+    more += f"schedule _zoo = one_f_one_b(microbatches = {count})\n"
+    overrides = ("layout=_zoo", "schedule=_zoo")
+    found, diagnostics = load_text(path.read_text() + more, path.name, overrides, path)
+    assert found is not None, "\n\n".join(each.render() for each in diagnostics)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_checks_without_a_warning(path: Path):
+    assert [each.render() for each in partita.check(path)] == []
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted((ZOO / "blocks").glob("*.par"))], ids=lambda path: path.stem)
+def test_is_formatted(path: Path):
+    assert main(["fmt", "--check", str(path)]) == 0
+
+
+CASES = [(path, layout) for path in FILES for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(
+    ("path", "layout"),
+    [each for path, layout in CASES for each in ([(path, layout)] if layout == "all" else soak((path, layout)))],
+    ids=[f"{path.stem}-{layout}" for path, layout in CASES],
+)
+def test_is_verified(path: Path, layout: str):
+    found = verify(laid_out(path, layout))
+    assert found.outcome == Outcome.VERIFIED, [each.render() for each in (*found.diagnostics, *found.warnings)]
+
+
+@pytest.mark.parametrize("path", soak(*FILES), ids=NAMES)
+def test_learns(path: Path):
+    """As it stands, with the rate of learning of its first steps."""
+    steps = STEPS.get(path.stem, USUAL_STEPS)
+    trained = partita.train(path, {"train.steps": steps, "train.eval": None, "train.checkpoint": None})
+    losses = [record["loss"] for record in trained]
+    assert sum(losses[-4:]) < sum(losses[:4]), losses
