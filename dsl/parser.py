@@ -19,9 +19,8 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = tuple(
-    ["import", "axis", "const", "block", "model", "mesh", "layout", "schedule", "optimizer", "train", "expect"]
-)
+_DECLARED = ("import", "axis", "const", "block", "model", "mesh", "layout", "schedule", "optimizer")
+DECLARATIONS = (*_DECLARED, "train", "expect")
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 

@@ -10,7 +10,7 @@ from partita.dsl import constants, limits, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
-from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, OneOf
+from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
 from partita.dsl.layouts import CLASSES, Layouts
@@ -224,8 +224,11 @@ class Plans:
         if entry is None:
             return self.only("optimizer", optimizers), self.train_entries
         name = tree.single(entry.value)
-        if name is None or name.text not in optimizers:
+        if name is None or not optimizers or name.text in OPTIMIZERS:
             return None, self.train_entries
+        if name.text not in optimizers:
+            help = suggestion(name.text, [*optimizers, *OPTIMIZERS], "there are")
+            self.report.error("E0302", f"unknown optimizer `{name.text}`", name.span, help=help)
         return name.text, [each for each in self.train_entries if each is not entry]
 
     def train(self, optimizers: Mapping[str, spec.Optimizer | None]) -> spec.Train | None:
@@ -236,7 +239,7 @@ class Plans:
         chosen, entries = self.chosen_optimizer(optimizers)
         found = self.settings.table(entries, TRAIN, (*CHOICES, "optimizer") if chosen else CHOICES)
         written = {entry.key.text: entry.span for entry in train.table.entries}
-        given = {*written, "optimizer"} if chosen else written
+        given = {*written, "optimizer"} if optimizers else written
         missing = [name for name in TRAIN.names if name in TRAIN.required and name not in given]
         if missing and found is not None:
             message = f"`train` needs {listed(missing)}"
@@ -245,12 +248,12 @@ class Plans:
             return None
         values: dict[str, Any] = found
         if chosen:
-            if (optimizer := optimizers[chosen]) is None:
-                return None
-            values["optimizer"] = optimizer
             self._used.append(("optimizer", chosen))
-        else:
-            values["optimizer"] = spec.Optimizer.of(values["optimizer"])
+        own = values.get("optimizer")
+        optimizer = optimizers.get(chosen) if chosen else spec.Optimizer.of(own) if own else None
+        if optimizer is None:
+            return None  # which was reported
+        values["optimizer"] = optimizer
         if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
             self.report.error(
                 "E0318",

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.op import Argument, Op, ShardingRule, aligned_rules, broadcast, op
+from partita.compiler.ops.op import Argument, Op, ShardingRule, aligned_rules, broadcast, op, permuted
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.reduce import Reduce
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import DECAY, LR, POSITIVE, WEIGHT_DECAY, Number, Setting
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Value
@@ -52,73 +52,68 @@ class RunningMean(Op):
         return f"{old.text}.lerp({other} / {self.count}, c.update ** -{self.decay_rate})"
 
 
-@op("factored_direction")
-class FactoredDirection(Op):
-    """The gradient over the root of its second moment: the product of its means over columns and over rows, divided by
-    the mean of the former, which is `total / rows`.
+@op("inverse_root")
+class InverseRoot(Op):
+    """One over the root of second moments, of no less than `eps`."""
+
+    eps: float
+    fusible = False
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The same type."""
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis."""
+        return aligned_rules(operands, results)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """Two for each element."""
+        return 2 * results[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`rsqrt`."""
+        return f"{arguments[0].text}.clamp(min={self.eps**2}).rsqrt_()"
+
+
+@op("factored_inverse_root")
+class FactoredInverseRoot(Op):
+    """The same for a tensor with `axes` whose second moment is the product of its means over columns and over rows,
+    divided by the mean of the former, which is `total / rows`.
     """
 
+    axes: tuple[Axis, ...]
     rows: int
     eps: float
     fusible = False
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """That of the gradient."""
-        return (types[0],)
+        """The axes of both means."""
+        row, column, _ = types
+        assert all(row.has(axis.name) or column.has(axis.name) for axis in self.axes), (self, types)
+        return (Type(row.dtype, self.axes),)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis."""
         return aligned_rules(operands, results)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Five for each element."""
-        return 5 * results[0].elements
-
-    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """The second moment."""
-        return results[0].bytes
+        """Four for each element."""
+        return 4 * results[0].elements
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime."""
-        gradient, *others = arguments
-        names = gradient.type.names
-        texts = ", ".join((gradient.text, *(_spread(each, names) for each in others)))
-        return f"kernels.factored_direction({texts}, {self.rows}, {self.eps})"
-
-
-@op("direction")
-class Direction(Op):
-    """The gradient over the root of its second moment."""
-
-    eps: float
-    fusible = False
-
-    def infer(self, *types: Type) -> tuple[Type, ...]:
-        """That of the gradient."""
-        return (types[0],)
-
-    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any axis."""
-        return aligned_rules(operands, results)
-
-    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Three for each element."""
-        return 3 * results[0].elements
-
-    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
-        """One expression."""
-        gradient, moment = arguments
-        return f"{broadcast(moment, gradient.type.names)}.clamp(min={self.eps**2}).rsqrt_().mul_({gradient.text})"
+        texts = ", ".join(_spread(each, results[0].names) for each in arguments)
+        return f"kernels.factored_inverse_root({texts}, {self.rows}, {self.eps})"
 
 
 def _spread(argument: Argument, names: Sequence[str]) -> str:
-    """The text of an operand with an axis of size 1 for each that it lacks."""
-    if not argument.type.axes:
-        return argument.text
+    """The text of an operand, viewed with all axes: of size 1 where it lacks them."""
     own = [name for name in names if argument.type.has(name)]
-    text = broadcast(argument, own)
-    index = ", ".join(":" if name in own else "None" for name in names)
-    return text if len(own) == len(names) else f"{text}[{index}]"
+    text = permuted(argument.text, argument.type.names, own)
+    if not own or len(own) == len(names):
+        return text
+    return f"{text}[{', '.join(':' if name in own else 'None' for name in names)}]"
 
 
 @op("adafactor")
@@ -126,8 +121,8 @@ class Adafactor(Update):
     """Adafactor (Shazeer and Stern, arXiv 1804.04235), like torch.optim.Adafactor.
 
     The matrix has rows along the axes `inner` and columns along the rest, except `stacked`; without `inner`, the second
-    moment is not factored. The other operands are the new means, the direction, and the sums of squares of the
-    direction and of the parameter, which has `count` elements.
+    moment is not factored. The other operands are the new means, the inverse root of the second moment, and the sums of
+    squares of its product with the gradient and of the parameter, which has `count` elements.
     """
 
     inner: tuple[str, ...]
@@ -161,7 +156,7 @@ class Adafactor(Update):
     def operands(
         self, build: Builder, parameter: Type, part: Value, gradient: Value, states: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """The new means, the direction, and the sums of squares of the direction and of the parameter."""
+        """The new means, the inverse root, and the sums of squares."""
         squares, dtype = pointwise(build, "multiply", gradient, gradient), parameter.dtype
         means = []
         over = (self._outer(parameter), self.inner) if self.inner else ((),)
@@ -172,10 +167,11 @@ class Adafactor(Update):
         if self.inner:
             rows = parameter.without(parameter.without(self.inner).names).elements
             total = build.apply(Reduce("sum", self.inner, dtype), means[0])
-            direction = build.apply(FactoredDirection(rows, self.eps), gradient, *means, total)
+            inverse = build.apply(FactoredInverseRoot(parameter.axes, rows, self.eps), *means, total)
         else:
-            direction = build.apply(Direction(self.eps), gradient, *means)
-        return (*means, direction, _squared(build, direction), _squared(build, part))
+            inverse = build.apply(InverseRoot(self.eps), *means)
+        direction = pointwise(build, "multiply", gradient, inverse)
+        return (*means, inverse, _squared(build, direction), _squared(build, part))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """About 2 operations for each element."""
@@ -183,12 +179,16 @@ class Adafactor(Update):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
-        parameter, _, *others = (argument.text for argument in arguments)
-        kept, (*new, direction, squares, size) = others[: len(self.states)], others[len(self.states) :]
+        parameter, gradient, *others = (argument.text for argument in arguments)
+        kept, (*new, inverse, squares, size) = others[: len(self.states)], others[len(self.states) :]
         states, means = (f"({', '.join(each)},)" for each in (kept, new))
         constants = f"{self.count}, {self.eps_scale}, {self.clip_threshold}, {self.decay}"
-        texts = f"{parameter}, {states}, {means}, {direction}, {squares}, {size}"
+        texts = f"{parameter}, {gradient}, {states}, {means}, {inverse}, {squares}, {size}"
         return f"kernels.adafactor({texts}, {self.learning_rate}, c.update, {constants})"
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """The product of gradient and inverse root."""
+        return operands[0].bytes
 
 
 def _squared(build: Builder, value: Value) -> Value:

@@ -88,14 +88,14 @@ def _update(given: Mapping[str, Any], parameter: Trained) -> Update:
     """Small parameters keep whole states, as they hardly cost any memory."""
     beta1, beta2 = map(float, given["betas"])
     eps, decay = float(given["eps"]), parameter.decay
-    if parameter.type.elements < max(1, given["small"]) or not parameter.type.axes:
+    if parameter.type.elements < max(1, given["min_size"]) or not parameter.type.axes:
         return AdamW(beta1, beta2, eps, decay)
-    return AdamW8bit(beta1, beta2, eps, decay, int(given["block"]))
+    return AdamW8bit(beta1, beta2, eps, decay, int(given["block_size"]))
 
 
 def _proxy(arguments: Mapping[str, Any], norm: float) -> Mapping[str, Any]:
     """Also with smaller blocks, and none of the small parameters apart."""
-    return {**with_larger_eps(arguments, norm), "block": PROXY_BLOCK, "small": 0}
+    return {**with_larger_eps(arguments, norm), "block_size": PROXY_BLOCK, "min_size": 0}
 
 
 register(
@@ -106,8 +106,8 @@ register(
             Setting("betas", ListOf(BETA, 2), (0.9, 0.999)),
             Setting("eps", POSITIVE, 1e-8),
             WEIGHT_DECAY,
-            Setting("block", COUNT, 256),
-            Setting("small", INDEX, 4096),
+            Setting("block_size", COUNT, 256),
+            Setting("min_size", INDEX, 4096),
             DECAY,
         ),
         update=_update,

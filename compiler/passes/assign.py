@@ -22,6 +22,7 @@ from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import matches, named_scopes
 from partita.compiler.passes.readers import Readers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.report import suggestion
 from partita.dsl.spec import Optimizer, OptimizerRule
 
 MOST_SHOWN = 4
@@ -79,7 +80,11 @@ class _Target:
         self.is_class = self.text in CLASSES
         self.scopes = () if self.is_class else tuple(named_scopes(graph, path))
         if not self.is_class and not any(self.names(each) for each in graph.parameters):
-            raise refuse("E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span)
+            names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in graph.parameters))
+            help = suggestion(path[-1], names, "its parameters:")
+            raise refuse(
+                "E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span, help=help
+            )
 
     def names(self, parameter: Parameter) -> bool:
         """Whether the path is that of the parameter, or of a block or repeat around it."""

@@ -113,18 +113,19 @@ def rowwise_adagrad(
 
 
 @kernel
-def factored_direction(gradient: Tensor, row: Tensor, column: Tensor, total: Tensor, rows: int, eps: float) -> Tensor:
-    """The gradient over the root of its factored second moment, in one memory; `total` is the sum of `row`."""
+def factored_inverse_root(row: Tensor, column: Tensor, total: Tensor, rows: int, eps: float) -> Tensor:
+    """One over the root of a factored second moment, in one memory; `total` is the sum of `row` over the rows."""
     moment = (row / (total / rows).clamp(min=eps)) * column
-    return moment.clamp_(min=eps**2).rsqrt_().mul_(gradient)
+    return moment.clamp_(min=eps**2).rsqrt_()
 
 
 @kernel
 def adafactor(
     parameter: Tensor,
+    gradient: Tensor,
     states: tuple[Tensor, ...],
     means: tuple[Tensor, ...],
-    direction: Tensor,
+    inverse: Tensor,
     squares: Tensor,
     size: Tensor,
     rate: float,
@@ -134,8 +135,8 @@ def adafactor(
     clip_threshold: float,
     decay: float,
 ) -> tuple[Tensor, ...]:
-    """One Adafactor update in place: along `direction`, no longer than `clip_threshold`, relative to the parameter's
-    root mean square. `squares` and `size` are the sums of squares of direction and parameter.
+    """One Adafactor update in place, by gradient times `inverse` root of its second moment: no longer than
+    `clip_threshold`, relative to the parameter's root mean square. `squares` and `size` are the sums of their squares.
     """
     relative = (size / count).sqrt_().clamp_(min=eps_scale)
     length = (squares / count).sqrt_().div_(clip_threshold).clamp_(min=1.0)
@@ -144,7 +145,7 @@ def adafactor(
         state.copy_(mean)
     if decay:
         parameter.mul_(1 - rate * decay)
-    parameter.addcmul_(direction, step)
+    parameter.addcmul_(gradient * inverse, step)
     return (parameter, *states)
 
 
