@@ -42,6 +42,14 @@ class Mesh:
         """Sizes by mesh axis."""
         return dict(self.axes)
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The numbers of parts into which mesh axes may split an axis of a tensor."""
+        found = {1}
+        for name in self.sharding:
+            found |= {parts * self.sizes[name] for parts in found}
+        return tuple(sorted(found - {1}))
+
     def link(self, axis: str) -> Link:
         """The link along a mesh axis."""
         return dict(self.links)[axis]

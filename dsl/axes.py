@@ -165,7 +165,7 @@ def _mentioned(expression: tree.Expression) -> Iterator[tree.Name]:
             yield from top.parts[:1]
         elif isinstance(top, tree.Binary):
             stack += [top.right, top.left]
-        elif isinstance(top, tree.Negative):
+        elif isinstance(top, tree.Negative | tree.Not):
             stack.append(top.operand)
         elif isinstance(top, tree.Group):
             stack.append(top.inner)

@@ -59,7 +59,7 @@ CODES: dict[str, Code] = {
     "E0212": Code("wrong kind of argument", "The argument is a tensor, a number, an axis, a string or a list where another of these is expected.", "`size(embed)` is a number, `embed` an axis."),
     "E0213": Code("number instead of a tensor", "A tensor is expected here, not a number.", "`expand(x, axis)` or an operation on a tensor."),
     "E0214": Code("number out of range", "The argument is outside the range for which the function is defined.", "`dropout(x, rate = 0.1)`"),
-    "E0215": Code("sizes do not match", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size.", "`axis embed = heads * key`"),
+    "E0215": Code("sizes do not match", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size. A window has (axis + padding - window) / stride + 1 positions, rounded down.", "`axis embed = heads * key`"),
     "E0216": Code("duplicate axis", "A tensor has each of its axes only once.", "`rename(x, seq -> keys)` before the product."),
     "E0217": Code("name declared twice", "Inputs, parameters and samples of one scope must have different names.", "Rename one of them."),
     "E0218": Code("recursive block", "Blocks are expanded, so they cannot be recursive.", "`repeat 12 as layer { let x = mlp(x) }`"),

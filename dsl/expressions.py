@@ -114,6 +114,8 @@ class Expressions:
                 return self._path(written)
             case tree.Negative():
                 return self._operator("negate", [written.operand], written, name)
+            case tree.Not():
+                return self._operator("logical_not", [written.operand], written, name)
             case tree.Binary():
                 return self._operator(rules.OPERATORS[written.operator], [written.left, written.right], written, name)
             case tree.Call():
@@ -165,7 +167,10 @@ class Expressions:
         for operand in operands:
             found.append(self.one(operand))
         numbers = [f.value for f in found if isinstance(f, Constant) and not isinstance(f.value, bool)]
-        if len(numbers) == len(found):
+        flags = [f.value for f in found if isinstance(f, Constant) and isinstance(f.value, bool)]
+        if function in rules.LOGIC and len(flags) == len(found):
+            return [Constant(rules.LOGIC[function](*flags), _text(written), written.span)]
+        if len(numbers) == len(found) and function not in rules.LOGIC:
             if function == "negate":
                 return [Constant(constants.negative(numbers[0]), _text(written), written.span)]
             assert isinstance(written, tree.Binary)
@@ -174,11 +179,11 @@ class Expressions:
         if any(f is None for f in found):
             return None
         slots = FUNCTIONS[function].slots
-        if not any(isinstance(f, Tensor) for f in found) or (function == "negate" and numbers):
+        if not any(isinstance(f, Tensor) for f in found) and function not in rules.LOGIC:
             raise refuse("E0213", "an operand must be a tensor", written.span)
         given = {slot.name: value for slot, value in zip(slots, found, strict=True)}
         spans = {slot: value.span for slot, value in given.items() if value is not None}
-        sign = written.operator if isinstance(written, tree.Binary) else "-"
+        sign = written.operator if isinstance(written, tree.Binary) else "-" if function == "negate" else "not"
         use = Use(function, written.span, given, spans, sign=sign)
         return self._apply(FUNCTIONS[function], use, _text(written), name)
 

@@ -62,12 +62,32 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("var std", "`mean(x * x, over = axis)`, if the mean is 0"),
         ("norm", "`sqrt(sum(x * x, over = axis))`"),
         ("checkpoint remat", "`recompute` is a rule of the layout"),
+        ("associative_scan selective_scan mamba ssm", "`linear_scan(a, b, over = axis)`: h[t] = a[t]·h[t−1] + b[t]"),
         ("tan", "`sin(x) / cos(x)`"),
         ("ceil", "`-floor(-x)`"),
         ("trunc", "`sign(x) * floor(abs(x))`"),
         ("cumsum pad", _NOT_YET),
         ("argmax arg_max argmin topk sort roll scatter", _NOT_YET),
-        ("conv conv1d conv2d max_pool avg_pool maxpool batch_norm batchnorm group_norm", _NOT_YET),
+        (
+            "conv1d conv2d conv3d convolution depthwise_conv",
+            "`conv(image, kernel, [height, width] -> [rows, columns], over = channels)`",
+        ),
+        ("unfold im2col", "`patches(image, [height, width] -> [rows, columns], size = [kh, kw])`"),
+        (
+            "max_pool maxpool max_pool1d max_pool2d maxpool2d",
+            "`max(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`",
+        ),
+        (
+            "avg_pool avgpool avg_pool1d avg_pool2d avgpool2d",
+            "`mean(patches(x, [height, width] -> [rows, columns], size = [kh, kw], stride = 2), over = [kh, kw])`",
+        ),
+        ("adaptive_avg_pool2d global_avg_pool", "`mean(x, over = [height, width])`"),
+        ("interpolate upsample", "`merge(expand(x, twice), [height, twice] -> tall)`: each element repeated"),
+        (
+            "group_norm groupnorm",
+            "`layer_norm(split(x, channels -> [groups, part]), over = [part, height, width])`, merged again",
+        ),
+        ("batch_norm batchnorm", _NOT_YET),
         ("bce bce_loss bce_with_logits", "`binary_cross_entropy(logits, targets)`"),
         ("elu relu6 hardswish lstm gru rnn scan kl_div huber", _NOT_YET),
         (
@@ -182,6 +202,8 @@ VALUES: Mapping[str, str] = {
     "None": "omit an argument that is not needed",
     "inf": "to mask something, `1e30` is large enough",
     "pi": "`3.14159265`",
+    "same": "padding is a number: `padding = 1` keeps the size under a window of 3",
+    "valid": "without padding, a window stays inside: leave `padding` out",
 }
 
 # Characters that have no meaning here.
@@ -189,6 +211,9 @@ SIGNS: Mapping[str, str] = {
     "@": "a product is `dot(a, b, over = axis)`",
     ";": "statements need no separator",
     "'": 'strings are written in double quotes: `"…"`',
+    "&": "booleans are joined by `and`",
+    "|": "booleans are joined by `or`",
+    "!": "booleans are inverted by `not`, and compared by `!=`",
     "^": "there is no power operator: `x * x`, or `exp(p * log(x))`",
 }
 
@@ -216,6 +241,7 @@ _WRITTEN = tuple(
         ("", r"‸\.[0-9]", "numbers start with a digit: `0.5`"),
         ("PLUS", r"[\w)\]]\s*‸\[", "there is no indexing: `slice(x, axis -> part, start = 0)` takes a part of an axis"),
         ("PLUS", _METHOD, r"functions are called without a path: `\1(…)`"),
+        ("", r"(?:[<>]=?|[=!]=)[^<>=!\n]*‸(?:[<>]=?|[=!]=)", "comparisons do not chain: `a < b and b < c`"),
         ("EQUAL", r"let\s+(\w{1,40})\s*‸:", r"the type of a value is inferred: `let \1 = …`"),
         ("EQUAL", r"(\w{1,40})\s*‸:", r"entries are written with `=`: `\1 = …`"),
         ("AXIS", r"‸(?:let\s+)?(\w{1,40})\s*=", r"sizes are declared with `axis`: `axis \1 = …`"),

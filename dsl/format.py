@@ -33,7 +33,7 @@ PASSES = 8
 _VALUES = frozenset(("NAME", "NUMBER", "STRING", "TRUE", "FALSE", "RPAR", "RSQB"))
 _TIGHT_AFTER = frozenset(("LPAR", "LSQB", "DOT", "RANGE"))
 _TIGHT_BEFORE = frozenset(("RPAR", "RSQB", "COMMA", "COLON", "DOT", "RANGE"))
-_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "ARROW"))
+_OPERATORS = frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR", "ARROW"))
 
 
 def format_text(text: str, name: str = "<text>") -> str:

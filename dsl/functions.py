@@ -1,8 +1,8 @@
 """The tensor functions of the language: their parameters and typing rules.
 
 A rule reads the arguments of one call (`Use`) and returns the result type and the `options` of the `Apply` that the
-call becomes; it raises `Refused` if the arguments do not fit. The rules are in `partita.dsl.rules` (arithmetic) and
-`partita.dsl.reshaping` (renaming and resizing axes).
+call becomes; it raises `Refused` if the arguments do not fit. The rules are in `partita.dsl.rules` (arithmetic),
+`partita.dsl.reshaping` (renaming and resizing axes) and `partita.dsl.convolution` (sliding windows).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.dsl.units import Quantity
 
-# Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number.
+# Kinds of slots. TENSORS takes all positional arguments, OPERAND a tensor or a number, NUMBERS a number or a list of
+# numbers and lists.
 TENSOR, TENSORS, OPERAND, AXIS, AXES = "tensor", "tensors", "operand", "axis", "axes"
-NUMBER, FLAG, DTYPE = "number", "flag", "dtype"
+NUMBER, NUMBERS, FLAG, DTYPE = "number", "numbers", "flag", "dtype"
 
 
 @frozen
@@ -183,7 +184,7 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("patches", "one_hot", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
+LATER = ("one_hot", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
 
 
 def function(

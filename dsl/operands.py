@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from partita.dsl import constants, reshaping, tree
+from partita.dsl import constants, convolution, reshaping, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import meant
@@ -16,6 +16,9 @@ from partita.dsl.functions import Arrow, Constant, Function, Slot, Tensor
 from partita.dsl.report import Report, listed, nearest
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
+
+# An example of each function that needs an arrow.
+EXAMPLES = reshaping.EXAMPLES | convolution.EXAMPLES
 
 
 class Reader(Protocol):
@@ -82,19 +85,31 @@ class Operands:
                 if not isinstance(bare := tree.bare(written), tree.Boolean):
                     raise refuse("E0212", f"`{slot.name}` is `true` or `false`", written.span)
                 return bare.value
+            case "numbers":
+                return self.numbers(written, slot.name)
             case _:
-                quantity = constants.evaluate(written, self.expressions.number_of)
-                if quantity.dimension not in (PLAIN, RATIO):
-                    raise refuse("E0307", f"`{slot.name}` must be a number without a unit", written.span)
-                return quantity.value
+                return self.number(written, slot.name)
+
+    def number(self, written: tree.Expression, what: str) -> Any:
+        """A number without a unit. Raises Refused."""
+        quantity = constants.evaluate(written, self.expressions.number_of)
+        if quantity.dimension not in (PLAIN, RATIO):
+            raise refuse("E0307", f"`{what}` must be a number without a unit", written.span)
+        return quantity.value
+
+    def numbers(self, written: tree.Expression, what: str) -> Any:
+        """A number, or a tuple for a list. Recursion is as deep as lists are nested, which the parser bounds."""
+        bare = tree.bare(written)
+        if isinstance(bare, tree.List):
+            return tuple(self.numbers(item, what) for item in bare.items)
+        return self.number(written, what)
 
     def axis_name(self, written: tree.Expression, what: str) -> tree.Name:
         """The single name of an axis. Raises Refused (E0212)."""
         name = tree.single(written)
         if name is None:
-            help = (
-                "axes are given by name, not by position" if isinstance(written, tree.Number | tree.Negative) else None
-            )
+            by_name = convolution.SIZES.get(what, "axes are given by name, not by position")
+            help = by_name if isinstance(written, tree.Number | tree.Negative) else None
             raise refuse("E0212", f"`{what}` must be the name of an axis", written.span, help=help)
         return name
 
@@ -135,7 +150,7 @@ class Operands:
                 "E0223",
                 f"`{function.name}` needs an arrow",
                 written.span,
-                help=f"`{reshaping.EXAMPLES[function.name]}`",
+                help=f"`{EXAMPLES[function.name]}`",
             )
         if most is not None and len(arrows) > most:
             raise refuse("E0223", f"`{function.name}` takes one arrow", arrows[most].span)

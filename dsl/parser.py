@@ -8,6 +8,7 @@ too deep for it; the depth of expressions is limited here for everything that wa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from attrs import evolve
@@ -21,6 +22,8 @@ from partita.dsl.units import shortened
 
 _DECLARED = ("import", "axis", "const", "block", "model", "mesh", "layout", "schedule", "optimizer")
 DECLARATIONS = (*_DECLARED, "train", "expect")
+# What an operand begins with.
+OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
 
 
@@ -61,6 +64,11 @@ class _Parser:
         self.source, self.tokens, self.report = source, tokens, report
         self.table = language()
         self.first, self.last = self.table.starts[start]
+        # The words that are not reserved with which the text names something.
+        named = (
+            b if a.text == "block" else a for a, b in pairwise(tokens) if a.text == "block" or b.text in ("=", ":", ",")
+        )
+        self.named = {token.text for token in named if token.kind in self.table.soft}
         self.next = 0
         self.reset()
 
@@ -119,8 +127,20 @@ class _Parser:
                 return value
 
     def read(self, token: Token, row: dict[str, int]) -> Token:
-        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword."""
-        return token if token.kind in row or "NAME" not in row else evolve(token, kind="NAME")
+        """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword.
+
+        Where it takes both, `and = 1` is an entry, and `not`, which stands where names do, is an operator if an operand
+        follows and the text names nothing so.
+        """
+        keyword, name = row.get(token.kind), row.get("NAME")
+        if name is None or keyword == name:
+            return token
+        after = self.tokens[self.next + 1]
+        if keyword is None or after.text == "=":
+            return evolve(token, kind="NAME")
+        if name < 0 or (token.text not in self.named and after.kind in OPERANDS | self.table.soft):
+            return token
+        return evolve(token, kind="NAME")
 
     def recover(self, declarations: list[Any]) -> bool:
         """Keep the declarations read so far, and skip to where the next may begin; False if there is no such place."""
@@ -158,7 +178,9 @@ class _Parser:
                     return True
             return False
 
-        return [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+        found = [symbol for symbol in rows[self.states[-1]] if symbol in self.table.spoken and shifts(symbol)]
+        # Once an operand is complete, only the loosest operators are left of all that might have followed it.
+        return found if "PLUS" in found else [symbol for symbol in found if symbol not in ("AND", "OR")]
 
     def complain(self, token: Token) -> None:
         """Report an unexpected token, as precisely as the state allows."""
@@ -238,10 +260,13 @@ def _choice(wanted: Sequence[str], table: Language) -> str:
 
 PHRASES = (
     ("a declaration", frozenset(word.upper() for word in DECLARATIONS)),
+    ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "NOT", "TRUE", "FALSE"))),
     ("an expression", frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))),
     ("a statement", frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "LOSS", "METRIC"))),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
     ("a rule", frozenset(("FREEZE", "UPDATE"))),
+    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR"))),
+    ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "AND", "OR"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
 )
 
@@ -338,6 +363,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "claim": lambda s, measure, compare, limit: tree.Claim(measure, compare.text, limit, s),
     "binary": lambda s, left, sign, right: tree.Binary(left, sign.text, right, s),
     "negative": lambda s, _, operand: tree.Negative(operand, s),
+    "inverted": lambda s, _, operand: tree.Not(operand, s),
     "group": lambda s, inner: tree.Group(inner, s),
     "path": lambda s, *tokens: tree.Path(_names(s, tokens), s),
     "call": lambda s, name, *arguments: tree.Call(_name(s, name), arguments, s),
@@ -349,4 +375,4 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "string": lambda s, token: tree.String(token.text, s),
     "boolean": lambda s, token: tree.Boolean(token.text == "true", s),
 }
-DEEPENING = frozenset(("binary", "negative", "group", "call", "named", "positional", "arrow", "list"))
+DEEPENING = frozenset(("binary", "negative", "inverted", "group", "call", "named", "positional", "arrow", "list"))

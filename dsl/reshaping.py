@@ -20,7 +20,8 @@ EXAMPLES = {
 }
 
 
-def _unique(use: Use, type: Type) -> Type:
+def unique(use: Use, type: Type) -> Type:
+    """The type, if it has each axis once. Raises Refused (E0216)."""
     seen: set[str] = set()
     for name in type.names:
         if name in seen:
@@ -37,7 +38,7 @@ def _replaced(use: Use, x: Type, removed: tuple[str, ...], added: tuple[Axis, ..
             axes.extend(added)
         elif axis.name not in removed:
             axes.append(axis)
-    return _unique(use, Type(x.dtype, tuple(axes)))
+    return unique(use, Type(x.dtype, tuple(axes)))
 
 
 def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
@@ -46,8 +47,9 @@ def _one_to_one(use: Use, arrow: Arrow) -> tuple[Axis, Axis]:
     return arrow.left[0], arrow.right[0]
 
 
-def _present(use: Use, arrow: Arrow) -> None:
-    x = use["x"]
+def present(use: Use, arrow: Arrow, slot: str = "x") -> None:
+    """Require that a tensor has the axes on the left of the arrow (E0203)."""
+    x = use[slot]
     for axis in arrow.left:
         if not x.type.has(axis.name):
             help = f"axes of `{x.text}`: {', '.join(x.type.names) or 'none'}"
@@ -68,7 +70,7 @@ def _rename(use: Use) -> Typed:
     x = use["x"].type
     pairs: dict[str, Axis] = {}
     for arrow in use.arrows:
-        _present(use, arrow)
+        present(use, arrow)
         left, right = _one_to_one(use, arrow)
         if left.name in pairs:
             raise use.refuse("E0223", f"axis `{left.name}` is renamed twice", "->")
@@ -76,7 +78,7 @@ def _rename(use: Use) -> Typed:
             raise use.refuse("E0215", f"`{left.name}` and `{right.name}` differ in size", "->", also=(left, right))
         pairs[left.name] = right
     renamed = Type(x.dtype, tuple(pairs.get(axis.name, axis) for axis in x.axes))
-    return _unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
+    return unique(use, renamed), {"pairs": tuple((left, right.name) for left, right in pairs.items())}
 
 
 @function("split", slots=["x"], arrows=(1, 1))
@@ -84,7 +86,7 @@ def _split(use: Use) -> Typed:
     (arrow,) = use.arrows
     if len(arrow.left) != 1 or not arrow.right:
         raise use.refuse("E0223", "`split` takes one axis on the left, a list on the right", "->", "`a -> [b, c]`")
-    _present(use, arrow)
+    present(use, arrow)
     (axis,) = arrow.left
     size = prod(part.size for part in arrow.right)
     if size != axis.size:
@@ -99,7 +101,7 @@ def _merge(use: Use) -> Typed:
     (arrow,) = use.arrows
     if len(arrow.right) != 1 or not arrow.left:
         raise use.refuse("E0223", "`merge` takes a list on the left, one axis on the right", "->", "`[a, b] -> c`")
-    _present(use, arrow)
+    present(use, arrow)
     if len(set(names(arrow.left))) < len(arrow.left):
         raise use.refuse("E0223", "`merge` names an axis twice", "->")
     (axis,) = arrow.right
@@ -144,7 +146,7 @@ def _concat(use: Use) -> Typed:
 @function("slice", slots=["x", Slot("start", NUMBER, 0)], arrows=(1, 1))
 def _slice(use: Use) -> Typed:
     (arrow,) = use.arrows
-    _present(use, arrow)
+    present(use, arrow)
     axis, into = _one_to_one(use, arrow)
     start = use["start"]
     if start != int(start) or start < 0:

@@ -6,6 +6,8 @@ A result's axes are in the order of the operand that has them all; `dot` puts th
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any
 
@@ -24,6 +26,7 @@ from partita.dsl.functions import (
     function,
     names,
 )
+from partita.dsl.report import listed
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
 OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
@@ -38,7 +41,13 @@ COMPARISONS = {
     "==": "equal",
     "!=": "not_equal",
 }
-OPERATORS = ARITHMETIC | COMPARISONS
+OPERATORS = ARITHMETIC | COMPARISONS | {"and": "logical_and", "or": "logical_or"}
+# The functions of booleans, as they are for constants.
+LOGIC: Mapping[str, Callable[..., bool]] = {
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_not": operator.not_,
+}
 
 
 # ---------------------------------------------------------------- elementwise
@@ -99,6 +108,30 @@ def _comparison(use: Use) -> Typed:
     if use.function not in ("equal", "not_equal"):
         _numeric(use, dtype, "a")
     return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
+def _logical(use: Use) -> Typed:
+    _boolean(use, "a", "b")
+    return Type("bool", widest(use, "a", "b")), {}
+
+
+@function("logical_not", slots=[Slot("a", OPERAND)])
+def _logical_not(use: Use) -> Typed:
+    _boolean(use, "a")
+    return use["a"].type, {}
+
+
+def _boolean(use: Use, *slots: str) -> None:
+    for slot in slots:
+        value = use[slot]
+        if isinstance(value, Constant):
+            value.literal("bool")
+        elif value.type.dtype != "bool":
+            message = f"`{use.called}` needs booleans, and `{value.text}` is {value.type.dtype}"
+            raise use.refuse("E0205", message, slot, f"compare it: `{value.text} != 0`")
+    if not use.tensors:
+        raise use.refuse("E0213", f"an operand of `{use.called}` must be a tensor")
 
 
 @function("where", slots=["condition", Slot("a", OPERAND), Slot("b", OPERAND)])
@@ -185,6 +218,25 @@ def _dot(use: Use) -> Typed:
     return Type(dtype, tuple(axes)), {"over": over}
 
 
+def _values(use: Use) -> Axis:
+    """The axis of attended values that takes the place of `along`: that one, or one that only `v` has."""
+    q: Type = use["q"].type
+    v: Type = use["v"].type
+    over: Axis = use["over"]
+    along: Axis = use["along"]
+    if v.has(along.name):
+        use.within("v", (*q.names, over.name), "the axes of the query")
+        return along
+    own = [axis for axis in v.axes if axis.name != over.name and not q.has(axis.name)]
+    if not own:
+        help = f"give it `{along.name}`, or an axis of its own that is summed over afterwards"
+        raise use.refuse("E0203", f"`{use['v'].text}` has no axis of values", "v", help)
+    if len(own) > 1:
+        message = f"`{use['v'].text}` has several axes of values: {listed(names(own))}"
+        raise use.refuse("E0204", message, "v", f"`merge(v, [{', '.join(names(own))}] -> values)`")
+    return own[0]
+
+
 @function(
     "attend",
     slots=[
@@ -205,10 +257,11 @@ def _attend(use: Use) -> Typed:
     if over.name == along.name:
         raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
     use.has("q", [along], "along")
+    use.has("k", [along], "along")
     for slot in ("k", "v"):
         use.has(slot, [over])
-        use.has(slot, [along], "along")
-        use.within(slot, (*q.names, over.name), "the axes of the query")
+    use.within("k", (*q.names, over.name), "the axes of the query")
+    values = _values(use)
     if use["causal"] and not q.has(over.name):
         raise use.refuse("E0203", f"`causal` needs axis `{over.name}` on `{use['q'].text}` too", "causal")
     if use["mask"] is not None and use["mask"].type.dtype != "bool":
@@ -218,13 +271,14 @@ def _attend(use: Use) -> Typed:
             allowed = [name for name in (*q.names, over.name) if name != along.name]
             use.within(slot, allowed, "the axes of the scores")
     scale = 1 / sqrt(along.size) if use["scale"] is None else float(use["scale"])
-    return Type(dtype, q.axes), {
+    return Type(dtype, tuple(values if axis.name == along.name else axis for axis in q.axes)), {
         "over": over.name,
         "along": along.name,
         "causal": use["causal"],
         "scale": scale,
         "mask": use["mask"] is not None,
         "bias": use["bias"] is not None,
+        **({} if values.name == along.name else {"values": values.name}),
     }
 
 
@@ -346,3 +400,25 @@ def _mse(use: Use) -> Typed:
     use.floating("a", "b")
     widest(use, "a", "b")
     return Type("f32"), {}
+
+
+@function("linear_scan", slots=[Slot("a", OPERAND), Slot("b", OPERAND), OVER_ONE, Slot("backward", FLAG, False)])
+def _linear_scan(use: Use) -> Typed:
+    dtype = common_dtype(use, "a", "b")
+    use.floating("a", "b")
+    axes = widest(use, "a", "b")
+    over = use["over"].name
+    if over not in names(axes):
+        help = f"axes they have: {', '.join(names(axes)) or 'none'}"
+        raise use.refuse("E0203", f"neither operand of `linear_scan` has axis `{over}`", "over", help)
+    return Type(dtype, axes), {"over": over, "backward": use["backward"]}
+
+
+@function("shift", slots=["x", OVER_ONE, Slot("by", NUMBER, 1)])
+def _shift(use: Use) -> Typed:
+    use.has("x", [use["over"]])
+    _numeric(use, use["x"].type.dtype, "x")
+    by = use["by"]
+    if by != int(by):
+        raise use.refuse("E0214", "`by` must be an integer", "by")
+    return use["x"].type, {"over": use["over"].name, "by": int(by)}

@@ -79,8 +79,16 @@ class Negative:
 
 
 @frozen
+class Not:
+    """`not operand`."""
+
+    operand: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Binary:
-    """`left operator right`; the operators are + - * / and the comparisons."""
+    """`left operator right`; the operators are + - * /, the comparisons, `and` and `or`."""
 
     left: Expression
     operator: str
@@ -131,7 +139,7 @@ class List:
     span: Span = field(eq=False, repr=False)
 
 
-Expression: TypeAlias = Path | Number | String | Boolean | Negative | Binary | Group | Arrow | Call | List
+Expression: TypeAlias = Path | Number | String | Boolean | Negative | Not | Binary | Group | Arrow | Call | List
 
 
 def bare(expression: Expression) -> Expression:

@@ -16,6 +16,8 @@ def expression_text(expression: tree.Expression) -> str:
             return "true" if value else "false"
         case tree.Negative(operand=operand):
             return f"-{expression_text(operand)}"
+        case tree.Not(operand=operand):
+            return f"not {expression_text(operand)}"
         case tree.Binary(left=left, operator=operator, right=right):
             return f"{expression_text(left)} {operator} {expression_text(right)}"
         case tree.Group(inner=inner):

@@ -48,7 +48,7 @@ def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expr
         match top:
             case tree.Binary(left=left, right=right) | tree.Arrow(left=left, right=right):
                 stack += [right, left]
-            case tree.Negative(operand=inner) | tree.Group(inner=inner):
+            case tree.Negative(operand=inner) | tree.Not(operand=inner) | tree.Group(inner=inner):
                 stack.append(inner)
             case tree.Call():
                 stack += [argument.value for argument in reversed(top.arguments)]

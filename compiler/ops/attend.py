@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from partita.compiler.layout import SUM
 from partita.compiler.ops.op import (
     Argument,
@@ -38,7 +40,13 @@ class _Attention(Positioned):
     scale: float
     mask: bool
     bias: bool
+    values: str | None
     fusible = False
+
+    @property
+    def wide(self) -> str:
+        """The axis of the values: `along`, unless they have one of their own."""
+        return self.values or self.along
 
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """Products of other shapes than a single matrix product's."""
@@ -52,6 +60,11 @@ class _Attention(Positioned):
     def _check(self, q: Type, *others: Type) -> None:
         """Sizes must match, except for the queries' own positions."""
         assert agree(q.without([self.over]), *others), (self, q, others)
+
+    def _attended(self, q: Type, v: Type) -> Type:
+        """q's axes, with that of the values in the place of `along`."""
+        wide = v.axis(self.wide)
+        return evolve(q, axes=tuple(wide if axis.name == self.along else axis for axis in q.axes))
 
     def _orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
         """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.
@@ -93,13 +106,13 @@ class _Attention(Positioned):
         return text if start == "0" else f"{text}, start={start}"
 
     def _heads(self, arguments: Sequence[Argument]) -> str:
-        """Texts of q as [shared, own, position, along], and of k and v as [shared, over, along]."""
+        """Texts of q as [shared, own, position, along], of k as [shared, over, along], and of v likewise."""
         q, k, v = arguments[:3]
         shared, own, position = self._orders(q.type, k.type, v.type)
         texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
-        for x in (k, v):
+        for x, last in ((k, self.along), (v, self.wide)):
             have = [name for name in shared if x.type.has(name)]
-            text = permuted(x.text, x.type.names, [*have, self.over, self.along])
+            text = permuted(x.text, x.type.names, [*have, self.over, last])
             if have != shared:
                 text += f"[{', '.join(':' if name in have else 'None' for name in shared)}]"
             texts.append(text)
@@ -110,17 +123,19 @@ class _Attention(Positioned):
         if self.mask or self.bias:
             return False
         q, k, v = (argument.type for argument in arguments)
+        if v.axis(self.wide).size != q.axis(self.along).size:
+            return False
         shared, own, position = self._orders(q, k, v)
         alike = all(x.has(name) for x in (k, v) for name in shared)
         whole = not self.causal or offset_text(q.axis(self.over), self.shards) == "0"
         return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
 
     def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
-        """By the number of queries, the number of keys that each sees, and the size of `along`."""
-        q, k = operands[:2]
+        """By the number of queries, the number of keys that each sees, and the mean size of a key and a value."""
+        q, k, v = operands[:3]
         along = q.axis(self.along).size
         name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self._scores_bytes(operands))])
-        sizes = (q.elements / along, float(k.axis(self.over).size), float(along))
+        sizes = (q.elements / along, float(k.axis(self.over).size), (along + v.axis(self.wide).size) / 2)
         return Kernel(name, sizes, float(self.flops(operands, results)))
 
     def _scores_bytes(self, operands: Sequence[Type]) -> int:
@@ -136,6 +151,25 @@ class _Attention(Positioned):
         _, own, _ = self._orders(q, k, v)
         return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
 
+    def _padded_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal."""
+        q, k, v = operands[:3]
+        along, wide = q.axis(self.along).size, v.axis(self.wide).size
+        if along == wide or self.mask or self.bias:
+            return 0
+        _, own, _ = self._orders(q, k, v)
+        repeated = prod(q.axis(name).size for name in own)
+        larger = max(along, wide)
+        return q.bytes // along * larger + repeated * max(k.bytes // along, v.bytes // wide) * larger
+
+    def _flops(self, operands: Sequence[Type], keys: int, values: int) -> int:
+        """FLOPs of some products of queries with `along`, and some with the axis of the values; half if causal."""
+        q, k, v = operands[:3]
+        along = q.axis(self.along).size
+        pairs = q.elements // along * k.axis(self.over).size
+        full = 2 * pairs * (keys * along + values * v.axis(self.wide).size)
+        return full // 2 if self.causal else full
+
     def _names(self, types: Sequence[Type]) -> list[str]:
         shared, own, position = self._orders(*types[:3])
         return [*shared, *own, *position]
@@ -146,8 +180,9 @@ class Attend(_Attention):
     """softmax(q·k · scale + bias, masked) · v over axis `over`, with dot products along `along`.
 
     Operands: q; k and v, which have `over`, `along` and any of q's other axes (they are broadcast along those they
-    lack: grouped-query attention); a boolean mask (true: may attend) and a bias, with axes of q and `over`. Results:
-    the attended values (q's axes) and the logarithm of the softmax's denominator, for the gradient.
+    lack: grouped-query attention); a boolean mask (true: may attend) and a bias, with axes of q and `over`. `values`
+    is v's axis instead of `along`, if it has one of its own. Results: the attended values (q's axes, with `values`
+    for `along`) and the logarithm of the softmax's denominator, for the gradient.
     """
 
     over: str
@@ -156,41 +191,47 @@ class Attend(_Attention):
     scale: float
     mask: bool = False
     bias: bool = False
+    values: str | None = None
     shards: Shards = ()
     results = ("", "denominator")
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """q's type; and its axes without `along`."""
+        """q's type, as wide as values; and its axes without `along`."""
         self._check(*types)
-        q = types[0]
-        return q, q.without([self.along]).with_dtype(accumulation(q.dtype))
+        q, _, v = types[:3]
+        return self._attended(q, v), q.without([self.along]).with_dtype(accumulation(q.dtype))
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any axis of q but `along`. Along `over`, queries are sharded and each shard reads all keys."""
+        """Any axis of q but `along`, and that of the values. Along `over`, queries are sharded and each shard reads all
+        keys.
+        """
         rules = [
             ShardingRule(tuple(name if x.has(name) else None for x in operands), (name, name))
             for name in self._split_axes(operands[0])
         ]
+        if self.values:
+            rest = [None] * (len(operands) - 3)
+            rules.append(ShardingRule((None, None, self.values, *rest), (self.values, None)))
         if operands[0].has(self.over):
             rules.append(ShardingRule((self.over, *[None] * (len(operands) - 1)), (self.over, self.over)))
         return tuple(rules)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Two products; half of that if causal."""
-        full = 4 * operands[0].elements * operands[1].axis(self.over).size
-        return full // 2 if self.causal else full
+        return self._flops(operands, 1, 1)
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
         """All of them."""
         return self.flops(operands, results)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Repeated keys and values; with a mask or bias, scores and their exponentials."""
-        return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands)
+        """Repeated and padded keys and values; with a mask or bias, scores and their exponentials."""
+        padded = 2 * self._padded_bytes(operands)
+        return 3 * self._scores_bytes(operands) + self._repeated_bytes(operands) + padded
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """`attend_gradient`, for all operands at once; the denominator has no cotangent."""
-        gradient = AttendGradient(self.over, self.along, self.causal, self.scale, self.mask, self.bias)
+        gradient = AttendGradient(self.over, self.along, self.causal, self.scale, self.mask, self.bias, self.values)
         results = build.apply_all(gradient, *node.inputs, *node.outputs, d)
         return (*results[:3], *([None] if self.mask else []), *results[3:])
 
@@ -198,7 +239,7 @@ class Attend(_Attention):
         """A kernel of the runtime, with results in q's order."""
         names = self._names([argument.type for argument in arguments])
         orders = (results[0].names, results[1].names)
-        first = tuple([*names, self.along].index(name) for name in orders[0])
+        first = tuple([*names, self.wide].index(name) for name in orders[0])
         second = tuple(names.index(name) for name in orders[1])
         if self._usual(arguments):
             return f"kernels.attend_heads({self._heads(arguments)}, {self.causal}, {self.scale!r}, ({first}, {second}))"
@@ -215,6 +256,7 @@ class AttendGradient(_Attention):
     scale: float
     mask: bool = False
     bias: bool = False
+    values: str | None = None
     shards: Shards = ()
 
     @property
@@ -226,18 +268,27 @@ class AttendGradient(_Attention):
         """The types of the operands."""
         *inputs, o, denominator, d = types
         self._check(*inputs)
-        assert agree(types[0], o, denominator, d), types
+        assert agree(self._attended(types[0], types[2]), o, denominator, d), types
         bias = (types[3 + self.mask],) if self.bias else ()
         return (*types[:3], *bias)
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any axis of q but `along`; gradients of operands replicated along it are partial; linear in d."""
+        """Any axis of q but `along`, and that of the values; gradients of operands replicated along it are partial.
+        Linear in d.
+        """
         rules = [ShardingRule((*[None] * (len(operands) - 1), SUM), (SUM,) * len(results))]
         for name in self._split_axes(operands[0]):
             rules.append(
                 ShardingRule(
                     tuple(name if x.has(name) else None for x in operands),
                     tuple(name if x.has(name) else SUM for x in results),
+                )
+            )
+        if self.values:
+            rules.append(
+                ShardingRule(
+                    tuple(self.values if x.has(self.values) else None for x in operands),
+                    tuple(self.values if x.has(self.values) else SUM for x in results),
                 )
             )
         if operands[0].has(self.over):
@@ -248,16 +299,18 @@ class AttendGradient(_Attention):
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Five products: the scores, recomputed, and two for each of the two forward ones."""
-        full = 10 * operands[0].elements * operands[1].axis(self.over).size
-        return full // 2 if self.causal else full
+        return self._flops(operands, 3, 2)
 
     def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
         """Four of the five products: recomputed scores do not count."""
-        return self.flops(operands, results) * 4 / 5
+        return self._flops(operands, 2, 2)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
-        """Repeated keys and values, their gradients; with a mask or bias, scores, probabilities and their gradients."""
-        return 4 * self._scores_bytes(operands) + 2 * self._repeated_bytes(operands)
+        """Repeated and padded keys and values, their gradients; with a mask or bias, scores, probabilities and their
+        gradients.
+        """
+        padded = 4 * self._padded_bytes(operands)
+        return 4 * self._scores_bytes(operands) + 2 * self._repeated_bytes(operands) + padded
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, with results in their operands' orders."""
@@ -266,11 +319,12 @@ class AttendGradient(_Attention):
         names = self._names(types)
         views = ", ".join(
             permuted(x.text, x.type.names, order)
-            for x, order in ((o, [*names, self.along]), (denominator, names), (d, [*names, self.along]))
+            for x, order in ((o, [*names, self.wide]), (denominator, names), (d, [*names, self.wide]))
         )
         shared = self._orders(*types[:3])[0]
         layouts = [[*names, self.along]]
-        layouts += [[*(n for n in shared if x.has(n)), self.over, self.along] for x in types[1:3]]
+        ends = zip(types[1:3], (self.along, self.wide), strict=True)
+        layouts += [[*(n for n in shared if x.has(n)), self.over, last] for x, last in ends]
         if self.bias:
             layouts.append([name for name in self._scores(types) if name and results[3].has(name)])
         shapes = [

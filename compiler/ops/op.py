@@ -180,6 +180,12 @@ class Op:
         """
         return None
 
+    def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
+        """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
+        the results.
+        """
+        return None
+
     def resized(self, axis: str, size: int) -> Op:
         """The same operation after `axis` has been cut to `size`: resizes it in the fields that have it."""
         changes = {
@@ -309,6 +315,12 @@ def op(name: str) -> Callable[[_Class], _Class]:
         return cls
 
     return register
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def fields_of_several(cls: _Class) -> _Class:
+    """Marks the base class of several operations, whose fields they all have, before their own."""
+    return frozen(cls)
 
 
 def make(name: str, *arguments: Any, **named: Any) -> Op:

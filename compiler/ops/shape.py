@@ -295,6 +295,39 @@ class Pad(Op):
         return f"torch.nn.functional.pad({x.text}, ({zeros}{self.start}, {after}))"
 
 
+@op("shift")
+class Shift(Op):
+    """Each entry of an axis is that `by` entries before it (after it, if `by` is negative), or zero where none is."""
+
+    over: str
+    by: int
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The operand's type."""
+        assert types[0].has(self.over), (self, types)
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any other axis; linear."""
+        return (*_others(operands[0], self.over), LINEAR)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """No arithmetic."""
+        return 0
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """Shifts back."""
+        return (build.apply(Shift(self.over, -self.by), d),)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`torch.nn.functional.pad`, which cuts off what moves beyond the end; it counts axes from the last."""
+        (x,) = arguments
+        position, size = x.type.position(self.over), x.type.axis(self.over).size
+        by = max(-size, min(size, self.by))
+        zeros = "0, 0, " * (len(x.type.axes) - position - 1)
+        return f"torch.nn.functional.pad({x.text}, ({zeros}{by}, {-by}))"
+
+
 @op("concat")
 class Concat(Op):
     """Concatenate tensors along one axis of each; the new axis takes the place of the first operand's."""

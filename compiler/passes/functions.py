@@ -13,6 +13,8 @@ from attrs import frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
+from partita.compiler.ops.convolution import Conv, Patches
+from partita.compiler.ops.linear_scan import LinearScan
 from partita.compiler.ops.lookup import Gather
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
@@ -20,7 +22,7 @@ from partita.compiler.ops.op import accumulation, make
 from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
-from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
 from partita.dsl.types import Type
 
 
@@ -80,10 +82,8 @@ def lower(function: str, site: Site) -> Value:
 
 @lowering("attend")
 def _attend(site: Site) -> Value:
-    o = site.options
     q, k, v, *rest = site.operands
-    op = Attend(o["over"], o["along"], o["causal"], o["scale"], o["mask"], o["bias"])
-    return site.build.apply_all(op, *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
+    return site.build.apply_all(Attend(**site.options), *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
 
 
 @lowering("embedding")
@@ -203,6 +203,18 @@ def _logsumexp(site: Site) -> Value:
     return cast(site.build, result, site.type.dtype)
 
 
+@lowering("linear_scan")
+def _linear_scan(site: Site) -> Value:
+    build, over = site.build, site.options["over"]
+    a, b = unified(build, site.operands)
+    missing = tuple(axis for axis in site.type.axes if not b.type.has(axis.name))
+    if missing:
+        b = arranged(build, build.apply(Expand(missing), b), site.type.names)
+    if not a.type.has(over):
+        a = build.apply(Expand((site.type.axis(over),)), a)
+    return build.apply(LinearScan(over, site.options["backward"]), a, b, name=site.name)
+
+
 @lowering("layer_norm")
 def _layer_norm(site: Site) -> Value:
     return _norm(site, center=True)
@@ -307,3 +319,28 @@ def _slice(site: Site) -> Value:
     o = site.options
     into = site.type.axis(o["into"])
     return site.build.apply(Slice(o["axis"], into, o["start"]), *site.operands, name=site.name)
+
+
+def _sliding(site: Site, sized: Type) -> dict[str, Any]:
+    """The fields of operations with windows, whose axes are those of `sized`."""
+    o, image = site.options, site.operands[0].type
+    return {
+        "axes": tuple(image.axis(name) for name in o["axes"]),
+        "into": tuple(site.type.axis(name) for name in o["into"]),
+        "size": tuple(sized.axis(name) for name in o["size"]),
+        **{name: o[name] for name in ("stride", "padding", "dilation")},
+    }
+
+
+@lowering("patches")
+def _patches(site: Site) -> Value:
+    outside = any(map(any, site.options["padding"]))
+    op = Patches(**_sliding(site, site.type), fill=site.options["fill"] if outside else 0.0)
+    return site.build.apply(op, *site.operands, name=site.name)
+
+
+@lowering("conv")
+def _conv(site: Site) -> Value:
+    image, kernel = unified(site.build, site.operands)
+    op = Conv(**_sliding(site, kernel.type), over=site.options["over"])
+    return site.build.apply(op, image, kernel, name=site.name)

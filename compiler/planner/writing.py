@@ -82,7 +82,7 @@ def _strings(expression: tree.Expression) -> Iterator[str]:
                 yield from _strings(item)
         case tree.Arrow(left=left, right=right) | tree.Binary(left=left, right=right):
             yield from (*_strings(left), *_strings(right))
-        case tree.Group(inner=inner) | tree.Negative(operand=inner):
+        case tree.Group(inner=inner) | tree.Negative(operand=inner) | tree.Not(operand=inner):
             yield from _strings(inner)
 
 

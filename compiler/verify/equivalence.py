@@ -41,7 +41,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
     Without `program`, only the graphs that it is assembled from are checked. Without `invariants`, the schedule
     invariants are not checked again, as compiling has checked them.
     """
-    check = Checker(Rules(compilation.mesh), ValueNumbering())
+    check = Checker(Rules(compilation.mesh), ValueNumbering(compilation.mesh.parts))
     count = 0
     with check.at():
         whole = Reference.of(compilation.step, check.numbering)

@@ -1,9 +1,9 @@
 """Searches small axis sizes for a proxy that satisfy the model's relations and the layout's divisibility.
 
-Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename` and `rope` impose, and
-what each axis must be a multiple of. The sizes found are as small as possible, ordered as the declared ones (so that
-an id within one axis stays within a longer one, and the largest axis of a tensor stays the largest), and distinct
-where possible: confusing two axes of the same size would go unnoticed.
+Inputs are the declared sizes, the relations that `split`, `merge`, `concat`, `slice`, `rename`, `rope`, `patches` and
+`conv` impose, and what each axis must be a multiple of. The sizes found are as small as possible, ordered as the
+declared ones (so that an id within one axis stays within a longer one, and the largest axis of a tensor stays the
+largest), and distinct where possible: confusing two axes of the same size would go unnoticed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,26 @@ TRIED, PATIENCE = 24, 20_000
 
 @frozen
 class Relation:
-    """`whole` is the product or the sum of `parts`, or at least each of them."""
+    """`whole` is the product or the sum of `parts`, or at least each of them; or `stride` times its part, and `more`
+    than that.
+    """
 
     kind: str
     whole: str
     parts: tuple[str, ...]
+    stride: int = 1
+    more: int = 0
 
     def implied(self, axis: str, sizes: Mapping[str, int]) -> int | None:
         """The size of `axis` that the other sizes determine (0: none is valid); None if they leave a choice."""
         if self.kind == LEAST or any(name not in sizes for name in (self.whole, *self.parts) if name != axis):
             return None
+        if self.kind == STRIDE:
+            (part,) = self.parts
+            if axis == self.whole:
+                return max(0, self.stride * sizes[part] + self.more)
+            size, rest = divmod(sizes[self.whole] - self.more, self.stride)
+            return 0 if rest else max(0, size)
         others = [sizes[name] for name in self.parts if name != axis]
         if axis == self.whole:
             return prod(others) if self.kind == PRODUCT else sum(others)
@@ -49,27 +59,39 @@ class Relation:
         return size <= sizes.get(self.whole, size)
 
 
-PRODUCT, SUM, LEAST = "product", "sum", "least"
+PRODUCT, SUM, LEAST, STRIDE = "product", "sum", "least", "stride"
 
-# The relations that a call of a built-in function imposes, from its options.
-STATED: dict[str, Callable[[Mapping[str, Any]], list[Relation]]] = {
-    "rename": lambda o: [Relation(PRODUCT, right, (left,)) for left, right in o["pairs"]],
-    "split": lambda o: [Relation(PRODUCT, o["axis"], tuple(o["into"]))],
-    "merge": lambda o: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
-    "concat": lambda o: [Relation(SUM, o["into"], tuple(o["axes"]))],
-    "slice": lambda o: [Relation(LEAST, o["axis"], (o["into"],))],
+
+def _windows(o: Mapping[str, Any], declared: Mapping[str, int]) -> list[Relation]:
+    """An axis along which a window slides has as many more elements than declared as its positions need."""
+    each = zip(o["axes"], o["into"], o["stride"], strict=True)
+    return [Relation(STRIDE, axis, (to,), step, declared[axis] - step * declared[to]) for axis, to, step in each]
+
+
+# The relations that a call of a built-in function imposes, from its options and the declared sizes.
+STATED: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], list[Relation]]] = {
+    "rename": lambda o, _: [Relation(PRODUCT, right, (left,)) for left, right in o["pairs"]],
+    "split": lambda o, _: [Relation(PRODUCT, o["axis"], tuple(o["into"]))],
+    "merge": lambda o, _: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
+    "concat": lambda o, _: [Relation(SUM, o["into"], tuple(o["axes"]))],
+    "slice": lambda o, _: [Relation(LEAST, o["axis"], (o["into"],))],
+    "patches": _windows,
+    "conv": _windows,
 }
 
 
 @frozen
 class Axes:
-    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have."""
+    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have; and those
+    that keep their sizes, of windows (`kept`).
+    """
 
     declared: Mapping[str, int]
     relations: tuple[Relation, ...]
     tables: frozenset[str]
     even: frozenset[str]
     parameters: frozenset[str]
+    kept: frozenset[str] = frozenset()
 
 
 def axes_of(model: spec.Model) -> Axes:
@@ -78,6 +100,7 @@ def axes_of(model: spec.Model) -> Axes:
     relations: dict[Relation, None] = {}
     tables: set[str] = set()
     even: set[str] = set()
+    kept: set[str] = set()
     parameters: set[str] = set()
     for body in bodies(model.body):
         for type in body.types:
@@ -88,13 +111,15 @@ def axes_of(model: spec.Model) -> Axes:
             if not isinstance(step, spec.Apply):
                 continue
             if step.function in STATED:
-                relations.update(dict.fromkeys(STATED[step.function](step.options)))
+                relations.update(dict.fromkeys(STATED[step.function](step.options, declared)))
+                kept.update(step.options["size"] if STATED[step.function] is _windows else ())
             elif step.function in ("embedding", "cross_entropy", "accuracy"):
                 tables.add(step.options["over"])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
+    kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,))
-    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters))
+    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), frozenset(kept))
 
 
 def bodies(body: spec.Body) -> Iterator[spec.Body]:
@@ -144,6 +169,7 @@ class Search:
         declared, multiple = self.axes.declared[axis], self.multiples.get(axis, 1)
         relations = [r for r in self.axes.relations if axis == r.whole or axis in r.parts]
         implied = {size for r in relations if (size := r.implied(axis, chosen)) is not None}
+        implied |= {declared} if axis in self.axes.kept else set()
         if implied:
             agreed = implied if len(implied) == 1 else ()
             return [s for s in agreed if s and s % multiple == 0 and all(r.allows(axis, s, chosen) for r in relations)]

@@ -3,7 +3,9 @@
 Values are hash-consed: two have the same number if the same operation is applied to operands with the same numbers.
 Duplicated work on inputs, recomputed values, and a value's shards in any layout thus share a number.
 
-An operation with a decomposition along some axis (`Op.split`) is numbered by it: the results of both share numbers.
+An operation with a decomposition along some axis (`Op.split`) is numbered by it: the results of both share numbers. One
+whose decomposition depends on the number of parts (`Op.blockwise`) is numbered by itself, and the results of all its
+decompositions share its numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ UNKNOWN = -1
 
 @define(eq=False)
 class ValueNumbering:
-    """By number: the global type (`types`) and the key (`made`): an operation and its operands' numbers, or a name."""
+    """By number: the global type (`types`) and the key (`made`): an operation and its operands' numbers, or a name.
 
+    `parts` are the numbers of parts that an axis may have on the mesh.
+    """
+
+    parts: tuple[int, ...] = ()
     types: list[Type] = field(factory=list)
     made: list[Key] = field(factory=list)
     _numbers: dict[Key, tuple[int, ...]] = field(factory=dict)
@@ -42,7 +48,8 @@ class ValueNumbering:
             types = op.infer(*(self.types[number] for number in operands))
             found = self._replaced(op, operands, types)
             if found is None:
-                return self._numbered((op, operands), types)
+                found = self._numbered((op, operands), types)
+                self._divided(op, operands, found)
             self._numbers[op, operands] = found
         return found
 
@@ -59,8 +66,8 @@ class ValueNumbering:
         """The numbers of an operation's decomposed results. They must not depend on which axis is split."""
         if type(op).split is Op.split:
             return None
-        inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))
-        node = Node(op, inputs, tuple(Value(f"result {i}", each) for i, each in enumerate(types)), "")
+        node = self._node(op, operands, types)
+        inputs = node.inputs
         for axis in dict.fromkeys(name for value in inputs for name in value.type.names):
             build = Builder()
             results = op.split(build, node, axis)
@@ -73,3 +80,24 @@ class ValueNumbering:
             assert tuple(value.type for value in results) == types, op
             return tuple(numbers[value] for value in results)
         return None
+
+    def _divided(self, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
+        """Number the decompositions of an operation into parts; the last primitive has its numbers."""
+        if type(op).blockwise is Op.blockwise:
+            return
+        node = self._node(op, operands, tuple(self.types[number] for number in results))
+        for axis in dict.fromkeys(each for value in node.inputs for each in value.type.axes):
+            for parts in self.parts:
+                build = Builder()
+                if axis.size % parts or op.blockwise(build, node, axis.name, parts) is None:
+                    continue
+                numbers = dict(zip(node.inputs, operands, strict=True))
+                *before, last = build.nodes
+                for new in before:
+                    made = self.of(new.op, tuple(numbers[value] for value in new.inputs))
+                    numbers.update(zip(new.outputs, made, strict=True))
+                self._numbers[last.op, tuple(numbers[value] for value in last.inputs)] = results
+
+    def _node(self, op: Op, operands: tuple[int, ...], types: tuple[Type, ...]) -> Node:
+        inputs = tuple(Value(f"operand {i}", self.types[number]) for i, number in enumerate(operands))
+        return Node(op, inputs, tuple(Value(f"result {i}", each) for i, each in enumerate(types)), "")

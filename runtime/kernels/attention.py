@@ -1,7 +1,8 @@
 """Softmax attention and its gradient.
 
-q is [shared…, own…, position?, along]; k and v are [shared… (1 if missing), over, along]; mask and bias broadcast to
-the scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal`, the first
+q is [shared…, own…, position?, along]; k is [shared… (1 if missing), over, along], and v likewise, where `along` may
+have another size: fused kernels want them equal, and get the smaller padded with zeros. Mask and bias broadcast to the
+scores [shared…, own…, position?, over]. `groups` counts the shared, own and position axes. With `causal`, the first
 query is at key position `start`, and each query attends to keys up to its own position.
 
 torch's fused kernels are used where one applies. Otherwise scores are materialized: with a mask or a bias, and on a GPU
@@ -15,6 +16,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from partita.runtime.kernels.dtypes import widened
 from partita.runtime.kernels.registry import kernel
@@ -51,6 +53,12 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, groups: tuple[int, int, int]) -> 
     batch, mine = q.shape[:shared], q.shape[shared : shared + own]
     q4 = _four(q, shared + own)
     return _rows(q4), _rows(_heads(k, shared, mine, batch)), _rows(_heads(v, shared, mine, batch))
+
+
+def _widened_rows(*tensors: Tensor) -> list[Tensor]:
+    """Tensors with rows of one length, the shorter padded with zeros: products with them stay what they are."""
+    longest = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == longest else pad(x, (0, longest - x.shape[-1])) for x in tensors]
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -100,13 +108,16 @@ def _fused(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> bool:
     return mask is None and bias is None and q.is_cpu
 
 
-def _flash(q4: Tensor, k4: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, start: int) -> bool:
+def _flash(
+    q4: Tensor, k4: Tensor, v4: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, start: int
+) -> bool:
     """Whether FlashAttention applies: on a GPU, in half precision, with supported head sizes. If causal, it aligns the
     last query with the last key, and we the first with the first: the same only with as many keys as queries.
     """
     if mask is not None or bias is not None or not q4.is_cuda:
         return False
-    fits = q4.dtype in (torch.bfloat16, torch.float16) and q4.shape[-1] % 8 == 0 and q4.shape[-1] <= 256
+    size = max(q4.shape[-1], v4.shape[-1])
+    fits = q4.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
     return fits and (not causal or (start == 0 and q4.shape[-2] == k4.shape[-2]))
 
 
@@ -162,20 +173,25 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention, and the logarithm of the softmax's denominator. `orders` permutes both results."""
     q4, k4, v4 = _prepared(q, k, v, groups)
+    wide = v.shape[-1]
     if _fused(q, mask, bias):
         alone, added = _causality(q4, k4, causal, start)
         o, denominator = aten._scaled_dot_product_flash_attention_for_cpu(
-            q4, k4, v4, 0.0, alone, attn_mask=added, scale=scale
+            *_widened_rows(q4, k4, v4), 0.0, alone, attn_mask=added, scale=scale
         )
-    elif _flash(q4, k4, mask, bias, causal, start):
-        o, denominator, *_ = aten._scaled_dot_product_flash_attention(q4, k4, v4, 0.0, causal, scale=scale)
+        o = o[..., :wide]
+    elif _flash(q4, k4, v4, mask, bias, causal, start):
+        o, denominator, *_ = aten._scaled_dot_product_flash_attention(
+            *_widened_rows(q4, k4, v4), 0.0, causal, scale=scale
+        )
+        o = o[..., :wide]
     else:
         scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
         denominator = torch.logsumexp(scores, -1)
         # A query that may attend to nothing yields zero, and has no gradient.
         denominator = denominator.masked_fill(denominator == float("-inf"), 0.0)
         o = torch.exp(scores - denominator.unsqueeze(-1)).to(v4.dtype) @ v4
-    return _shaped(o, q.shape).permute(orders[0]), _shaped(denominator, q.shape[:-1]).permute(orders[1])
+    return _shaped(o, (*q.shape[:-1], wide)).permute(orders[0]), _shaped(denominator, q.shape[:-1]).permute(orders[1])
 
 
 def _scores(
@@ -228,14 +244,14 @@ def attend_gradient(
     if _fused(q, mask, bias):
         alone, added = _causality(q4, k4, causal, start)
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            d4, q4, k4, v4, o4, l4, 0.0, alone, attn_mask=added, scale=scale
+            *_widened_rows(d4, q4, k4, v4, o4), l4, 0.0, alone, attn_mask=added, scale=scale
         )
-    elif _flash(q4, k4, mask, bias, causal, start):
+    elif _flash(q4, k4, v4, mask, bias, causal, start):
         # Without dropout the random state is not read; sequences of one length have no list of lengths.
         state, offset = q4.new_empty(2, dtype=torch.uint64), q4.new_empty((), dtype=torch.uint64)
         lengths = None, None, q4.shape[-2], k4.shape[-2]
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-            d4, q4, k4, v4, o4, l4, *lengths, 0.0, causal, state, offset, scale=scale
+            *_widened_rows(d4, q4, k4, v4, o4), l4, *lengths, 0.0, causal, state, offset, scale=scale
         )
     else:
         scores = _scores(q, k, q4, k4, mask, bias, groups, causal, start, scale)
@@ -252,9 +268,9 @@ def attend_gradient(
         dk = ds.transpose(-1, -2) @ q4
     batch, own = q.shape[: groups[0]], q.shape[groups[0] : lead]
     found = [
-        _shaped(dq, q.shape),
-        _summed(dk, k, batch, own),
-        _summed(dv, v, batch, own),
+        _shaped(dq[..., : q.shape[-1]], q.shape),
+        _summed(dk[..., : k.shape[-1]], k, batch, own),
+        _summed(dv[..., : v.shape[-1]], v, batch, own),
         *([] if bias_gradient is None else [bias_gradient]),
     ]
     return tuple(_shaped(tensor, shape).permute(order) for tensor, (shape, order) in zip(found, shapes, strict=True))

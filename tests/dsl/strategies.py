@@ -9,7 +9,8 @@ from partita.dsl.source import Source, Span
 
 NOWHERE = Span(Source("nowhere", ""), 0, 0)
 KEYWORDS = RESERVED_WORDS | set(RESERVED)
-SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS)  # names where they may not stand
+# Names where they may not stand. `not` stands where names do.
+SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS - {"not"})
 
 
 def node(kind, *parts):
@@ -35,19 +36,26 @@ strings = st.from_regex(r'"([^"\\\n\x00-\x1f]|\\[^\n\x00-\x1f])*"', fullmatch=Tr
 booleans = st.booleans().map(lambda value: node(tree.Boolean, value))
 paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: node(tree.Path, tuple(parts)))
 
-PRECEDENCE = {"<": 0, "==": 0, ">=": 0, "+": 1, "-": 1, "*": 2, "/": 2}
+PRECEDENCE = {"or": 0, "and": 1, "<": 3, "==": 3, ">=": 3, "+": 4, "-": 4, "*": 5, "/": 5}
+NOT, COMPARISON, SUM, NEGATIVE = 2, 3, 4, 6
 
 
 def tight(expression, level):
     """The expression, in parentheses where an operator of this level would read it otherwise."""
-    own = {tree.Binary: lambda e: PRECEDENCE[e.operator], tree.Negative: lambda e: 3}.get(type(expression))
-    return expression if own is None or own(expression) >= level else node(tree.Group, expression)
+    match expression:
+        case tree.Binary(operator=operator):
+            own = PRECEDENCE[operator]
+        case tree.Not():
+            own = NOT
+        case _:
+            own = NEGATIVE
+    return expression if own >= level else node(tree.Group, expression)
 
 
 def binary(left, operator, right):
     level = PRECEDENCE[operator]
     # Comparisons do not chain; the others group to the left.
-    return node(tree.Binary, tight(left, level + (level == 0)), operator, tight(right, level + 1))
+    return node(tree.Binary, tight(left, level + (level == COMPARISON)), operator, tight(right, level + 1))
 
 
 def call(name, arguments):
@@ -60,7 +68,8 @@ def extend(inner):
     arguments = st.one_of(st.tuples(st.none(), items), st.tuples(names, inner))
     return st.one_of(
         st.builds(binary, inner, st.sampled_from(sorted(PRECEDENCE)), inner),
-        inner.map(lambda e: node(tree.Negative, tight(e, 3))),
+        inner.map(lambda e: node(tree.Negative, tight(e, NEGATIVE))),
+        inner.map(lambda e: node(tree.Not, tight(e, NOT))),
         inner.map(lambda e: node(tree.Group, e)),
         st.lists(items, max_size=4).map(lambda found: node(tree.List, tuple(found))),
         st.builds(call, names, st.lists(arguments, max_size=4)),
@@ -102,7 +111,7 @@ targets = st.builds(
     st.none() | paths,
     names | st.just(node(tree.Name, "param")),
 )
-sums = expressions.map(lambda e: tight(e, 1))
+sums = expressions.map(lambda e: tight(e, SUM))
 counts = st.none() | several(expressions, 0).map(lambda items: node(tree.List, items))
 rules = st.one_of(
     st.builds(lambda t, n: node(tree.Shard, t, n), several(targets), several(names)),
@@ -153,6 +162,8 @@ def words(item):
             return separated(item.parts, ".")
         case tree.Negative():
             return ["-", *words(item.operand)]
+        case tree.Not():
+            return ["not", *words(item.operand)]
         case tree.Binary():
             return [*words(item.left), item.operator, *words(item.right)]
         case tree.Group():

@@ -12,7 +12,10 @@ from partita.dsl.load import load, load_text
 from partita.dsl.types import Axis, Type
 from tests.files import SPECS
 
-AXES = "axis batch = 4, seq = 8, keys = 8, embed = 6, heads = 2, key = 3, half = 2, big = 12\n"
+AXES = (
+    "axis batch = 4, seq = 8, keys = 8, embed = 6, heads = 2, key = 3, half = 2, big = 12\n"
+    "axis height = 6, width = 5, rows = 3, kh = 3, kw = 3\n"
+)
 
 
 def model(body, inputs="x: [batch, embed], ids: i64[batch]", before=""):
@@ -147,6 +150,10 @@ CASES = [
     ("accuracy(x, ids, over = embed)", "f32", {"over": "embed"}),
     ("mse(x, x)", "f32", {}),
     ("binary_cross_entropy(x, x)", "f32", {}),
+    ("linear_scan(0.5, s, over = seq)", "f32 seq embed", {"over": "seq", "backward": False}),
+    ("linear_scan(s, 1, over = seq, backward = true)", "f32 seq embed", {"over": "seq", "backward": True}),
+    ("shift(ids, over = batch)", "i64 batch", {"over": "batch", "by": 1}),
+    ("shift(x, over = embed, by = -2)", "f32 batch embed", {"over": "embed", "by": -2}),
     ("gelu(x)", "f32 batch embed", {}),
     ("gelu(x, exact = true)", "f32 batch embed", {"exact": True}),
     ("power(x, 2)", "f32 batch embed", {}),
@@ -160,9 +167,51 @@ CASES = [
     ("split(x, embed -> [heads, key])", "f32 batch heads key", {"axis": "embed", "into": ("heads", "key")}),
     ("merge(t, [heads, key] -> embed)", "f32 embed seq", {"axes": ("heads", "key"), "into": "embed"}),
     ("concat(x, x, [embed, embed] -> big)", "f32 batch big", {"axes": ("embed", "embed"), "into": "big"}),
+    (
+        "patches(i, height -> rows, size = kh, stride = 2, padding = 1)",
+        "f32 batch key rows width kh",
+        {
+            "axes": ("height",),
+            "into": ("rows",),
+            "size": ("kh",),
+            "stride": (2,),
+            "padding": ((1, 1),),
+            "dilation": (1,),
+            "fill": 0.0,
+        },
+    ),
+    (
+        "conv(i, k, [height, width] -> [rows, width], over = key, stride = [2, 1], padding = [[1, 1], [0, 2]])",
+        "f32 batch heads rows width",
+        {
+            "axes": ("height", "width"),
+            "into": ("rows", "width"),
+            "size": ("kh", "kw"),
+            "stride": (2, 1),
+            "padding": ((1, 1), (0, 2)),
+            "dilation": (1, 1),
+            "over": ("key",),
+        },
+    ),
+    (
+        "conv(i, k, width -> width, size = kw, groups = key, dilation = 2, padding = 2)",
+        "f32 batch key height width kh heads",
+        {
+            "axes": ("width",),
+            "into": ("width",),
+            "size": ("kw",),
+            "stride": (1,),
+            "padding": ((2, 2),),
+            "dilation": (2,),
+            "over": (),
+        },
+    ),
     ("slice(x, embed -> half, start = 4)", "f32 batch half", {"axis": "embed", "into": "half", "start": 4}),
 ]
-INPUTS = "x: [batch, embed], ids: i64[batch], q: [embed, heads, key], s: [seq, embed], t: [heads, seq, key]"
+INPUTS = (
+    "x: [batch, embed], ids: i64[batch], q: [embed, heads, key], s: [seq, embed], t: [heads, seq, key],"
+    "i: [batch, key, height, width], k: [kh, kw, heads, key]"
+)
 
 
 @pytest.mark.parametrize(("expression", "expected", "options"), CASES, ids=[case[0] for case in CASES])
@@ -176,7 +225,7 @@ def test_types_and_options(expression, expected, options):
 def test_every_function_has_a_case_or_an_operator():
     tested = {expression.split("(")[0] for expression, *_ in CASES}
     others = "add subtract multiply divide negate attend relu silu sigmoid tanh exp log sqrt rsqrt abs minimum max min"
-    others += " sin cos erf softplus log_sigmoid floor round"
+    others += " logical_and logical_or logical_not sin cos erf softplus log_sigmoid floor round"
     others += " less less_equal greater greater_equal equal not_equal"
     assert set(FUNCTIONS) <= tested | set(others.split())
 

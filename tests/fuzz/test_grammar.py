@@ -17,7 +17,8 @@ from partita.dsl.lexer import RESERVED_WORDS, language
 from tests.fuzz import targets
 
 GRAMMAR = Lark(tables.GRAMMAR.read_text(), parser="lalr", lexer="basic", strict=True, start=list(tables.STARTS))
-SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS)  # names where they may not stand
+# Names where they may not stand. `not` stands where names do.
+SOFT = sorted({word for word in language().words if word.isalpha()} - RESERVED_WORDS - {"not"})
 WORDS = ["a", "batch", "embed", "x", "w", "net", "line", "pipe", "cut", "s", "dot", "mean", "relu", "normal", "zeros"]
 WORDS += [
     "f32",
@@ -43,7 +44,10 @@ TERMINALS = {
     "STRING": st.sampled_from(['"a"', '""', '"tiny.par"', '"../tiny.par"', '"a\\"b"', '"*"', '"/etc/passwd"']),
     "COMMENT": st.sampled_from(["# a comment\n", "#\n"]),
     "SPACE": st.sampled_from([" ", "\n", "\n\n\n", "\t"]),
-    **{word.upper(): st.just(word) for word in ("param", "model", "layout", "schedule", "true", "false")},
+    **{
+        word.upper(): st.just(word)
+        for word in ("param", "model", "layout", "schedule", "true", "false", "and", "or", "not")
+    },
 }
 
 

@@ -152,7 +152,16 @@ class Walk:
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
         over = step.options.get("over")
-        if step.function == "dot":
+        if step.function == "conv":
+            for x in operands:
+                reading = self.read(x)
+                if reading is not None:
+                    reading.decays = True
+            kernel = self.read(operands[1])
+            if kernel is not None:
+                summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
+                kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
+        elif step.function == "dot":
             for x in operands:
                 reading = self.read(x)
                 if reading is not None:
@@ -201,6 +210,14 @@ class Walk:
 
     def _dot(self, step, path, o, a: Named, b: Named) -> Named:
         return named.einsum(a, b, o["over"])
+
+    def _patches(self, step, path, o, x: Named) -> Named:
+        return named.patches(x, o, dict(zip(step.type.names, self.shape(step.type), strict=True)))
+
+    def _conv(self, step, path, o, image: Named, kernel: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        sizes |= {name: kernel.size(name) for name in o["size"]}
+        return named.einsum(named.patches(image, o, sizes), kernel, [*o["over"], *o["size"]])
 
     def _attend(self, step, path, o, q: Named, k: Named, v: Named, *rest: Named) -> Named:
         return named.attend(q, k, v, rest, o)
@@ -259,6 +276,12 @@ class Walk:
 
         found = named.elementwise(loss, logits, targets)
         return named.mean(found, found.axes)
+
+    def _linear_scan(self, step, path, o, a: Named, b: Named) -> Named:
+        return named.linear_scan(a, b, o)
+
+    def _shift(self, step, path, o, x: Named) -> Named:
+        return named.shift(x, o["over"], o["by"])
 
     def _mse(self, step, path, o, a: Named, b: Named) -> Named:
         square = named.elementwise(lambda x, y: (x - y) ** 2, a, b)

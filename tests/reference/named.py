@@ -151,6 +151,25 @@ def normalized(x: Named, rest: Sequence[Named], o: Mapping[str, Any], center: bo
     return result
 
 
+def linear_scan(a: Named, b: Named, o: Mapping[str, Any]) -> Named:
+    """One position after the other, each from the one before it."""
+    axes = (o["over"], *(name for name in union(a, b) if name != o["over"]))
+    count = max(x.size(o["over"]) for x in (a, b) if o["over"] in x.axes)
+    factors, terms = (x.to(axes).expand(count, *[-1] * (len(axes) - 1)) for x in (a, b))
+    states: list[Tensor] = []
+    for t in reversed(range(count)) if o["backward"] else range(count):
+        states.append(factors[t] * states[-1] + terms[t] if states else terms[t] + 0 * factors[t])
+    return Named(torch.stack(states[::-1] if o["backward"] else states), axes)
+
+
+def shift(x: Named, over: str, by: int) -> Named:
+    """Zeros come in at one end, and as many entries go out at the other."""
+    x = x.ordered([over, *(name for name in x.axes if name != over)])
+    size = x.size(over)
+    rows = [x.data[t - by] if 0 <= t - by < size else torch.zeros_like(x.data[0]) for t in range(size)]
+    return evolve(x, data=torch.stack(rows))
+
+
 def likelihood(logits: Named, targets: Named, over: str) -> Named:
     """The negative log-likelihood of each target."""
     picked = einsum(log_softmax(logits, [over]), one_hot(targets, over, logits.size(over)), [over])
@@ -206,6 +225,23 @@ def cut(x: Named, o: Mapping[str, Any], size: int) -> Named:
     return evolve(x, data=x.data.narrow(x.axes.index(o["axis"]), o["start"], size), axes=axes)
 
 
+def patches(x: Named, o: Mapping[str, Any], sizes: Mapping[str, int]) -> Named:
+    """Each window element by element, by its index in the image; one axis after the other."""
+    outside = torch.tensor(o.get("fill", 0)).to(x.data.dtype)
+    for i, (axis, into, size) in enumerate(zip(o["axes"], o["into"], o["size"], strict=True)):
+        here, end = x.axes.index(axis), len(x.axes)
+        start = torch.arange(sizes[into]) * o["stride"][i] - o["padding"][i][0]
+        index = start[:, None] + torch.arange(sizes[size]) * o["dilation"][i]
+        inside = (index >= 0) & (index < x.size(axis))
+        taken = x.data.index_select(here, index.clamp(0, x.size(axis) - 1).flatten())
+        taken = taken.unflatten(here, tuple(index.shape)).movedim(here + 1, end)
+        seen = inside.view([index.shape[0] if j == here else index.shape[1] if j == end else 1 for j in range(end + 1)])
+        x = Named(
+            torch.where(seen, taken, outside), (*x.axes[:here], f"new {into}", *x.axes[here + 1 :], f"new {size}")
+        )
+    return evolve(x, axes=tuple(name.removeprefix("new ") for name in x.axes))
+
+
 POINTWISE: dict[str, Callable[..., Tensor]] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
@@ -218,6 +254,9 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
     "greater_equal": lambda a, b: a >= b,
     "equal": lambda a, b: a == b,
     "not_equal": lambda a, b: a != b,
+    "logical_and": lambda a, b: a & b,
+    "logical_or": lambda a, b: a | b,
+    "logical_not": lambda a: ~a,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "where": torch.where,

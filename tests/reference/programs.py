@@ -283,6 +283,13 @@ class Maker:
             other = self.boolean(depth - 1) if depth > 0 else found
             if other.axes <= found.axes:
                 return self._made(f"({found} {self.one(('==', '!='))} {other})", found.axes, found, other, dtype="bool")
+        if depth > 0 and self.chance(20):
+            x = self.boolean(depth - 1)
+            y = self.boolean(depth - 1)
+            if not (x.axes <= y.axes or y.axes <= x.axes):
+                return self._made(f"(not {x})", x.axes, x, dtype="bool")
+            pair = f" {self.one(('and', 'or'))} {self.one(('', 'not '))}".join(self.shuffled([str(x), str(y)]))
+            return self._made(f"({pair})", x.axes | y.axes, x, y, dtype="bool")
         if self.chance(35):
             x = self.integer(depth)
             sign = self.one(("<", "<=", ">", ">=", "==", "!="))
@@ -345,6 +352,84 @@ class Maker:
             return None
         pair = self.shuffled([str(a), str(b)])
         return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
+
+    def windows(self, x: Expression, most: int) -> tuple[dict[str, str], str] | None:
+        """How windows slide along some axes of a tensor: its positions' axes by its own, and the arguments."""
+        found: dict[str, str] = {}
+        size = self.shuffled({"window", "pane"} - x.axes)
+        steps, ends, spreads = [], [], []
+        for axis in self.some(x.axes - {"batch"}, 1, min(most, len(size))):
+            taken = {*x.axes, *found.values(), *size} - {axis}
+            ways = [
+                (into, step, (before, after), spread)
+                for step in (1, 2, 3)
+                for spread in (1, 2)
+                for before in (0, 1, 2)
+                for after in (before, *(each for each in (0, 1) if self.chance(30)))
+                if (room := self.sizes[axis] + before + after - spread * (self.sizes[size[len(found)]] - 1) - 1) >= 0
+                for into in sorted(self.sizes)
+                if into not in taken and into != "batch" and self.sizes[into] == room // step + 1
+            ]
+            if not ways:
+                return None
+            found[axis], step, end, spread = self.one(ways)
+            steps.append(step), ends.append(end), spreads.append(spread)
+        if not found:
+            return None
+
+        def listed(name: str, values: list[int], usual: int) -> str:
+            if len(set(values)) == 1 and self.chance(70):
+                return "" if values[0] == usual and self.chance(70) else f", {name} = {values[0]}"
+            return f", {name} = [{', '.join(map(str, values))}]"
+
+        if all(before == after for before, after in ends):
+            padding = listed("padding", [before for before, _ in ends], 0)
+        else:
+            padding = f", padding = [{', '.join(f'[{before}, {after}]' for before, after in ends)}]"
+        brackets = len(found) > 1 or self.chance(30)
+        sides = [f"[{', '.join(side)}]" if brackets else next(iter(side)) for side in (found, found.values())]
+        own = size[: len(found)]
+        arguments = f"{' -> '.join(sides)}, size = [{', '.join(own)}]"
+        return found, arguments + listed("stride", steps, 1) + padding + listed("dilation", spreads, 1)
+
+    def _patches(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        axes = x.axes - found.keys() | {*found.values()} | own
+        if not self.fits(axes):
+            return None
+        fill = self.one(("", "", ", fill = -10", ", fill = 0.5"))
+        made = evolve(x, text=f"patches({x}, {arguments}{fill})", axes=axes)
+        if self.chance(30):
+            return made
+        return self.reduction(self.one(("max", "mean", "sum", "min")), made, own)
+
+    def _conv(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        way = self.windows(x, 2)
+        if way is None:
+            return None
+        found, arguments = way
+        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        left = x.axes - found.keys() - own
+        over = frozenset(self.some(left - {"batch"}, 0, 2))
+        groups = frozenset(self.some(left - over, 0, 1)) if self.chance(40) else frozenset()
+        filters = frozenset(self.some(self.others(x.axes, found.values(), own), 0, 2))
+        if not self.fits(x.axes | own) or not self.fits(own | over | groups | filters):
+            return None
+        if "batch" in groups:
+            kernel = self.widened(self.within(self.expression(depth), groups), own | over | groups)
+            filters = frozenset()
+        else:
+            kernel = self.parameter(own | over | groups | filters)
+        for name, axes in (("over", over), ("groups", groups)):
+            arguments += f", {name} = {self.listed(axes)}" if axes else ""
+        axes = left - over | {*found.values()} | filters
+        return self._made(f"(conv({x}, {kernel}, {arguments}) * 0.5)", axes, x, kernel)
 
     def reduction(self, function: str, x: Expression, over: frozenset[str]) -> Expression:
         written = (
@@ -409,6 +494,21 @@ class Maker:
             return None
         return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50)")
 
+    def _linear_scan(self, depth: int) -> Expression | None:
+        """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        if not over:
+            return None
+        extra = f", over = {over[0]}{self.one(('', ', backward = true', ', backward = false'))}"
+        if self.chance(15):
+            return evolve(x, text=f"linear_scan({self.one(('0.5', '-0.9', '1', '0'))}, {x}{extra})")
+        a = self.within(self.expression(depth), x.axes)
+        if not self.cutting or a.alone or over[0] != "batch":
+            pair = [f"tanh({a})", str(x)] if a.axes < x.axes or self.chance(80) else [f"tanh({x})", str(a)]
+            return self._made(f"linear_scan({', '.join(pair)}{extra})", x.axes, x, a)
+        return None
+
     def _shaped(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         axes = x.axes
@@ -427,6 +527,8 @@ class Maker:
             way("rename({}, spot -> seq)", {"spot"}, {"seq"})
         if "seq" in axes and "left" not in axes:
             way(f"slice({{}}, seq -> left, start = {self.one(('0', 'size(right)', '1'))})", {"seq"}, {"left"})
+        if over := self.some(self.reducible(x) & {"seq", "spot", "batch"}, 0, 1):
+            way(f"shift({{}}, over = {over[0]}{self.one(('', ', by = -1', ', by = 3'))})", set(), set())
         if not ways:
             wider = self.some(set(self.sizes) - axes, 1, 2)
             return self.widened(x, axes | set(wider)) if wider else None
@@ -452,10 +554,15 @@ class Maker:
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
-        keys, values = (self.within(self.expression(depth), shared) for _ in range(2))
-        keys, values = (self.widened(each, each.axes | {over, *along}) for each in (keys, values))
+        keys = self.within(self.expression(depth), shared)
+        keys = self.widened(keys, keys.axes | {over, *along})
+        last = along
         if self.chance(15):
             values = keys
+        else:
+            last = self.some(self.others(q.axes, {over}), 1, 1) or along if self.chance(35) else along
+            values = self.within(self.expression(depth), shared - {*along} | {*last})
+            values = self.widened(values, values.axes | {over, *last})
         parts = [q, keys, values]
         arguments = [*map(str, parts), f"over = {over}", f"along = {along[0]}"]
         if over in q.axes and self.chance(50):
@@ -471,7 +578,7 @@ class Maker:
             parts.append(bias)
         if self.chance(20):
             arguments.append("scale = 0.3")
-        return self._made(f"attend({', '.join(arguments)})", q.axes, *parts)
+        return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
     def _call(self, depth: int) -> Expression | None:
         fitting = [block for block in self.blocks if block.results == 1 and self.callable(block)]
@@ -666,6 +773,8 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "window": self.one((1, 2, 2, 3)),
+            "pane": self.one((1, 2, 3, 3)),
         }
         return "axis " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
 
@@ -947,5 +1056,6 @@ OPTIMIZERS = (*("adamw", "sgd") * 3, "lion", "rowwise_adagrad", "adafactor", "ad
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
-    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error"),
+    *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
+    *("patches", "patches", "conv", "conv"),
 )

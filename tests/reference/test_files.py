@@ -23,6 +23,8 @@ CASES = {
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
     "figures": ((), ("layout=across", "s.microbatches=2")),
+    "images": ((), ("layout=spread_", "s.microbatches=2")),
+    "recurrences": ((), ("layout=both", "schedule=one_f_one_b"), ("layout=features",)),
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),
     "windows": ((), ('train.data=text("ids.*", holdout = 30%)',)),

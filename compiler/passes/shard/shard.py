@@ -246,6 +246,8 @@ class _Sharder:
         build.phase = node.phase
         results = node.op.split(build, node, axis)
         if results is None:
+            results = node.op.blockwise(build, node, axis, self._parts(node, axis))
+        if results is None:
             return False
         before = self.staying
         self.staying = {
@@ -259,6 +261,16 @@ class _Sharder:
         for value, result in zip(node.outputs, results, strict=True):
             self.known[value] = self.known[result]
         return True
+
+    def _parts(self, node: Node, axis: str) -> int:
+        """Into how many parts an operand's axis is split; the most, if there are several."""
+        layouts = [
+            layout
+            for value in node.inputs
+            if isinstance(known := self.known[value], Materialized)
+            for layout in self.copies.available(known, node)
+        ]
+        return max(prod(self.sizes[over] for over in layout.over(axis)) for layout in layouts)
 
     # ------------------------------------------------------------ accumulation
 

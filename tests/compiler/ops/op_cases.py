@@ -8,7 +8,9 @@ from itertools import permutations
 from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
@@ -16,7 +18,7 @@ from partita.compiler.ops.op import Op
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
-from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Slice, Split
+from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
@@ -27,7 +29,7 @@ from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
-A, B, C, D, E = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6)
+A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
 M, S, T, V, Z = Axis("m", 36), Axis("s", 12), Axis("t", 6), Axis("v", 12), Axis("z", 12)
 
 
@@ -89,6 +91,9 @@ def _pointwise() -> list[Case]:
         last = not name.endswith("_gradient") and FUNCTIONS[name].derivative is not None
         if name == "where":
             shapes = [(bools(A), f(A, B), f(B)), (bools(A, B), f(), f(A, B))]
+        elif name.startswith("logical"):
+            pair = [(bools(A, B, C), bools(C, A)), (bools(B), bools(A, B)), (bools(A, B), bools(A, B))]
+            shapes = [(bools(A, B),)] if name == "logical_not" else pair
         elif "{2}" in FUNCTIONS[name].text:
             shapes = [(f(A, B, C), f(A, B, C), f(A, B, C)), (f(A, B, C), f(B), f(C)), (f(B), f(), f(A, B))]
         elif "{1}" in FUNCTIONS[name].text:
@@ -99,9 +104,21 @@ def _pointwise() -> list[Case]:
     return cases
 
 
-ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False: Attend(  # noqa: E731
-    "t", "d", causal, 0.7, mask, bias
+ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
+    "t", "d", causal, 0.7, mask, bias, **more
 )
+
+# Windows of six elements: that overlap and begin outside; that lie apart; along two axes.
+OVERLAPPING = {"axes": (V,), "into": (V,), "size": (D,), "stride": (1,), "padding": ((2, 3),), "dilation": (1,)}
+APART = {"axes": (M,), "into": (T,), "size": (D,), "stride": (6,), "padding": ((0, 0),), "dilation": (1,)}
+TWO = {
+    "axes": (V, Z),
+    "into": (T, E),
+    "size": (D, F),
+    "stride": (2, 2),
+    "padding": ((2, 2), (5, 5)),
+    "dilation": (1, 2),
+}
 
 CASES: list[Case] = [
     *_pointwise(),
@@ -133,6 +150,8 @@ CASES: list[Case] = [
     Case("expand-scalar", Expand((C,)), (f(),)),
     Case("slice", Slice("v", Axis("z", 6), 3), (f(A, V, B),)),
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
+    Case("shift", Shift("a", 2), (f(A, B, C),)),
+    Case("shift-back", Shift("b", -1), (f(A, B),)),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
@@ -157,6 +176,41 @@ CASES: list[Case] = [
         (f(A, B, C), f(A, B, C), f(A), f(B, C)),
         differentiable=False,
     ),
+    Case("patches", Patches(**OVERLAPPING), (f(A, V, C),)),
+    Case("patches-apart", Patches(**APART), (f(A, M),)),
+    Case("patches-two", Patches(**TWO, fill=0.5), (f(C, V, Z),)),
+    Case("fold", Fold(**OVERLAPPING), (f(A, V, C, D),)),
+    Case("fold-apart", Fold(**APART), (f(A, T, D),)),
+    Case("fold-two", Fold(**TWO), (f(T, E, C, D, F),)),
+    Case("conv", Conv(**OVERLAPPING, over=("b",)), (f(A, B, V), f(D, B, C))),
+    Case("conv-apart", Conv(**APART, over=("b",)), (f(A, B, M), f(D, B, C))),
+    Case("conv-groups", Conv(**OVERLAPPING, over=("e",)), (f(A, B, E, V), f(D, B, E, C))),
+    Case("conv-channels-apart", Conv(**OVERLAPPING, over=()), (f(A, B, V), f(D, B))),
+    Case("conv-two", Conv(**TWO, over=("b",)), (f(B, V, Z), f(D, F, B, C))),
+    Case(
+        "conv_image_gradient",
+        ConvImageGradient(**OVERLAPPING, over=("e",), image=(B, A, V, E)),
+        (f(A, B, C, V), f(D, B, E, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_image_gradient-apart",
+        ConvImageGradient(**APART, over=("b",), image=(A, B, M)),
+        (f(A, C, T), f(D, B, C)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient",
+        ConvKernelGradient(**OVERLAPPING, over=("e",), of=(D, B, E, C)),
+        (f(A, B, E, V), f(A, B, C, V)),
+        differentiable=False,
+    ),
+    Case(
+        "conv_kernel_gradient-apart",
+        ConvKernelGradient(**APART, over=("b",), of=(C, D, B)),
+        (f(A, B, M), f(A, C, T)),
+        differentiable=False,
+    ),
     Case("attend", ATTEND(), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
     Case("attend-causal", ATTEND(causal=True), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, D))),
     Case("attend-grouped", ATTEND(causal=True), (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D))),
@@ -171,10 +225,51 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
+    Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
+    Case(
+        "attend-values-bias",
+        ATTEND(bias=True, values="v"),
+        (f(A, S, B, D), f(T, B, D), f(A, T, B, V), f(S, T)),
+    ),
     Case(
         "attend_gradient",
         AttendGradient("t", "d", True, 0.7),
         (f(A, T, D), f(A, T, D), f(A, T, D), f(A, T, D), f(A, T), f(A, T, D)),
+        differentiable=False,
+    ),
+    Case("linear_scan", LinearScan("s"), (f(A, S), f(A, S, B))),
+    Case("linear_scan-backward", LinearScan("s", True), (f(S, A), f(S, A))),
+    Case("linear_scan-exclusive", LinearScan("s", exclusive=True), (f(S), f(A, S)), differentiable=False),
+    Case(
+        "linear_scan-block",
+        LinearScan("s", block=2),
+        (f(A, S), f(A, S, B), f(A, Axis("s", 6), B)),
+        differentiable=False,
+    ),
+    Case("linear_scan_blocks", LinearScanBlocks("s", 2), (f(S, B), f(A, S, B)), differentiable=False),
+    Case("linear_scan_blocks-backward", LinearScanBlocks("s", 2, True), (f(S), f(S, A)), differentiable=False),
+    Case("block_ends", BlockEnds("s", 2), (f(A, S),), differentiable=False),
+    Case("block_ends-backward", BlockEnds("s", 2, True), (f(A, S),), differentiable=False),
+    Case(
+        "linear_scan_gradient",
+        LinearScanGradient("s"),
+        (f(A, S), f(A, S, B), f(A, S, B)),
+        differentiable=False,
+    ),
+    Case(
+        "linear_scan_gradient-backward", LinearScanGradient("s", True), (f(S), f(S, A), f(S, A)), differentiable=False
+    ),
+    Case(
+        "linear_scan_gradient-block",
+        LinearScanGradient("s", True, 2),
+        (f(S), f(A, S), f(A, S), f(A, Axis("s", 6)), f(Axis("s", 6), A)),
+        differentiable=False,
+    ),
+    Case(
+        "attend_gradient-values",
+        AttendGradient("t", "d", True, 0.7, values="e"),
+        (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
         differentiable=False,
     ),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),

@@ -29,8 +29,8 @@ COMPARISONS = [name for name, function in FUNCTIONS.items() if function.boolean]
 # Operations that only move, add, multiply and compare: on integers their parts make up the result to the bit.
 EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
-    *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
-    *("microbatch",),
+    *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
+    *("microbatch", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }

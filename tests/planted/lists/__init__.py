@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.planted.lists import (
     checkpoints,
+    convolution,
     data,
     gradients,
     initial,
@@ -13,6 +14,7 @@ from tests.planted.lists import (
     optimizers,
     orders,
     partitioning,
+    recurrences,
     schedules,
     transports,
 )
@@ -23,8 +25,10 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "orders": orders.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
+    "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
+    "recurrences": recurrences.MISTAKES,
     "schedules": schedules.MISTAKES,
     "initial": initial.MISTAKES,
     "transports": transports.MISTAKES,

@@ -66,6 +66,6 @@ def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_ta
     with FakeTensorMode():
         q = torch.empty(BATCH, HEADS, SEQ, key, device="cuda", dtype=dtype)
         k = torch.empty(BATCH, HEADS, keys, key, device="cuda", dtype=dtype)
-        assert not _flash(q, k, None, None, causal, start)
+        assert not _flash(q, k, k, None, None, causal, start)
         half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
-        assert _flash(half, half, None, None, causal, 0)
+        assert _flash(half, half, half, None, None, causal, 0)

@@ -1,0 +1,111 @@
+"""Recurrences: their loops, their gradients, and what ranks exchange where positions are split."""
+
+from tests.planted.planted import Planted
+
+FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
+KERNEL = "tests/runtime/kernels/test_linear_scan.py"
+DERIVATIVE = "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative"
+BLOCKS = "tests/compiler/ops/test_blockwise.py::test_replacement_equals_the_node"
+WAYS = "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound"
+VERIFY = "verify tests/planted/files/recurrences.par"
+
+MISTAKES = [
+    Planted(
+        "gradient-by-the-factor-of-the-same-position",
+        "runtime/kernels/linear_scan.py",
+        "_scan(x[following], z[rest], g[rest], g[first], not backward)",
+        "_scan(x[rest], z[rest], g[rest], g[first], not backward)",
+        f"{DERIVATIVE}[linear_scan]",
+    ),
+    Planted(
+        "gradient-of-factors-by-the-state-after",
+        "runtime/kernels/linear_scan.py",
+        "to_a = _moved(y, start, backward).mul_(g)",
+        "to_a = y * g",
+        f"{DERIVATIVE}[linear_scan]",
+    ),
+    Planted(
+        "gradient-in-the-same-direction",
+        "runtime/kernels/linear_scan.py",
+        "g[rest], g[first], not backward)",
+        "g[rest], g[first], backward)",
+        f"{DERIVATIVE}[linear_scan-backward]",
+    ),
+    Planted(
+        "states-of-ranks-with-their-own-last-one",
+        "runtime/kernels/linear_scan.py",
+        "    if exclusive:\n        out = _moved(out, start, backward)\n",
+        "",
+        VERIFY,
+    ),
+    Planted(
+        "states-before-blocks-always-from-the-start",
+        "compiler/ops/linear_scan.py",
+        "after = states_before(build, a, products, axis, block, not self.backward)",
+        "after = states_before(build, a, products, axis, block, self.backward)",
+        BLOCKS,
+    ),
+    Planted(
+        "what-flows-back-without-the-factor",
+        "compiler/ops/linear_scan.py",
+        'products = pointwise(build, "multiply", d, a)',
+        "products = d",
+        BLOCKS,
+    ),
+    Planted(
+        "ends-of-blocks-at-the-wrong-end",
+        "compiler/ops/linear_scan.py",
+        "{0 if self.backward else self.block - 1}",
+        "{self.block - 1}",
+        BLOCKS,
+    ),
+    Planted(
+        "last-states-kept-by-the-next-block",
+        "compiler/ops/linear_scan.py",
+        "Shift(axis, -1 if self.backward else 1)",
+        "Shift(axis, 1)",
+        BLOCKS,
+    ),
+    Planted(
+        "scanned-axis-split-without-blocks",
+        "compiler/ops/linear_scan.py",
+        "if self.block or name != self.over]",
+        "if self.block or name]",
+        WAYS,
+    ),
+    Planted(
+        "gradient-of-a-common-factor-in-each-part",
+        "compiler/ops/linear_scan.py",
+        "(name if results[0].has(name) else SUM, name),",
+        "(name if results[0].has(name) else None, name),",
+        f"{WAYS}[linear_scan_gradient]",
+    ),
+    Planted(
+        "chunks-begin-with-their-own-end",
+        "runtime/kernels/linear_scan.py",
+        "_loop(x, y, z, _moved(ends, start, backward), backward)",
+        "_loop(x, y, z, ends, backward)",
+        KERNEL,
+    ),
+    Planted(
+        "left-over-positions-from-zero",
+        "runtime/kernels/linear_scan.py",
+        "out[tail.stop if backward else whole - 1]",
+        "None",
+        KERNEL,
+    ),
+    Planted(
+        "state-in-bf16",
+        "runtime/kernels/linear_scan.py",
+        "    x = widened(x).movedim(dim, 0)\n",
+        "    x = x.movedim(dim, 0)\n",
+        KERNEL,
+    ),
+    Planted(
+        "shift-the-same-way-back",
+        "compiler/ops/shape.py",
+        "Shift(self.over, -self.by)",
+        "Shift(self.over, self.by)",
+        f"{DERIVATIVE}[shift]",
+    ),
+]
