@@ -79,6 +79,10 @@ class Orthogonalize(Op):
         count, short, long = self._sizes(operands[0])
         return count * self.steps * (4 * short * short * long + 2 * short**3)
 
+    def product_flops(self, operands: Sequence[Type], results: Sequence[Type]) -> float:
+        """All of them."""
+        return self.flops(operands, results)
+
     def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
         """Of several shapes."""
         return ()

@@ -41,4 +41,5 @@ def test_keywords_are_those_of_the_language():
     reserved = "import axis block return model param sample let repeat as loss metric mesh layout on shard stage place"
     reserved += " recompute schedule train expect true false"
     assert set(reserved.split()) == RESERVED_WORDS
-    assert {word for word in language().words if word.isalpha()} - RESERVED_WORDS == {"const", "and", "or", "not"}
+    soft = {"const", "and", "or", "not", "optimizer", "freeze", "update"}
+    assert {word for word in language().words if word.isalpha()} - RESERVED_WORDS == soft
