@@ -71,25 +71,31 @@ def plan(
     return Search(space_of(_load(path, overrides, fitting=False), devices), top, within).run().plans
 
 
-def verify(path: str | Path, *overrides: Override) -> Verification:
-    """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy."""
+def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -> Verification:
+    """Verify a file as `partita verify` does: translation validation, memory, claims, and a run of a proxy.
+
+    The Python code of its own operations runs only with `allow_python`.
+    """
     from partita.runtime.verification.verify import verify as verify_spec
 
-    return verify_spec(load(path, *overrides))
+    return verify_spec(load(path, *overrides), allow_python)
 
 
-def train(path: str | Path, *overrides: Override, run_dir: str | Path | None = None) -> Trained:
+def train(
+    path: str | Path, *overrides: Override, run_dir: str | Path | None = None, allow_python: bool = False
+) -> Trained:
     """Train with all ranks in this process, on the virtual transport. Returns a record for each step, and the model.
 
     If the file has `checkpoint`, the run resumes from the newest checkpoint in its directory, `run_dir` or `runs/NAME`,
     and saves there, as `partita run` does. Otherwise nothing is written, except `metrics.jsonl` to a given `run_dir`.
-    Problems with checkpoints are issued as Python warnings.
+    Problems with checkpoints are issued as Python warnings. The Python code of the file's own operations runs only with
+    `allow_python`.
 
     For small models; to train on several processes or machines use `partita run`.
     """
     from partita.runtime.trained import train as train_spec
 
-    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir)
+    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python)
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import add_source_arguments
+from partita.cli.source import add_python_argument, add_source_arguments
 from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
+    add_python_argument(parser)
     parser.add_argument(
         "--run-dir", metavar="DIR", help="directory for metrics.jsonl and checkpoints (default: runs/NAME)"
     )

@@ -25,6 +25,13 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="DIR", help="imports must stay within it (default: FILE's directory)")
 
 
+def add_python_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether Python files that FILE names may be run."""
+    parser.add_argument(
+        "--allow-python", action="store_true", help="run the Python code that FILE names for its own operations"
+    )
+
+
 def load_or_report(arguments: argparse.Namespace, fitting: bool = True) -> Spec | None:
     """The checked file, with diagnostics on stderr; None if there are errors (see `load`)."""
     spec, diagnostics = load(arguments.file, arguments.overrides, arguments.root, fitting=fitting)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.number_format import bytes_text
 from partita.cli.output import add_output_argument, deliver, text_of
-from partita.cli.source import add_source_arguments, load_or_report, printable, report
+from partita.cli.source import add_python_argument, add_source_arguments, load_or_report, printable, report
 from partita.dsl.diagnostic import Refused
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.set_defaults(needs="run")
     add_source_arguments(parser)
+    add_python_argument(parser)
     parser.add_argument("--json", action="store_true", help="the results as JSON")
     add_output_argument(parser)
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.runtime.verification.verify import verify
 
     try:
-        found = verify(spec)
+        found = verify(spec, arguments.allow_python)
     except Refused as refused:
         report(refused.diagnostics)
         return 1
@@ -66,8 +67,14 @@ def show(file: str, found: Verification, console: Console) -> None:
             f"{nodes:,} operations and {reshardings:,} reshardings checked against their rules",
         ),
     ]
+    if found.operations:
+        wrong = [each.name for each in found.operations if each.problems]
+        tried = sum(each.tried for each in found.operations)
+        said = f"{tried} declarations of {', '.join(each.name for each in found.operations)} tried on random tensors"
+        rows.append(("operations", "fail" if wrong else "hold", ", ".join(wrong) if wrong else said))
     if execution is None:
-        rows.append(("execution", "not decided", "no proxy could be compared"))
+        why = "not while operations fail" if found.operations and wrong else "no proxy could be compared"
+        rows.append(("execution", "not decided", why))
     else:
         rows.append(("execution", "equal" if execution.passed else "fails", _copy(execution)))
         rows.append(("", "", _compared(execution)))

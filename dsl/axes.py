@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from partita.dsl import constants, limits, tree
 from partita.dsl.diagnostic import Refused, refuse
-from partita.dsl.formulas import FUNCTIONS, Size
+from partita.dsl.formulas import FUNCTIONS, Formula, Size
 from partita.dsl.report import Report, nearest, suggestion
 from partita.dsl.types import Axis
 from partita.dsl.units import PLAIN, Quantity
@@ -26,6 +26,7 @@ class Axes:
         self.entries, self.constants = entries, constants or {}
         self.used: set[str] = set()
         self.sizes: dict[str, Axis | None] = {}
+        self.formulas: dict[str, Size | Formula] = {}  # of the axes that are computed from others
         self.numbers: dict[str, Quantity | None] = {}
         for name in (*self.entries, *self.constants):
             self._settle(name, report)
@@ -100,6 +101,8 @@ class Axes:
             self.numbers[name] = value
         else:
             self.sizes[name] = Axis(name, int(value.value)) if value is not None else None
+            if value is not None and value.formula is not None:
+                self.formulas[name] = value.formula
 
     def _computed(self, entry: tree.Entry, report: Report) -> Quantity | None:
         """The value of a declaration whose names are settled; None after reporting an error, here or earlier."""

@@ -145,6 +145,8 @@ SCHEDULES: Registry[Signature] = Registry(
         "zb_h1",
         "zb_h2",
         "zb_v",
+        "v_half",
+        "v_min",
         "dualpipe_v",
         "auto",
         "policy",

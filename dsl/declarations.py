@@ -29,6 +29,7 @@ class Declarations:
     axes: dict[str, tree.Entry] = field(factory=dict)
     constants: dict[str, tree.Entry] = field(factory=dict)
     blocks: dict[str, tree.Block] = field(factory=dict)
+    operations: dict[str, tree.Operation] = field(factory=dict)
     models: dict[str, tree.Model] = field(factory=dict)
     meshes: dict[str, tree.Mesh] = field(factory=dict)
     layouts: dict[str, tree.Layout] = field(factory=dict)
@@ -45,6 +46,7 @@ class Declarations:
 # Kind of declaration -> its name in messages, and its table in `Declarations`.
 KINDS: dict[type, tuple[str, str]] = {
     tree.Block: ("block", "blocks"),
+    tree.Operation: ("op", "operations"),
     tree.Model: ("model", "models"),
     tree.Mesh: ("mesh", "meshes"),
     tree.Layout: ("layout", "layouts"),
@@ -181,7 +183,7 @@ class _Gathering:
                 elif not (table in SIZES and name in owned):
                     notes = [f"also declared at {there.span.place}"]
                     place = value.key.span if table in SIZES else value.name.span
-                    kind = {"axes": "axis", "meshes": "mesh"}.get(table, table[:-1])
+                    kind = {"axes": "axis", "meshes": "mesh", "operations": "op"}.get(table, table[:-1])
                     self.report.error(
                         "E0012",
                         f"imported {kind} `{name}` is declared twice",

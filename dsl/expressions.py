@@ -5,7 +5,7 @@ Methods return None if they, or an earlier check, reported an error; some raise 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -191,6 +191,8 @@ class Expressions:
 
     def _call(self, written: tree.Call, name: str | None) -> list[Result] | None:
         called = written.name.text
+        if called in self.known.declarations.operations:
+            return self._call_operation(written, name)
         if called in self.known.declarations.blocks:
             return self._call_block(written)
         if called == "size":
@@ -210,7 +212,7 @@ class Expressions:
         if called in LATER:
             raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
-            choices = [*FUNCTIONS, *self.known.declarations.blocks, "size"]
+            choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)
             raise refuse("E0206", f"unknown function or block `{called}`", written.name.span, help=help)
         return self._call_function(written, FUNCTIONS[called], name)
@@ -274,19 +276,16 @@ class Expressions:
         called = written.name.text
         self.known.called.add(called)
         block = self.known.declarations.blocks[called]
-        arrows = self._block_arrows(written)
-        names = [given.name.text for given in block.inputs]
-        given = bind(written, names, names, self.report)
-        arguments = [self.tensor(given[name]) for name in names if name in given] if given is not None else []
-        if given is None or arrows is None or any(argument is None for argument in arguments):
+        arrows = self._arrows(written, "block", self.known.mentioned.get(called, ()))
+        tensors = self._arguments(written, block.inputs)
+        if tensors is None or arrows is None:
             return None
         instance = Instance(called, composed(self.scope.substitution, arrows))
         checked = self.known.checked.get(instance)
         if checked is None:
             return None
-        tensors = [argument for argument in arguments if argument is not None]
-        for name, argument, declared in zip(names, tensors, checked.body.types, strict=False):
-            self._fits(called, name, argument, declared)
+        for given, argument, declared in zip(block.inputs, tensors, checked.body.types, strict=False):
+            self._fits(called, given.name.text, argument, declared)
         segment = self.scope.segment(called)
         self.scope.segments[segment] = written.span
         operands = tuple(argument.value for argument in tensors)
@@ -294,21 +293,60 @@ class Expressions:
         values = self.scope.add(step, checked.results, checked.nodes, checked.depth + 1)
         return [Tensor(value.number, value.type, _text(written), written.span) for value in values]
 
-    def _block_arrows(self, written: tree.Call) -> list[tuple[str, str]] | None:
-        """The arrows of a block call: axes of the block, and those that replace them."""
-        block, errors = written.name.text, self.report.errors
+    def _call_operation(self, written: tree.Call, name: str | None) -> list[Result] | None:
+        called = written.name.text
+        self.known.called.add(called)
+        declared = self.known.declarations.operations[called]
+        axes = frozenset(axis.text for type in declared.types for axis in type.axes)
+        arrows = self._arrows(written, "op", axes)
+        tensors = self._arguments(written, declared.inputs)
+        operation = self.known.operations[called]
+        if tensors is None or arrows is None or operation is None:
+            return None
+        renamed = tuple(pair for pair in composed(self.scope.substitution, arrows) if pair[0] in axes)
+        for (given, type), argument in zip(operation.operands, tensors, strict=True):
+            self._fits(called, given, argument, self._renamed(type, renamed, written))
+        type = self._renamed(operation.result, renamed, written)
+        options = {"name": called, "renamed": renamed}
+        step = spec.Apply(spec.OPERATION, tuple(each.value for each in tensors), options, type, written.span, name)
+        (value,) = self.scope.add(step, [type])
+        return [Tensor(value.number, type, _text(written), written.span)]
+
+    def _renamed(self, type: Type, pairs: Sequence[tuple[str, str]], written: tree.Call) -> Type:
+        """A declared type over the axes of a call. Raises Refused (E0216)."""
+        names = [dict(pairs).get(name, name) for name in type.names]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            message = f"axis `{twice}` would appear twice in {type}"
+            raise refuse("E0216", message, written.span)
+        sizes = self.known.axes.sizes
+        return Type(type.dtype, tuple(sizes[new] or old for new, old in zip(names, type.axes, strict=True)))
+
+    def _arguments(self, written: tree.Call, inputs: Sequence[tree.Input]) -> list[Tensor] | None:
+        """The tensors that a block or an op is called with; None after reporting errors."""
+        names = [given.name.text for given in inputs]
+        given = bind(written, names, names, self.report)
+        if given is None:
+            return None
+        found = [self.tensor(given[name]) for name in names]
+        tensors = [tensor for tensor in found if tensor is not None]
+        return tensors if len(tensors) == len(found) else None
+
+    def _arrows(self, written: tree.Call, kind: str, mentioned: Collection[str]) -> list[tuple[str, str]] | None:
+        """The arrows of a call of a block or an op: axes that it is declared over, and those that replace them."""
+        called, errors = written.name.text, self.report.errors
         found: dict[str, str] = {}
         for argument in written.arguments:
             if not isinstance(argument.value, tree.Arrow) or argument.name is not None:
                 continue
             left, right = tree.single(argument.value.left), tree.single(argument.value.right)
             if left is None or right is None:
-                self.report.error("E0223", "an arrow in a call of a block is `axis -> axis`", argument.span)
+                article = "a block" if kind == "block" else "an op"
+                self.report.error("E0223", f"an arrow in a call of {article} is `axis -> axis`", argument.span)
                 continue
-            mentioned = self.known.mentioned[block]
             if left.text not in mentioned:
-                help = suggestion(left.text, mentioned, f"`{block}` is declared over")
-                self.report.error("E0223", f"block `{block}` has no axis `{left.text}`", left.span, help=help)
+                help = suggestion(left.text, mentioned, f"`{called}` is declared over")
+                self.report.error("E0223", f"{kind} `{called}` has no axis `{left.text}`", left.span, help=help)
             elif left.text in found:
                 self.report.error("E0223", f"axis `{left.text}` is renamed twice", argument.span)
             found[left.text] = right.text

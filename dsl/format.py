@@ -272,7 +272,7 @@ def _starts(file: tree.File) -> Iterator[int]:
                 yield from _statement_starts(declaration.body)
             case tree.Mesh(table=table) if table is not None:
                 yield from (entry.span.start for entry in table.entries)
-            case tree.Train(table=table):
+            case tree.Train(table=table) | tree.Operation(table=table):
                 yield from (entry.span.start for entry in table.entries)
             case tree.Layout(rules=rules) | tree.Optimizer(rules=rules):
                 yield from (rule.span.start for rule in rules)

@@ -81,3 +81,11 @@ def value_of(term: Term, sizes: Mapping[str, int]) -> Number:
     if term.operator in ARITHMETIC:
         return ARITHMETIC[term.operator](*operands)
     return FUNCTIONS[term.operator](float(operands[0]))
+
+
+def sizes_in(term: Term) -> tuple[str, ...]:
+    """The axes whose sizes take part in a term, each once."""
+    if isinstance(term, Size):
+        return (term.axis,)
+    found = (name for operand in term.operands for name in sizes_in(operand)) if isinstance(term, Formula) else ()
+    return tuple(dict.fromkeys(found))

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from partita.dsl import limits, tree
+from collections.abc import Callable
+
+from partita.dsl import limits, spec, tree
 from partita.dsl.axes import Axes
 from partita.dsl.declarations import Declarations
 from partita.dsl.functions import Constant
 from partita.dsl.report import Full, Report
 from partita.dsl.scope import UNKNOWN, Checked, Instance, Scope
-from partita.dsl.settings import Settings
-from partita.dsl.source import Span
+from partita.dsl.settings import Settings, none_beside
+from partita.dsl.source import Source, Span
 
 
 class CheckContext:
-    """Declarations and axes; the checked blocks, by the axes that they are called over; what is called and read."""
+    """Declarations and axes; the checked blocks, by the axes that they are called over, and operations; what is called
+    and read. `beside` reads a file that one of the .par files names.
+    """
 
-    def __init__(self, declarations: Declarations, axes: Axes, report: Report) -> None:
-        self.declarations, self.axes, self.report = declarations, axes, report
+    def __init__(
+        self,
+        declarations: Declarations,
+        axes: Axes,
+        report: Report,
+        beside: Callable[[str, Span], Source] = none_beside,
+    ) -> None:
+        self.declarations, self.axes, self.report, self.beside = declarations, axes, report, beside
         self.settings = Settings(report, axes)
         self.constants = Scope(None, {})  # around every body
         for name, quantity in axes.numbers.items():
             span = axes.constants[name].key.span
             self.constants.bind(name, UNKNOWN if quantity is None else Constant(quantity, name, span), span)
         self.checked: dict[Instance, Checked | None] = {}
+        self.operations: dict[str, spec.Operation | None] = {}
         self.called: set[str] = set()
         self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there
         self.read: set[tuple[int, int]] = set()

@@ -18,6 +18,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.divisibility import report_misfits
 from partita.dsl.known import CheckContext
 from partita.dsl.models import Models
+from partita.dsl.operations import Operations
 from partita.dsl.overrides import apply_overrides
 from partita.dsl.plans import Plans
 from partita.dsl.reach import report_unreached
@@ -96,7 +97,9 @@ def _check(
     if report.errors:
         return None
     axes = Axes(declarations.axes, report, declarations.constants)
-    known = CheckContext(declarations, axes, report)
+    attached = Attached(path, source.name, root, files)
+    known = CheckContext(declarations, axes, report, attached.read)
+    Operations(known).run()
     models = Models(known)
     for name in declarations.blocks:
         models.block(Instance(name))
@@ -106,7 +109,7 @@ def _check(
             report_unreached(model, report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
-    plans = Plans(declarations, axes, checked, chosen, report, Attached(path, source.name, root, files))
+    plans = Plans(declarations, axes, checked, chosen, report, attached)
     found = plans.whole()
     if found is not None and fitting:
         report_misfits(found, report)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from partita.dsl import limits, spec, tree
-from partita.dsl.axes import Axes
 from partita.dsl.bodies import BodyChecker
+from partita.dsl.declarations import Declarations
 from partita.dsl.known import CheckContext
 from partita.dsl.scope import Checked, Instance, Scope, composed
 from partita.dsl.source import Span
@@ -71,7 +71,7 @@ class Models:
     def _note_axes(self, block: str) -> None:
         """Collect the axes that a block and its callees mention."""
         if block not in self.known.mentioned:
-            own = set(_mentions(self.declarations.blocks[block], self.axes))
+            own = set(_mentions(self.declarations.blocks[block], self.declarations))
             for site in self.sites(block):
                 own |= self.known.mentioned.get(site.block, frozenset())
             self.known.mentioned[block] = frozenset(own)
@@ -147,7 +147,13 @@ class Models:
             tuple((name, number) for (name, _), number in zip(checker.metrics, metrics, strict=True)),
             model.name.span,
             checked.nodes,
+            self._operations(checked.body),
         )
+
+    def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:
+        """The file's own operations that a body uses, by name."""
+        used = {step.options["name"] for step in spec.applications(body) if step.function == spec.OPERATION}
+        return {name: found for name, found in self.known.operations.items() if found is not None and name in used}
 
     def _within_limits(self, checked: Checked, name: tree.Name) -> Checked | None:
         if checked.depth > limits.SCOPES:
@@ -161,10 +167,13 @@ class Models:
         return checked
 
 
-def _mentions(block: tree.Block, axes: Axes) -> Iterator[str]:
-    """The axes that a block mentions."""
+def _mentions(block: tree.Block, declarations: Declarations) -> Iterator[str]:
+    """The axes that a block mentions, and those of the operations that it calls."""
     for type in (*(given.type for given in block.inputs), *types_in(block.body)):
         yield from (axis.text for axis in type.axes)
     for expression in subexpressions([*expressions_in(block.body), *block.results.values]):
-        if isinstance(expression, tree.Path) and expression.parts[0].text in axes.entries:
+        if isinstance(expression, tree.Path) and expression.parts[0].text in declarations.axes:
             yield expression.parts[0].text
+        elif isinstance(expression, tree.Call) and expression.name.text in declarations.operations:
+            types = declarations.operations[expression.name.text].types
+            yield from (axis.text for type in types for axis in type.axes)

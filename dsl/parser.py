@@ -20,7 +20,7 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-_DECLARED = ("import", "axis", "const", "block", "model", "mesh", "layout", "schedule", "optimizer")
+_DECLARED = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer")
 DECLARATIONS = (*_DECLARED, "train", "expect")
 # What an operand begins with.
 OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
@@ -330,6 +330,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "entry": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "setting": lambda s, key, value: tree.Entry(_name(s, key), value, s),
     "block": _body,
+    "operation": lambda s, name, inputs, result, table: tree.Operation(_name(s, name), inputs, result, table, s),
     "model": _body,
     "inputs": _together,
     "input": lambda s, name, type: tree.Input(_name(s, name), type, s),

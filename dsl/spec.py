@@ -9,7 +9,7 @@ Dtype `f32` in a body means "the float dtype of the computation", which `train.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
@@ -163,10 +163,60 @@ class Body:
 
 
 @frozen(eq=False)
+class PythonFunction:
+    """`python("kernels.py", "fused_norm")`: a function of a Python file, whose text was read and not run."""
+
+    source: Source
+    name: str
+    span: Span
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
+class Operation:
+    """`op name(operands) -> result { … }`: an operation that the file defines by Python functions.
+
+    `split` are axes along which it may be computed in parts, `linear` the operands in which it is linear, each with its
+    place. `flops` is what an element of the result takes. Without `backward`, its gradient is that of torch's autograd.
+    `ties` are its axes whose sizes the file computes from others.
+    """
+
+    name: str
+    operands: tuple[tuple[str, Type], ...]
+    result: Type
+    forward: PythonFunction
+    backward: PythonFunction | None
+    split: Mapping[str, Span]
+    linear: Mapping[str, Span]
+    flops: Literal
+    ties: Mapping[str, Size | Formula]
+    span: Span
+
+    __repr__ = shortened
+
+    @property
+    def functions(self) -> tuple[PythonFunction, ...]:
+        """Its functions."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of the operands in which it is linear."""
+        return tuple(i for i, (name, _) in enumerate(self.operands) if name in self.linear)
+
+
+# The function of the `Apply` that a call of an `op` becomes. Its options are `name`, and `renamed`: pairs of axes of
+# the declaration and those that replace them.
+OPERATION = "op"
+
+
+@frozen(eq=False)
 class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
-    `nodes` is the number of steps when all blocks and repeats are expanded.
+    `nodes` is the number of steps when all blocks and repeats are expanded. `operations` are the file's own that it
+    uses.
     """
 
     name: str
@@ -176,9 +226,23 @@ class Model:
     metrics: tuple[tuple[str, int], ...]
     span: Span
     nodes: int
+    operations: Mapping[str, Operation] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline("Model", self.name, (count(len(self.body.inputs), "input"), count(self.nodes, "step")))
+
+
+def applications(body: Body) -> Iterator[Apply]:
+    """The applications of functions in a body and all nested bodies, each once."""
+    seen = {id(body)}
+    stack = [body]
+    while stack:
+        for step in stack.pop().steps:
+            if isinstance(step, Apply):
+                yield step
+            elif isinstance(step, CallBlock | Repeat) and id(step.body) not in seen:
+                seen.add(id(step.body))
+                stack.append(step.body)
 
 
 # ---------------------------------------------------------------- mesh and layout

@@ -311,6 +311,22 @@ class Table:
 
 
 @frozen
+class Operation:
+    """`op name(inputs) -> result { settings }`."""
+
+    name: Name
+    inputs: tuple[Input, ...]
+    result: TensorType
+    table: Table
+    span: Span = field(eq=False, repr=False)
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """The types of its inputs and of its result."""
+        return (*(each.type for each in self.inputs), self.result)
+
+
+@frozen
 class Mesh:
     """`mesh name(axes) { settings }`."""
 
@@ -442,7 +458,7 @@ class Expect:
 
 
 Declaration: TypeAlias = (
-    Import | Axes | Constants | Block | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
+    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
 )
 
 

@@ -32,6 +32,9 @@ def report_unused(
     for name, block in declarations.blocks.items():
         if name not in known.called:
             warn("block", block.name)
+    for name, operation in declarations.operations.items():
+        if name not in known.called:
+            warn("op", operation.name)
     for place, (kind, bound) in known.bindings.items():
         if place not in known.read:
             warn({"let": "value", "param": "parameter"}.get(kind, kind), bound)

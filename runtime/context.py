@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from partita.runtime.python_functions import Functions
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from partita.runtime.transports.transport import Collective, Tensors, Transport
@@ -24,7 +25,8 @@ class Context:
     rule by rule; `update` counts parameter updates, from 1.
 
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch.
-    `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `record` is
+    `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
+    are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
     `waited` is the time functions have waited for collectives, in nanoseconds.
     """
@@ -38,10 +40,21 @@ class Context:
     rates: tuple[float, ...] = ()
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None
+    functions: Functions = field(factory=dict)
     record: Callable[[str, torch.Tensor], None] | None = None
     lap: Callable[[int], None] | None = None
     flight: Flight | None = None
     waited: int = 0
+
+    def custom(
+        self, name: str, operands: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The result of an operation that the file defines. Raises OperationFailed."""
+        return self.functions[name](operands, shape, dtype)
+
+    def custom_gradient(self, name: str, d: torch.Tensor, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The gradients of its float operands. Raises OperationFailed."""
+        return self.functions[name].gradients(d, operands)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start an all-gather of each tensor along its dimension."""

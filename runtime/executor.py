@@ -20,6 +20,7 @@ from partita.runtime.context import Context, begun
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
+from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
@@ -34,6 +35,7 @@ class Executor:
 
     Tensors made here are inference tensors: without autograd's bookkeeping a view of one costs half.
 
+    `custom` are the functions of operations that the file defines.
     With `keep_totals`, `totals` keeps the last step's totals by (stage, accumulator). The `flight` recorder is marked
     at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
     `pace` adds up durations.
@@ -52,11 +54,13 @@ class Executor:
         times: Path | None = None,
         flight: Flight | None = None,
         paced: bool = False,
+        custom: Functions = NO_FUNCTIONS,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
         self.transport = transport
-        self.context = Context(seed, device, coordinates=program.mesh.coordinates(rank), transport=transport)
+        coordinates = program.mesh.coordinates(rank)
+        self.context = Context(seed, device, coordinates=coordinates, transport=transport, functions=custom)
         functions = load(program)
         self.stages = {
             i: Stage(program.stages[i], functions, memory, device, program.microbatches) for i in self.record.stages

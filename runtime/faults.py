@@ -78,7 +78,14 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
     for name, tensor in rank.memory.masters.items():
         first.note(f"the parameter `{name}`", tensor)
     executor = Executor(
-        program, rank.rank, rank.transport, rank.memory, rank.plan.train.seed, rank.device, keep_totals=True
+        program,
+        rank.rank,
+        rank.transport,
+        rank.memory,
+        rank.plan.train.seed,
+        rank.device,
+        keep_totals=True,
+        custom=rank.plan.functions,
     )
     context = executor.context
     context.record = lambda name, tensor: first.note(name, tensor, context.microbatch)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.graph import Guard
@@ -26,6 +26,7 @@ from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.pace import Sums
+from partita.runtime.python_functions import Functions, functions_of
 from partita.runtime.regions import region_of, shape_of
 from partita.runtime.stages import Memory
 from partita.runtime.tracing.flight import CONNECTING, STARTING, Flight
@@ -38,11 +39,14 @@ EvaluationResult: TypeAlias = tuple[float, dict[str, float], Outside]
 
 @frozen(eq=False)
 class Plan:
-    """A compiled file, ready to run: the programs for training and evaluation, and the settings."""
+    """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
+    operations that it defines.
+    """
 
     spec: Spec
     training: Compilation
     evaluation: Compilation | None
+    functions: Functions = field(factory=dict)
 
     @property
     def train(self) -> Train:
@@ -80,9 +84,13 @@ class Plan:
         return self.program.mesh.ranks
 
 
-def prepare(spec: Spec, gpu: bool = False) -> Plan:
-    """Compile what a run needs, for GPUs or CPUs. Raises Refused with the errors in the file."""
-    return Plan(spec, *compile_run(spec, gpu))
+def prepare(spec: Spec, gpu: bool = False, allow_python: bool = False) -> Plan:
+    """Compile what a run needs, for GPUs or CPUs, and import the Python files that it names, if that is allowed.
+
+    Raises Refused with the errors in the file.
+    """
+    compiled = compile_run(spec, gpu)
+    return Plan(spec, *compiled, functions_of(spec.model, allow_python))
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:
@@ -131,11 +139,32 @@ class Rank:
         self._initialise()
         seed = plan.train.seed
         self.training = Executor(
-            plan.program, rank, transport, self.memory, seed, device, keep_totals, times, self.flight, paced
+            plan.program,
+            rank,
+            transport,
+            self.memory,
+            seed,
+            device,
+            keep_totals,
+            times,
+            self.flight,
+            paced,
+            plan.functions,
         )
         self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (
-            Executor(evaluation, rank, transport, self.memory, seed, device, flight=self.flight) if evaluation else None
+            Executor(
+                evaluation,
+                rank,
+                transport,
+                self.memory,
+                seed,
+                device,
+                flight=self.flight,
+                custom=plan.functions,
+            )
+            if evaluation
+            else None
         )
 
     def _initialise(self) -> None:

@@ -45,12 +45,12 @@ class Trained(list[dict[str, Any]]):
         self.resumed = resumed
 
 
-def train(given: Spec, folder: Path, run_dir: str | Path | None = None) -> Trained:
+def train(given: Spec, folder: Path, run_dir: str | Path | None = None, allow_python: bool = False) -> Trained:
     """Train a file of a folder, with checkpoints as `partita run` makes them.
 
     Without checkpoints, nothing is written except to a `run_dir`. Raises Refused and BadStep.
     """
-    plan = prepare(given)
+    plan = prepare(given, allow_python=allow_python)
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
     data = bind(plan.program, plan.train, folder)

@@ -88,6 +88,8 @@ SCHEDULES = {
     "zb_h1": {},
     "zb_h2": {},
     "zb_v": {},
+    "v_half": {},
+    "v_min": {},
     "dualpipe_v": {},
     "auto": {"chunks": (1, 2)},
     "policy": {

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 from attrs import define, frozen
@@ -25,6 +26,7 @@ from partita.dsl.reader import Reader
 from partita.runtime import start
 from partita.runtime.bad_steps import BadStep
 from partita.runtime.heap import keep_pages
+from partita.runtime.python_files import OperationFailed
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.supervision.consistency import agree, for_all
 from partita.runtime.supervision.diagnosis import Diagnosis
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
     from partita.runtime.rank import Plan
     from partita.runtime.supervision.rendezvous import Rendezvous
 
+# What a rank waits before it reports what the first one may be reporting too.
+PATIENCE_SECONDS = 2.0
+
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
     """Train as a rank; returns the exit status, which tells the supervisor why this rank ended."""
@@ -64,8 +69,11 @@ def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
         with ExitStack() as stack:
             return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
     except Refused as refused:
-        # The first rank of each machine reports errors: the machine may have another file, other data or devices.
-        if identity.local_rank == 0:
+        # The first rank of each machine reports errors: the machine may have another file, other data or devices. What
+        # fails in Python code may fail on one rank alone; if it does on all, the others are ended before they say so.
+        if identity.local_rank > 0 and isinstance(refused, OperationFailed):
+            sleep(PATIENCE_SECONDS)
+        if identity.local_rank == 0 or isinstance(refused, OperationFailed):
             report(refused.diagnostics)
         return REFUSED if ours else WRONG_INPUT
     except UntrustedPeer as stranger:
@@ -102,7 +110,7 @@ class _Rank:
         if spec is None:
             raise Refused(diagnostics)
         kind, device = device_of_rank(arguments.transport, self.identity)
-        plan = prepare(spec, gpu=device.type == "cuda")
+        plan = prepare(spec, gpu=device.type == "cuda", allow_python=arguments.allow_python)
         if plan.training.compiled and device.type == "cpu":
             check_compiler(plan)
         if device.type == "cuda":

@@ -18,6 +18,7 @@ from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime.bad_steps import BadStep
+from partita.runtime.python_files import require_allowed
 from partita.runtime.start import begin
 from partita.runtime.supervision.diagnosis import Diagnosis
 from partita.runtime.supervision.identity import DIRECTORY
@@ -71,6 +72,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     """Start the ranks on this machine. What is wrong with the file is reported once, before that."""
     from partita.runtime.data.binding import bind
 
+    require_allowed(spec.model, arguments.allow_python)
     state, evaluation = compile_run(spec, gpu=kind.gpu)
     report((*state.warnings, *doubts(state)))
     program = state.program
@@ -115,7 +117,8 @@ def _command(arguments: argparse.Namespace, transport: str) -> list[str]:
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    return [*command, *(["--changed-data"] if arguments.changed_data else [])]
+    flags = ("changed_data", "allow_python")
+    return [*command, *(f"--{flag.replace('_', '-')}" for flag in flags if getattr(arguments, flag))]
 
 
 def _taken(
@@ -145,7 +148,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
     from partita.runtime.data.binding import bind
     from partita.runtime.rank import prepare
 
-    plan = prepare(spec)
+    plan = prepare(spec, allow_python=arguments.allow_python)
     if plan.training.compiled:
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))

@@ -180,6 +180,10 @@ class Op:
         """
         return None
 
+    def splitting_help(self, axis: str) -> str | None:
+        """What makes it possible to split it along an axis along which it cannot be, if the file can say so."""
+        return None
+
     def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
         the results.

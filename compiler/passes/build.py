@@ -6,11 +6,12 @@ scalars. Values are named by scope and binding, in program order, so that names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from partita.compiler.graph import Builder, Graph, Input, Parameter, Scope, Value
+from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Constant
+from partita.compiler.ops.pointwise import Constant, cast
 from partita.compiler.ops.position import Random
 from partita.compiler.ops.shape import Expand
 from partita.compiler.passes.functions import Site, lower
@@ -23,7 +24,7 @@ COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_e
 
 def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
     """The forward graph of a model. With `training` false, dropout is the identity."""
-    builder = _Builder(precision, training)
+    builder = _Builder(precision, training, model.operations)
     scope = model.name
     builder.scope = scope
     arguments = []
@@ -59,10 +60,11 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
 class _Builder(Builder):
     """A builder that walks bodies. Recursion is as deep as blocks are nested, which the checker bounds."""
 
-    def __init__(self, precision: str, training: bool) -> None:
+    def __init__(self, precision: str, training: bool, operations: Mapping[str, spec.Operation]) -> None:
         super().__init__()
         self.precision = precision
         self.training = training
+        self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
 
@@ -129,6 +131,8 @@ class _Builder(Builder):
 
     def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
         """Lower one function."""
+        if step.function == spec.OPERATION:
+            return self.custom(step, scope, values)
         dtype = self.typed(step.type).dtype
         if step.function in COMPARISONS:
             tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
@@ -137,6 +141,31 @@ class _Builder(Builder):
         name = f"{scope}.{step.name or step.function}"
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
         return lower(step.function, site)
+
+    def custom(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
+        """Lower an operation of the file's own. Its operands have the dtypes that it declares."""
+        declared = self.operations[step.options["name"]]
+        renamed = dict(step.options["renamed"])
+
+        def over(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(renamed.get(name, name) for name in names)
+
+        operands = [
+            cast(self, self.operand(operand, values, type.dtype), self.typed(type).dtype)
+            for operand, (_, type) in zip(step.operands, declared.operands, strict=True)
+        ]
+        sizes = {axis.name: axis.size for value in operands for axis in value.type.axes}
+        sizes |= {axis.name: axis.size for axis in step.type.axes}
+        op = Custom(
+            declared.name,
+            tuple(over(type.names) for _, type in declared.operands),
+            self.typed(step.type),
+            over(declared.split),
+            declared.positions,
+            float(declared.flops.at({name: sizes[new] for name, new in renamed.items() if new in sizes} | sizes)),
+            declared.backward is not None,
+        )
+        return self.apply(op, *operands, name=f"{scope}.{step.name or declared.name}")
 
     def sample(self, step: spec.Sample, scope: str) -> Value:
         """A tensor drawn again at each step; its random key is its full name."""

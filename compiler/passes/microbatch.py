@@ -289,7 +289,7 @@ class _Splitter:
             f"{value.name}: {value.type}, {_described(state, self.batch)}"
             for value, state in zip(node.inputs, states, strict=True)
         ]
-        help = f"{help}; or set microbatches = 1"
+        help = f"{node.op.splitting_help(self.batch) or help}; or set microbatches = 1"
         return refuse("E0407", message, node.span, notes=notes, help=help)
 
     # ------------------------------------------------------------ what leaves the microbatch

@@ -1,11 +1,12 @@
 """`auto`: searches for the order of least cost under a memory limit, with the costs of the program.
 
-Three kinds of orders compete, as far as they fit in memory:
+Four kinds of orders compete, as far as they fit in memory:
 
 - the classical schedules;
 - static orders with two integers per rank, a warm-up of forwards and a lag of W behind B
   (`partita.compiler.schedules.descent`), over the forwards and backwards of 1F1B, interleaved 1F1B and ZB-V. With one
   chunk they reach the published optima, which list scheduling does not;
+- in a V, repeated building blocks (`partita.compiler.schedules.patterns`), the best ones where memory is short;
 - list scheduling and greedy construction (`partita.compiler.schedules.listing`) within several memory bounds. With
   several chunks or little memory they are often better; their warm-ups also serve as starting points of static orders.
 
@@ -25,12 +26,13 @@ from attrs import evolve, frozen
 from partita.compiler.schedules.communication import communicate
 from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
 from partita.compiler.schedules.descent import NEAR, Descent
-from partita.compiler.schedules.estimate import Estimate, Value, codes
+from partita.compiler.schedules.estimate import Estimate, Value, codes, decoded
 from partita.compiler.schedules.generator import SCHEDULES, Generator, Sizes, register
 from partita.compiler.schedules.listing import ALTERNATING, list_orders
 from partita.compiler.schedules.lower_bound import fillings, lower_bound
+from partita.compiler.schedules.patterns import Patterns
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, Schedule, Search, peak_live, v_placement
 from partita.compiler.schedules.simulator import simulate
 from partita.dsl.builtins import BOUND, CHUNKS, MICROBATCHES, OVER
 from partita.dsl.spec import Call
@@ -103,6 +105,7 @@ class _Search:
             if each[0][0] <= least * (1 + NEAR):
                 break  # none can cost less
         else:
+            found += self._patterned(budget // 2)
             found += self._static(budget, least, [schedule for _, schedule in sorted(listed, key=lambda pair: pair[0])])
         found += listed
         judged: list[tuple[float, float, Schedule]] = []
@@ -133,12 +136,27 @@ class _Search:
         if found is not None and found[0][0] < inf:
             yield found
 
+    def _patterned(self, budget: int) -> Iterator[tuple[Value, Schedule]]:
+        """The best orders from repeated building blocks, in a V."""
+        placement, microbatches = self.family.placement, self.family.microbatches
+        if self.family.chunks == 2 and placement == v_placement(len(placement)):
+            for value, orders in Patterns(
+                placement, microbatches, self.estimate.prices, self._within(), self.estimate, budget
+            ).best():
+                actions = tuple(map(decoded, orders))
+                bound = tuple(map(peak_live, actions))
+                yield value, Schedule("building blocks", microbatches, placement, actions, bound)
+
+    def _within(self) -> Memory:
+        """The memory; what holds all microbatches if it is not limited."""
+        each = (1.0,) * len(self.estimate.prices.forward)
+        most = float(self.family.microbatches * len(each))
+        return self.memory or Memory((most,) * len(self.family.placement), each, each)
+
     def _listed(self) -> Iterator[Schedule]:
         """The results of list scheduling, within parts of the memory and all of it."""
         placement, microbatches, prices = self.family.placement, self.family.microbatches, self.estimate.prices
-        each = (1.0,) * len(prices.forward)
-        memory = self.memory or Memory((float(microbatches * len(each)),) * len(placement), each, each)
-        ranks = len(placement)
+        memory, ranks = self._within(), len(placement)
         fewer = [
             [(share * ranks - taper * rank) * memory.one(stages) for rank, stages in enumerate(placement)]
             for share, taper in SHARES

@@ -27,9 +27,25 @@ Codes = tuple[int, ...]
 Value = tuple[float, float, float]
 
 
+def code(kind: str, chunk: int) -> int:
+    """The code of an action."""
+    return len(KINDS) * chunk + _NUMBERS[kind]
+
+
 def codes(actions: Iterable[Action]) -> Codes:
     """The codes of a rank's actions."""
-    return tuple(len(KINDS) * action.chunk + _NUMBERS[action.kind] for action in actions)
+    return tuple(code(action.kind, action.chunk) for action in actions)
+
+
+def decoded(order: Codes) -> tuple[Action, ...]:
+    """The actions of a rank's codes."""
+    ran = dict.fromkeys(order, 0)
+    actions = []
+    for each in order:
+        chunk, kind = divmod(each, len(KINDS))
+        actions.append(Action(KINDS[kind], chunk, ran[each]))
+        ran[each] += 1
+    return tuple(actions)
 
 
 @define

@@ -52,11 +52,13 @@ class _Pipe:
         return prod(self.after)
 
 
-def proxy_of(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True) -> spec.Spec:
+def proxy_of(
+    given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True, kept: frozenset[str] = frozenset()
+) -> spec.Spec:
     """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
 
     Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
-    full program.
+    full program. The axes `kept` are not shrunk.
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
@@ -65,6 +67,7 @@ def proxy_of(given: spec.Spec, initial: Initial = of_order_one, hoist: bool = Tr
     pipe = _pipe(given, call)
     microbatches = _microbatches(call, pipe)
     axes = axes_of(model)
+    axes = evolve(axes, kept=axes.kept | kept)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
     for longest in (LONGEST, OTHERS):
         mesh = _mesh(given, pipe, longest, hoist)

@@ -15,6 +15,7 @@ from typing import Any
 from attrs import field, frozen
 
 from partita.dsl import spec
+from partita.dsl.formulas import Formula, Size, sizes_in, value_of
 
 # The extent of the ranges of sizes tried for an axis, and the steps before the search gives up.
 TRIED, PATIENCE = 24, 20_000
@@ -23,7 +24,7 @@ TRIED, PATIENCE = 24, 20_000
 @frozen
 class Relation:
     """`whole` is the product or the sum of `parts`, or at least each of them; or `stride` times its part, and `more`
-    than that.
+    than that; or what a `formula` makes of them.
     """
 
     kind: str
@@ -31,11 +32,14 @@ class Relation:
     parts: tuple[str, ...]
     stride: int = 1
     more: int = 0
+    formula: Formula | Size | None = None
 
     def implied(self, axis: str, sizes: Mapping[str, int]) -> int | None:
         """The size of `axis` that the other sizes determine (0: none is valid); None if they leave a choice."""
         if self.kind == LEAST or any(name not in sizes for name in (self.whole, *self.parts) if name != axis):
             return None
+        if self.formula is not None:
+            return _evaluated(self.formula, sizes) if axis == self.whole else None
         if self.kind == STRIDE:
             (part,) = self.parts
             if axis == self.whole:
@@ -51,7 +55,11 @@ class Relation:
         return 0 if rest else size
 
     def allows(self, axis: str, size: int, sizes: Mapping[str, int]) -> bool:
-        """Whether `size` of `axis` satisfies the relation, if that is an inequality."""
+        """Whether `size` of `axis` satisfies the relation, if that is an inequality or a formula."""
+        if self.formula is not None:
+            known = {**sizes, axis: size}
+            complete = all(name in known for name in (self.whole, *self.parts))
+            return not complete or _evaluated(self.formula, known) == known[self.whole]
         if self.kind != LEAST:
             return True
         if axis == self.whole:
@@ -59,7 +67,16 @@ class Relation:
         return size <= sizes.get(self.whole, size)
 
 
-PRODUCT, SUM, LEAST, STRIDE = "product", "sum", "least", "stride"
+PRODUCT, SUM, LEAST, STRIDE, FORMULA = "product", "sum", "least", "stride", "formula"
+
+
+def _evaluated(formula: Formula | Size, sizes: Mapping[str, int]) -> int:
+    """The size that a formula gives; 0 if it gives none."""
+    try:
+        number = value_of(formula, sizes)
+    except (ArithmeticError, ValueError):
+        return 0
+    return int(number) if number == int(number) and number > 0 else 0
 
 
 def _windows(o: Mapping[str, Any], declared: Mapping[str, int]) -> list[Relation]:
@@ -78,6 +95,14 @@ STATED: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], list[Relation
     "patches": _windows,
     "conv": _windows,
 }
+
+
+def ties(operation: spec.Operation) -> Iterator[Relation]:
+    """The relations between the axes of an operation of the file's own, by the declarations of the axes: its functions
+    may rely on them.
+    """
+    for axis, formula in operation.ties.items():
+        yield Relation(FORMULA, axis, tuple(sizes_in(formula)), formula=formula)
 
 
 @frozen
@@ -102,6 +127,8 @@ def axes_of(model: spec.Model) -> Axes:
     even: set[str] = set()
     kept: set[str] = set()
     parameters: set[str] = set()
+    for operation in model.operations.values():
+        relations.update(dict.fromkeys(ties(operation)))
     for body in bodies(model.body):
         for type in body.types:
             declared.update((axis.name, axis.size) for axis in type.axes)
@@ -118,7 +145,7 @@ def axes_of(model: spec.Model) -> Axes:
             elif step.function == "rope":
                 even.add(step.options["pairs"])
     kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
-    stated = tuple(r for r in relations if r.parts != (r.whole,))
+    stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
     return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), frozenset(kept))
 
 

@@ -38,7 +38,7 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
         model.name,
         digest_of(model),
         train.optimizer.name,
-        settings_of(train, program),
+        settings_of(train, program, model),
         {source.name: source.text for source in _sources(given)},
         program.mesh,
         given.layout.name if given.layout else "",
@@ -49,16 +49,24 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
     )
 
 
-def settings_of(train: spec.Train, program: Program) -> dict[str, str]:
-    """The settings that results depend on besides the model, as text."""
+def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[str, str]:
+    """The settings that results depend on besides the model's steps, as text."""
     return {
         **{f"input {each.name}": str(each.type) for each in program.inputs},
+        **{f"op {each.name}": _code(each) for each in model.operations.values()},
         "data": text_of(train.data),
         "optimizer": text_of(train.optimizer),
         "precision": train.precision,
         "clip": text_of(train.clip),
         "seed": str(train.seed),
     }
+
+
+def _code(operation: spec.Operation) -> str:
+    """The Python functions of an operation, each with the hash of its file."""
+    hashes = (hashlib.sha256(each.source.text.encode("utf-8", "surrogatepass")) for each in operation.functions)
+    named = (f"{each.name} ({found.hexdigest()[:12]})" for each, found in zip(operation.functions, hashes, strict=True))
+    return ", ".join(named)
 
 
 def text_of(value: object) -> str:

@@ -79,16 +79,16 @@ class Execution:
         }
 
 
-def verify_execution(given: Spec, hoist: bool = True) -> Execution:
+def verify_execution(given: Spec, hoist: bool = True, allow_python: bool = False) -> Execution:
     """Run the proxy of a file that compiles, and compare (E0702). `hoist`: the file gathers parameters once per step.
 
-    Raises Undecided if no proxy of the file is conclusive.
+    Raises Refused (E0620) if it needs Python code that is not allowed, and Undecided if no proxy is conclusive.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
     reason: Undecided | None = None
     try:
-        for experiment in experiments(given, hoist):
+        for experiment in experiments(given, hoist, allow_python):
             try:
                 return executed(experiment)
             except Undecided as undecided:

@@ -27,12 +27,14 @@ from partita.compiler.optimizers.registry import OPTIMIZERS
 from partita.compiler.passes.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
 from partita.compiler.verify.proxy import proxy_of, single
+from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.spec import Spec
+from partita.dsl.spec import OPERATION, Apply, Model, Spec
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
 from partita.runtime.executor import Rates
+from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.recording import Recorder
 from partita.runtime.training import VirtualRun
@@ -83,17 +85,26 @@ class Experiment:
 # ---------------------------------------------------------------- the experiment
 
 
-def experiments(given: Spec, hoist: bool = True) -> Iterator[Experiment]:
+def experiments(given: Spec, hoist: bool = True, allow_python: bool = False) -> Iterator[Experiment]:
     """Shrink a file and compile it, with values at which everything is finite: for each seed with parameters of order
     1, then with zeros replaced only, then as declared. Raises Undecided if there are none.
+
+    Axes of the file's own operations keep their sizes if these do not run at smaller ones.
     """
+    kept: frozenset[str] = frozenset()
+    if given.model is not None and given.model.operations:
+        small = proxy(given, of_order_one, hoist)
+        try:
+            settled(small, allow_python)
+        except OperationFailed:
+            kept = _axes_of_operations(given.model)
     values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
     found = False
     for seed in range(SEEDS):
         for initial in values:
-            small = proxy(given, initial, hoist)
+            small = proxy(given, initial, hoist, kept)
             _, train = small.trained
-            experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)))
+            experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)), allow_python)
             if experiment is not None:
                 found = True
                 yield experiment
@@ -101,15 +112,26 @@ def experiments(given: Spec, hoist: bool = True) -> Iterator[Experiment]:
         raise never_finite(small)
 
 
-def experiment_of(given: Spec, hoist: bool = True) -> Experiment:
+def experiment_of(given: Spec, hoist: bool = True, allow_python: bool = False) -> Experiment:
     """The first experiment on a file. Raises Undecided."""
-    return next(experiments(given, hoist))
+    return next(experiments(given, hoist, allow_python))
 
 
-def proxy(given: Spec, initial: Initial, hoist: bool) -> Spec:
+def _axes_of_operations(model: Model) -> frozenset[str]:
+    """The axes over which a model calls its own operations."""
+    found: set[str] = set()
+    for body in bodies(model.body):
+        for step in body.steps:
+            if isinstance(step, Apply) and step.function == OPERATION:
+                types = [body.types[operand] for operand in step.operands if isinstance(operand, int)]
+                found.update(name for type in (*types, step.type) for name in type.names)
+    return frozenset(found)
+
+
+def proxy(given: Spec, initial: Initial, hoist: bool, kept: frozenset[str] = frozenset()) -> Spec:
     """The proxy of a file. Raises Undecided if there is none."""
     try:
-        return proxy_of(given, initial, hoist)
+        return proxy_of(given, initial, hoist, kept)
     except Refused as refused:
         raise Undecided(refused.diagnostics[0]) from refused
 
@@ -138,12 +160,13 @@ def blurred(small: Spec, what: str, change: float) -> Undecided:
     )
 
 
-def settled(small: Spec) -> Experiment | None:
+def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
     """An experiment on a file as it is, except that it clips, if it does, at half the norm of its first gradient, and
     that updates neither vanish nor explode; None if that norm is not finite.
     """
+    require_allowed(small.model, allow_python)
     _, train = small.trained
-    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None)))))
+    norm = _norm(_compiled(_plain(evolve(small, train=evolve(train, eval=None))), allow_python))
     if not isfinite(norm):
         return None
     # Nothing can be scaled to a gradient of zero.
@@ -158,7 +181,7 @@ def settled(small: Spec) -> Experiment | None:
     clip = None if train.clip is None else norm / 2
     optimizer = evolve(train.optimizer, rules=tuple(rules))
     small = evolve(small, train=evolve(train, clip=clip, optimizer=optimizer))
-    return Experiment(_compiled(small), _compiled(_plain(small)), tuple(rates))
+    return Experiment(_compiled(small, allow_python), _compiled(_plain(small), allow_python), tuple(rates))
 
 
 def _plain(small: Spec) -> Spec:
@@ -167,9 +190,9 @@ def _plain(small: Spec) -> Spec:
     return single(evolve(small, train=evolve(train, compile=False)))
 
 
-def _compiled(small: Spec) -> Plan:
+def _compiled(small: Spec, allow_python: bool) -> Plan:
     try:
-        return prepare(small)
+        return prepare(small, allow_python=allow_python)
     except Refused as refused:
         sizes = ", ".join(str(axis) for axis in small.axes.values())
         raise _undecided(

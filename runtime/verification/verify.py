@@ -13,7 +13,7 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.graph import Phase
 from partita.compiler.ops.collective import AllGather
@@ -26,8 +26,11 @@ from partita.compiler.verify.equivalence import Validation, validate
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.reprs import count, outline
 from partita.dsl.spec import Spec
+from partita.runtime.python_files import OperationFailed, require_allowed
+from partita.runtime.python_functions import functions_of
 from partita.runtime.verification.execution import Execution, verify_execution
 from partita.runtime.verification.experiment import Undecided
+from partita.runtime.verification.operations import Examined, examine
 
 
 class Outcome(StrEnum):
@@ -41,7 +44,7 @@ class Outcome(StrEnum):
 @frozen(eq=False)
 class Verification:
     """The results of verifying a file. `peak_memory` is the bound of each rank in bytes, `memory` what its device has,
-    if the mesh declares one.
+    if the mesh declares one. `operations` are the file's own.
 
     `validations` are those of the training program and, if the file evaluates, of the evaluation program. `execution`
     is None if no proxy is conclusive; `reason` (W0702) says why. `refusals`: the program is too large (E0704). `claims`
@@ -54,6 +57,7 @@ class Verification:
     peak_memory: tuple[int, ...]
     memory: int | None
     validations: tuple[Validation, ...]
+    operations: tuple[Examined, ...]
     execution: Execution | None
     reason: Diagnostic | None
     claims: tuple[Held, ...]
@@ -75,14 +79,16 @@ class Verification:
         """Everything that is wrong."""
         problems = [problem for validation in self.validations for problem in validation.problems]
         execution = self.execution.diagnostics if self.execution else ()
-        return (*self.refusals, *problems, *execution, *failures(self.claims))
+        own = [problem for operation in self.operations for problem in operation.problems]
+        return (*self.refusals, *problems, *own, *execution, *failures(self.claims))
 
     @property
     def outcome(self) -> Outcome:
         """The verdict."""
         if self.diagnostics:
             return Outcome.WRONG
-        return Outcome.VERIFIED if self.execution is not None else Outcome.UNDECIDED
+        decided = self.execution is not None and all(each.doubt is None for each in self.operations)
+        return Outcome.VERIFIED if decided else Outcome.UNDECIDED
 
     @property
     def passed(self) -> bool:
@@ -105,6 +111,9 @@ class Verification:
                 "nodes": sum(each.nodes for each in self.validations),
                 "moves": sum(each.reshardings for each in self.validations),
             },
+            "operations": [
+                {"name": each.name, "passed": not each.problems, "tried": each.tried} for each in self.operations
+            ],
             "execution": self.execution.as_json() if self.execution else None,
             "expectations": [each.as_json() for each in self.claims],
             "diagnostics": [each.as_json() for each in (*self.diagnostics, *([self.reason] if self.reason else []))],
@@ -112,19 +121,31 @@ class Verification:
         }
 
 
-def verify(given: Spec) -> Verification:
-    """Verify a file. Raises Refused if it does not compile."""
+def verify(given: Spec, allow_python: bool = False) -> Verification:
+    """Verify a file. Its own operations run only with `allow_python`. Raises Refused if it does not compile, or needs
+    to run Python code (E0620).
+    """
     start = perf_counter()
+    require_allowed(given.model, allow_python)
     state, evaluation = compile_run(given)
     validations = tuple(validate(each, invariants=False) for each in (state, evaluation) if each is not None)
     summary, mesh = summarize(state), state.mesh
     memory = state.device.memory if given.mesh and given.mesh.device else None
     refusals = list(_too_large(state, summary, memory))
     execution = reason = None
-    try:
-        execution = verify_execution(given, _hoists(state))
-    except Undecided as undecided:
-        reason = undecided.diagnostic
+    operations = examine(state.model, functions_of(state.model, allow_python), state.train.precision)
+    # What does not hold to its declaration computes something else in parts: that is no bug of Partita.
+    if not any(each.problems for each in operations):
+        reason = next((each.doubt for each in operations if each.doubt is not None), None)
+        try:
+            if all(each.exact for each in operations):
+                execution = verify_execution(given, _hoists(state), allow_python)
+        except Undecided as undecided:
+            reason = undecided.diagnostic
+        except OperationFailed as failed:
+            (cause,) = failed.diagnostics
+            message = "the proxy of the file does not run"
+            reason = evolve(cause, code="W0702", message=message, notes=(cause.message, *cause.notes))
     return Verification(
         given.name,
         sum(len(actions) for actions in state.schedule.actions),
@@ -132,6 +153,7 @@ def verify(given: Spec) -> Verification:
         tuple(summary.peak_memory[mesh.pipe_rank(rank)] for rank in range(mesh.ranks)),
         memory,
         validations,
+        tuple(operations),
         execution,
         reason,
         outcomes(state, summary),

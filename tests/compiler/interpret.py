@@ -10,6 +10,7 @@ from partita.compiler.codegen.writer import HEADER, Writer
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.op import Argument
 from partita.runtime.context import Context
+from tests.compiler.ops.own import FUNCTIONS
 
 
 def prepare(
@@ -26,7 +27,7 @@ def prepare(
     body = [*writer.body(), f"return [{', '.join(results)}]"]
     source = HEADER.format(name="test") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in body)
     namespace: dict[str, object] = {}
-    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, rates=(0.0,))
+    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, rates=(0.0,), functions=FUNCTIONS)
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:

@@ -9,6 +9,7 @@ How a block is marked says what it is:
     ```par KIND             an example that must check within the frame of its kind, on the same page
     ```par KIND NAME.par    the same, as a file under a name
     ```par fragment         no whole file, and in no frame
+    ```python NAME.py       a Python file that files of the page name
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
     ```pycon                statements after `>>> `, each with its output
 
@@ -107,7 +108,8 @@ def named_files(page: Path) -> dict[str, str]:
     """The files of a page that have a name."""
     broken = [(fence, fence.text) for fence in fences(page) if fence.words[1:] == ("broken",)]
     named = [(name, text) for fence, text in (*files(page), *broken) for name in fence.words[:2]]
-    return {name: text for name, text in named if name.endswith(".par")}
+    named += [(fence.words[0], fence.text) for fence in fences(page) if fence.language == "python" and fence.words]
+    return {name: text for name, text in named if name.endswith((".par", ".py"))}
 
 
 def commands(page: Path) -> list[Command]:

@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT
 
 STATED = {
     "a file including its imports": (limits.FILE_BYTES, limits.TOKENS),
-    "the schedules and profiles that they name": (limits.FILE_BYTES,),
+    "the schedules, profiles and Python files that they name": (limits.FILE_BYTES,),
     "files imported": (limits.IMPORTS,),
     "nested brackets": (limits.BRACKETS,),
     "nested operators, calls and brackets": (limits.EXPRESSION_DEPTH,),

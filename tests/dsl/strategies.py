@@ -136,6 +136,7 @@ declarations = st.one_of(
         several(statements, 0),
         several(expressions),
     ),
+    st.builds(lambda n, i, r, t: node(tree.Operation, n, i, r, t), names, inputs, types, tables),
     st.builds(lambda n, i, b: node(tree.Model, n, i, b), names, inputs, several(statements, 0)),
     st.builds(lambda n, a, t: node(tree.Mesh, n, a, t), names, several(entries), st.none() | tables),
     st.builds(lambda n, m, r: node(tree.Layout, n, m, r), names, names, several(rules, 0, 4)),
@@ -205,6 +206,9 @@ def words(item):
         case tree.Block():
             body = braces((*item.body, item.results))
             return ["block", *words(item.name), "(", *separated(item.inputs), ")", *body]
+        case tree.Operation():
+            inputs = ["(", *separated(item.inputs), ")"]
+            return ["op", *words(item.name), *inputs, "->", *words(item.result), *words(item.table)]
         case tree.Model():
             return ["model", *words(item.name), "(", *separated(item.inputs), ")", *braces(item.body)]
         case tree.Table():

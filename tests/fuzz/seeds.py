@@ -96,5 +96,6 @@ def words() -> list[str]:
     found += ["F0.0", "B0.0", "W0.0", "BW0.1", "over", "causal", "batch", "embed", "f32", "i64", "size"]
     found += ["0", "1", "-1", "2.5", "1_0", "1e5", "1e300", "1e-300", "9999e300", "0.01e-300", "1e999", "9" * 41]
     found += [str(1 << 40 | 1), str(1 << 53), str(1 << 63), "true", "null", "NaN", "[[", "{{", "\\u0000", "\\ud800"]
+    found += ["python", '"__init__.py"', "forward", "backward", "split", "linear", "flops"]
     found += ['"a"', '"../a"', "\\n", *sorted(set(re.findall(r"\w+", json.dumps(MANIFEST))))]
     return list(dict.fromkeys(found))

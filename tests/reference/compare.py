@@ -21,7 +21,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.data.binding import open_data
 from partita.runtime.rank import prepare
 from partita.runtime.training import VirtualRun
-from tests.reference.programs import Program
+from tests.reference.programs import OWN, Program
 from tests.reference.training import Training, figures
 
 TOLERANCE = 1e-7
@@ -75,6 +75,7 @@ def checked(program: Program, folder: Path, overrides: Sequence[str] = ()):
     """The meaning of a program's file, and what is said of it."""
     path = folder / "program.par"
     path.write_text(program.text)
+    (folder / "own.py").write_text(OWN)
     arrays = {}
     generator = np.random.default_rng(7)
     for name, dtype, shape, limit in program.arrays:
@@ -115,7 +116,7 @@ def meant(spec: Spec, folder: Path, apart: bool = False) -> dict[str, Figure]:
 
 def computed(spec: Spec, folder: Path) -> dict[str, Tensor]:
     """The same figures of the compiled program, run on all its ranks."""
-    plan = prepare(spec)
+    plan = prepare(spec, allow_python=True)
     run = VirtualRun(plan)
     observed = Observed()
     run.train(open_data(plan.program, plan.train, folder), [observed])

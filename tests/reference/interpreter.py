@@ -191,6 +191,17 @@ class Walk:
             return named.elementwise(named.POINTWISE[name], *operands)
         return getattr(self, f"_{name}")(step, path, o, *operands)
 
+    def _op(self, step, path, o, *operands: Named) -> Named:
+        """An operation of one's own: its forward, of tensors with their axes as they are declared."""
+        declared, renamed = self.model.operations[o["name"]], dict(o["renamed"])
+        scope: dict[str, Any] = {}
+        exec(declared.forward.source.text, scope)
+        given = [
+            x.ordered([renamed.get(name, name) for name in type.names]).data.clone()
+            for x, (_, type) in zip(operands, declared.operands, strict=True)
+        ]
+        return Named(scope[declared.forward.name](*given), step.type.names)
+
     def _dropout(self, step, path, o, x: Named) -> Named:
         key = f"{path}.{step.name or 'dropout'}.keep"
         if not self.training or not o["rate"]:

@@ -66,11 +66,61 @@ SCHEDULES = {
     "zb_h1": "",
     "zb_h2": "",
     "zb_v": "two",
+    "v_half": "two",
+    "v_min": "two",
     "dualpipe_v": "two",
     "auto": "chunks",
     "policy": "chunks",
 }
 SLOT = re.compile("\1(\\w+)\2")
+
+
+# Functions of operations of one's own, along the last axis of their first operand.
+OWN = """\
+import torch
+
+
+def weighted(x, w):
+    return torch.softmax(x, -1) * w
+
+
+def weighted_backward(d, x, w):
+    p, g = torch.softmax(x, -1), d * w
+    return p * (g - (p * g).sum(-1, keepdim=True)), (d * p).reshape(-1, w.shape[0]).sum(0)
+
+
+def product(x, w):
+    return torch.matmul(x, w) * 0.5
+
+
+def product_backward(d, x, w):
+    rows = x.reshape(-1, x.shape[-1])
+    return torch.matmul(d, w.t()) * 0.5, torch.matmul(rows.t(), d.reshape(-1, d.shape[-1])) * 0.5
+
+
+def running(x):
+    return x.cumsum(-1) * 0.5
+
+
+def running_backward(d, x):
+    return d.flip(-1).cumsum(-1).flip(-1) * 0.5
+
+
+def counted(x, ids):
+    return torch.tanh(x * (ids + 1).to(x.dtype))
+
+
+def counted_backward(d, x, ids):
+    n = (ids + 1).to(x.dtype)
+    return d * n * (1 - torch.tanh(x * n).square())
+"""
+# For each: what its second operand is, in which operands it is linear, and whether it can be split along the last axis.
+OWN_FUNCTIONS = {
+    "weighted": ("row", ("w",), False),
+    "product": ("matrix", ("x", "w"), False),
+    "running": ("", ("x",), False),
+    "counted": ("ids", (), True),
+}
 
 
 @frozen
@@ -141,6 +191,7 @@ class Maker:
     sizes: dict[str, int] = field(factory=dict)
     lines: list[str] = field(factory=list)
     blocks: list[Block] = field(factory=list)
+    operations: dict[str, str] = field(factory=dict)  # those of one's own, by name
     limits: dict[str, str] = field(factory=dict)
     declared: dict[str, frozenset[str]] = field(factory=dict)  # all parameters, with their axes
     repeats: dict[str, int] = field(factory=dict)  # of the model itself, with their iterations
@@ -580,6 +631,45 @@ class Maker:
             arguments.append("scale = 0.3")
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
+    def _own(self, depth: int) -> Expression | None:
+        """An operation of one's own, declared for it."""
+        x = self.expression(depth)
+        function = self.one(sorted(OWN_FUNCTIONS))
+        second, linear, last = OWN_FUNCTIONS[function]
+        over = self.some(x.axes - {"batch"} if second else self.reducible(x), 1, 1)
+        if not over:
+            return None
+        axes = [*self.shuffled(x.axes - {*over}), *over]
+        result, parts, inputs = axes, [x], [f"x: [{', '.join(axes)}]"]
+        if second == "row":
+            parts.append(self.parameter(frozenset(over)))
+            inputs.append(f"w: [{over[0]}]")
+        elif second == "matrix":
+            into = self.some(self.others(x.axes), 1, 1)
+            if not into:
+                return None
+            result = [*axes[:-1], *into]
+            parts.append(self.parameter(frozenset((*over, *into))))
+            inputs.append(f"w: [{over[0]}, {into[0]}]")
+        elif second == "ids":
+            ids = self.integer(depth)
+            if not ids.axes <= x.axes:
+                return None
+            parts.append(self.widened(evolve(ids, text=f"minimum(abs({ids}), 2)"), x.axes))
+            inputs.append(f"ids: i64[{', '.join(axes)}]")
+        splits = [name for name in result if name in axes or second == "matrix"]
+        splits = [name for name in splits if last or name != over[0]]
+        chosen = [name for name in splits if name == "batch" or self.chance(60)]
+        name = self.fresh("own")
+        lines = [f'  forward = python("own.py", "{function}")']
+        lines += [f'  backward = python("own.py", "{function}_backward")'] if self.chance(60) else []
+        lines += [f"  split = [{', '.join(self.shuffled(chosen))}]"] if chosen else []
+        lines += [f"  linear = [{', '.join(linear)}]"] if linear and self.chance(70) else []
+        lines += ["  flops = 2 * size(batch)"] if self.chance(30) else []
+        header = f"op {name}({', '.join(inputs)}) -> [{', '.join(result)}] {{"
+        self.operations[name] = "\n".join([header, *self.shuffled(lines), "}"])
+        return self._made(f"{name}({', '.join(map(str, parts))})", result, *parts)
+
     def _call(self, depth: int) -> Expression | None:
         fitting = [block for block in self.blocks if block.results == 1 and self.callable(block)]
         return self.call(self.one(fitting), depth) if fitting and self.inside <= 2 else None
@@ -752,6 +842,8 @@ class Maker:
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
             text = "\n".join([header, *self.lines, "}"])
         called = [block.mentions for block in self.blocks if f"{block.name}(" in text]
+        declared = "\n".join(own for name, own in self.operations.items() if f"{name}(" in text)
+        called.append(frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", declared)))
         mentions = frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", text)).union(*called)
         self.blocks.append(Block(name, axes, len(results), ids, limit, mentions))
         return text
@@ -1025,6 +1117,7 @@ class Maker:
         text = "\n".join(
             [
                 axes,
+                *(own for name, own in self.operations.items() if f"{name}(" in "\n".join([*blocks, model])),
                 *blocks,
                 model,
                 f"mesh ranks({', '.join(f'{name} = {size}' for name, size in mesh.items())})",
@@ -1057,5 +1150,5 @@ KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv"),
+    *("patches", "patches", "conv", "conv", "own"),
 )

@@ -28,10 +28,12 @@ EXECUTING = {
     "eval": {},
     "exec": {
         "runtime/stages.py": "the functions that the compiler has emitted",
+        "runtime/python_files.py": "what the user allows by --allow-python",
     },
     "compile": {
         "runtime/stages.py": "the same",
         "runtime/kernels/compiling.py": "torch compiles the same",
+        "runtime/python_files.py": "what the user allows",
     },
     "__import__": {},
     "import_module": {

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, ScatterAdd
@@ -296,6 +297,17 @@ CASES: list[Case] = [
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
+    *(
+        Case(name, Custom(name, (("a", "b"), ("b",)), f(A, B), ("a",), (1,)), (f(A, B), f(B)))
+        for name in ("weighted", "by_autograd")
+    ),
+    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), f(A, B), ("a", "b"), (0,)), (f(A, B), i(A))),
+    Case(
+        "custom_gradient",
+        CustomGradient("weighted", (("a", "b"), ("b",)), ("a", "b"), ("a",)),
+        (f(A, B), f(A, B), f(B)),
+        differentiable=False,
+    ),
     Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),

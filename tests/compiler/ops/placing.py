@@ -19,6 +19,7 @@ from partita.compiler.ops.op import Argument, Op, ShardingRule
 from partita.dsl.types import Type
 from partita.runtime import kernels
 from partita.runtime.context import Context
+from tests.compiler.ops.own import FUNCTIONS
 
 Sizes = Mapping[str, int]
 Parts = list[torch.Tensor]
@@ -115,7 +116,9 @@ def compiled(op: Op, operands: tuple[Type, ...], results: tuple[Type, ...]) -> C
 def run(op: Op, types: Sequence[Type], operands: Sequence[torch.Tensor], at: Mapping[str, int]) -> Parts:
     """Results of an operation on the rank at some coordinates."""
     results = op.infer(*types)
-    context = Context(seed=3, device=torch.device("cpu"), step=2, update=2, rates=(0.5,), coordinates=at)
+    context = Context(
+        seed=3, device=torch.device("cpu"), step=2, update=2, rates=(0.5,), coordinates=at, functions=FUNCTIONS
+    )
     found = compiled(op, tuple(types), results)(operands, context)
     tensors = list(found) if len(results) > 1 else [found]
     for type, tensor in zip(results, tensors, strict=True):

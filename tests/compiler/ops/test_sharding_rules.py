@@ -219,6 +219,7 @@ LEFT_OUT = {
     ("normalize_gradient", (2,)): "a rate is a root: it comes whole",
     ("layer_norm_gradient", (3,)): "so does a scale: parameters are no sums",
     ("layer_norm_gradient", (2,)): "the same, for the rate",
+    ("custom_gradient", (2,)): "a gradient that is whole must be the same on all ranks to the bit",
     ("running_mean", ALL): "states of an optimizer are no sums",
     ("momentum", ALL): "the same",
 }

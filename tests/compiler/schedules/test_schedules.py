@@ -27,6 +27,7 @@ from partita.compiler.schedules.timeline import Timeline
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused
 from partita.testing import Shape, assert_lawful, costs, named_schedules, shapes
+from tests.marks import every
 
 RANKS, CHUNKS, MICROBATCHES = range(1, 7), range(1, 5), range(1, 13)
 BY_SHAPE = {name: each for name, each in SCHEDULES.items() if each.written is None} | {"forward_only": FORWARD_ONLY}
@@ -117,6 +118,18 @@ def test_interleaving_is_lawful_with_every_group(ranks, chunks):
 
 
 # ---------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize("ranks", every(5, range(2, 18)))
+def test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says(ranks: int):
+    """Qi et al., arXiv 2405.15362: half and a third of the activations of 1F1B in the limit, for so many slots."""
+    for microbatches in (ranks, 3 * ranks):
+        half, least = (make(name, ranks, 2, microbatches) for name in ("v_half", "v_min"))
+        assert max(half.bound) <= 2 * (ranks // 2) + 2
+        assert max(least.bound) <= 2 * ceil((ranks + 2) / 3)
+        lost = [assert_lawful(each).cost - 6 * microbatches for each in (half, least)]
+        assert lost[0] <= max(0, 3 * ranks - (4 if ranks % 2 else 7)) + (microbatches == ranks)
+        assert lost[1] <= max(5, 4 * ranks - 5)
 
 
 @given(shapes(8, 4, 24))

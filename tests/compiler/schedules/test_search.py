@@ -11,9 +11,11 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from partita.compiler.schedules.auto import auto
+from partita.compiler.schedules.building_block import in_a_v
 from partita.compiler.schedules.communication import communicate, default_messages
-from partita.compiler.schedules.conditions import Conditions, Memory, Placement, prices
-from partita.compiler.schedules.estimate import Estimate, codes
+from partita.compiler.schedules.conditions import Conditions, Memory, Placement, StageTimes, prices
+from partita.compiler.schedules.estimate import Estimate, codes, decoded
+from partita.compiler.schedules.execution import Patience, executed, fits
 from partita.compiler.schedules.listing import ALTERNATING, list_orders
 from partita.compiler.schedules.lower_bound import fillings, lower_bound
 from partita.compiler.schedules.one_by_one import one_by_one
@@ -249,7 +251,7 @@ def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     timeline = assert_lawful(schedule, given_costs)
     assert timeline.cost == pytest.approx(schedule.search.cost)
     assert timeline.cost >= schedule.search.least * (1 - 1e-9)
-    for name in ("one_f_one_b", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"):
+    for name in ("one_f_one_b", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "v_half", "v_min", "dualpipe_v"):
         try:
             other = make(name, ranks, chunks, microbatches)
         except Refused:
@@ -325,3 +327,26 @@ def test_a_simulation_of_pairs_needs_their_time():
     apart = simulate(programs, equal_costs())
     assert apart == simulate(programs, equal_costs(pair=3.0))
     assert simulate(programs, equal_costs(pair=2.0)).makespan < apart.makespan
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.data())
+def test_a_plan_that_fits_is_executed_within_memory(ranks: int, microbatches: int, data: st.DataObject):
+    """Whatever the steps of a block, the costs and the patience: the order is lawful and fits as the plan does."""
+    numbers = st.floats(0.1, 4.0)
+    steps, turns = (data.draw(st.tuples(*[numbers] * n)) for n in (4, 3))
+    placement, stages = v_placement(ranks), 2 * ranks
+    plan = in_a_v(ranks, steps, turns).plan(placement, microbatches)
+    forward = data.draw(st.tuples(*[numbers] * stages))
+    memory = Memory((), forward, tuple(each * data.draw(st.floats(0.0, 1.0)) for each in forward))
+    at_once = evolve(memory, weight=(0.0,) * stages)  # each W right after its B
+    held = (at_once.peak(decoded(each), own) for each, own in zip(plan, placement, strict=True))
+    memory = evolve(memory, limit=tuple(held))
+    assert fits(plan, placement, memory)
+    seconds = st.lists(st.floats(0.0, 3.0), min_size=stages, max_size=stages).map(tuple)
+    times = StageTimes(*(data.draw(seconds) for _ in range(4)), *(data.draw(seconds)[1:] for _ in range(2)))
+    patience = Patience(data.draw(st.floats(0.0, 2.0)), data.draw(st.floats(0.0, 2.0)))
+    orders = executed(plan, placement, microbatches, times, memory, patience)
+    actions = tuple(map(decoded, orders))
+    schedule = Schedule("executed", microbatches, placement, actions, tuple(map(peak_live, actions)))
+    assert_lawful(schedule)
+    assert memory.fits(schedule)

@@ -31,6 +31,27 @@ MISTAKES = [
         LAWFUL,
     ),
     Planted(
+        "steps-of-another-block",
+        "compiler/schedules/v_half.py",
+        "(2, 1, 2, 1)",
+        "(3, 1, 3, 1)",
+        f"{SCHEDULES}::test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says",
+    ),
+    Planted(
+        "squeezed-beyond-the-memory-of-the-block",
+        "compiler/schedules/squeezing.py",
+        "max(level[earlier:where]) < most",
+        "max(level[earlier:where]) <= most",
+        f"{SCHEDULES}::test_schedules_of_controllable_memory_hold_and_lose_what_their_paper_says",
+    ),
+    Planted(
+        "ahead-of-the-plan-beyond-memory",
+        "compiler/schedules/execution.py",
+        "if self.held + change > self.limit:",
+        "if False:",
+        "tests/compiler/schedules/test_search.py::test_a_plan_that_fits_is_executed_within_memory",
+    ),
+    Planted(
         "remainder-as-a-last-group",
         "compiler/schedules/interleaved_1f1b.py",
         "if left >= ranks:",

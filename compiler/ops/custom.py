@@ -1,0 +1,170 @@
+"""Operations that a file defines by Python functions (`op`), and their gradients.
+
+The compiler knows of them what is declared, which `verify` holds them to; it never imports their functions, which the
+emitted source calls by the operation's name through the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partita.compiler.layout import SUM, State
+from partita.compiler.ops.op import (
+    TORCH_DTYPES,
+    Argument,
+    Op,
+    ShardingRule,
+    agree,
+    aligned_rules,
+    op,
+    permuted,
+    shape_text,
+)
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Node, Value
+
+# FLOPs of a gradient, relative to those of the operation: as for a matrix product; autograd runs the forward again.
+BACKWARD, AUTOGRAD = 2.0, 3.0
+
+
+def _in_order(arguments: Sequence[Argument], orders: Sequence[Sequence[str]]) -> str:
+    """The operands with their axes as declared, as the text of a tuple."""
+    texts = [permuted(each.text, each.type.names, order) for each, order in zip(arguments, orders, strict=True)]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+class _Function(Op):
+    """What an operation and its gradient share: they run the user's functions, of which only bounds are known."""
+
+    function: str
+    fusible = False
+
+    def splitting_help(self, axis: str) -> str | None:
+        """To declare it."""
+        return f"if op `{self.function}` can be computed in parts along `{axis}`, declare it: `split = [{axis}]`"
+
+    @property
+    def reads_context(self) -> bool:
+        """For the functions."""
+        return True
+
+    def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """An estimate: copies of the operands, in the order in which they are declared, and as much as the results."""
+        return sum(type.bytes for type in (*operands, *results))
+
+
+@op("custom")
+class Custom(_Function):
+    """`function` of the file. `operands` has the axes of each operand, in the order in which the function takes them.
+
+    It may be split along the axes `split`, and is linear in the operands at the positions `linear`, in each by itself.
+    An element of the result takes `each` FLOPs. `backward`: the gradient is a function too, not autograd's.
+    """
+
+    function: str
+    operands: tuple[tuple[str, ...], ...]
+    result: Type
+    split_along: tuple[str, ...] = ()
+    linear: tuple[int, ...] = ()
+    each: float = 1.0
+    backward: bool = False
+
+    @property
+    def label(self) -> str:
+        """The function's name."""
+        return self.function
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The declared result."""
+        assert [set(type.names) for type in types] == [set(names) for names in self.operands], (self, types)
+        assert agree(*types, self.result), (self, types)
+        return (self.result,)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """As declared."""
+        whole = [name for name in results[0].names if name not in self.split_along]
+        linear = []
+        for position in self.linear:
+            states: list[State] = [SUM if i == position else None for i in range(len(operands))]
+            linear.append(ShardingRule(tuple(states), (SUM,)))
+        return (*aligned_rules(operands, results, whole=whole), *linear)
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """As declared."""
+        return round(self.each * results[0].elements)
+
+    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
+        """`custom_gradient`, for all float operands at once."""
+        floats = [i for i, value in enumerate(node.inputs) if value.type.is_float]
+        if not floats:
+            return (None,) * len(node.inputs)
+        each = self.each * (BACKWARD if self.backward else AUTOGRAD)
+        gradient = CustomGradient(self.function, self.operands, self.result.names, self.split_along, each)
+        found = dict(zip(floats, build.apply_all(gradient, d, *node.inputs), strict=True))
+        return tuple(found.get(i) for i in range(len(node.inputs)))
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A call through the context, with what the function must return."""
+        (result,) = results
+        wanted = f"{shape_text(result.shape)}, {TORCH_DTYPES[result.dtype]}"
+        return f"c.custom({self.function!r}, {_in_order(arguments, self.operands)}, {wanted})"
+
+
+@op("custom_gradient")
+class CustomGradient(_Function):
+    """Gradients of a `custom` operation for its float operands, from the cotangent of its result and its operands.
+
+    `result` has the axes of the cotangent in the order in which the function takes them.
+    """
+
+    function: str
+    operands: tuple[tuple[str, ...], ...]
+    result: tuple[str, ...]
+    split_along: tuple[str, ...] = ()
+    each: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """The function's name."""
+        return f"{self.function}_gradient"
+
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Numbers of operands."""
+        return ("", *(str(i) for i in range(1, len(self.operands))))
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The types of the float operands, with their axes as declared."""
+        assert agree(*types), (self, types)
+        _, *operands = types
+        return tuple(
+            Type(type.dtype, tuple(type.axis(name) for name in names))
+            for type, names in zip(operands, self.operands, strict=True)
+            if type.is_float
+        )
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """As the operation; gradients of operands that are replicated then are partial. Linear in the cotangent."""
+        split = tuple(
+            ShardingRule(
+                tuple(name if type.has(name) else None for type in operands),
+                tuple(name if type.has(name) else SUM for type in results),
+            )
+            for name in self.result
+            if name in self.split_along
+        )
+        return (*split, ShardingRule((SUM, *[None] * (len(operands) - 1)), (SUM,) * len(results)))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """In proportion to the operation's."""
+        return round(self.each * operands[0].elements)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A call through the context."""
+        d, *operands = arguments
+        cotangent = permuted(d.text, d.type.names, self.result)
+        text = f"c.custom_gradient({self.function!r}, {cotangent}, {_in_order(operands, self.operands)})"
+        return text if len(results) > 1 else f"{text}[0]"

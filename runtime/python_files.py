@@ -1,0 +1,115 @@
+"""The Python files that a .par file names: imported only if the user allows it, each once per process.
+
+What is imported is the text that was read with the .par file, which all ranks have compared.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.source import Source
+from partita.dsl.spec import Model, Operation, PythonFunction
+
+FLAG = "--allow-python"
+MOST_FRAMES, MOST_LINES = 4, 4
+
+
+class OperationFailed(Refused):
+    """A function of the user's failed, or did not return what is declared. Only the rank that it happened on knows."""
+
+
+_modules: dict[tuple[str, str], ModuleType] = {}
+
+
+def require_allowed(model: Model | None, allowed: bool) -> None:
+    """Refuse (E0620) a model that has operations of its own, unless Python code is `allowed`."""
+    if model is not None and model.operations and not allowed:
+        raise _not_allowed(next(iter(model.operations.values())))
+
+
+def _not_allowed(operation: Operation) -> Refused:
+    function = operation.forward
+    return refuse(
+        "E0620",
+        f"op `{operation.name}` runs Python code from `{function.source.name}`, which was not allowed",
+        function.span,
+        notes=["unlike a .par file, Python code can do whatever you can; nothing of it has been run"],
+        help=f"if you trust it, add {FLAG}",
+    )
+
+
+def imported(operation: Operation, function: PythonFunction) -> Callable[..., Any]:
+    """A function of an operation. Raises Refused (E0621)."""
+    name = function.source.name
+    try:
+        module = _module(function.source)
+    except (Exception, SystemExit) as error:
+        notes = raised(error, function.source)
+        message = f"`{name}` cannot be imported"
+        raise Refused([problem("E0621", operation, function, message, notes)]) from error
+    found: object = getattr(module, function.name, None)
+    if found is None:
+        raise Refused([problem("E0621", operation, function, f"`{name}` has no `{function.name}`", ())])
+    if not callable(found):
+        message = f"`{function.name}` of `{name}` is no function, but `{type(found).__name__}`"
+        raise Refused([problem("E0621", operation, function, message, ())])
+    return found
+
+
+def _module(source: Source) -> ModuleType:
+    """The module of a Python file, from the text that was read."""
+    path = os.path.abspath(source.name)
+    key = (path, source.text)
+    if key not in _modules:
+        digest = sha256(f"{path}\0{source.text}".encode("utf-8", "surrogatepass")).hexdigest()
+        module = ModuleType(f"partita_custom_{digest[:16]}")
+        module.__file__ = path
+        # Its lines, for tracebacks and for compilers that read the source of functions, as they are run.
+        linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
+        sys.modules[module.__name__] = module
+        try:
+            exec(compile(source.text, path, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[module.__name__]
+            raise
+        _modules[key] = module
+    return _modules[key]
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def problem(
+    code: str,
+    operation: Operation,
+    function: PythonFunction,
+    message: str,
+    notes: Sequence[str],
+    help: str | None = None,
+) -> Diagnostic:
+    """A diagnostic about a function of an operation."""
+    return Diagnostic(code, f"op `{operation.name}`: {message}", function.span, tuple(notes), help)
+
+
+def raised(error: BaseException, source: Source) -> list[str]:
+    """What was raised, and the lines of the user's file through which it came."""
+    path = os.path.abspath(source.name)
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename == path]
+    notes = [
+        shown(f"{source.name}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}")
+        for frame in frames[-MOST_FRAMES:]
+    ]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, SyntaxError):
+        lines = [f"{error.msg} ({source.name}:{error.lineno})"]
+    said = [shown(line) for line in lines[:MOST_LINES]]
+    first = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    return [*notes, first, *said[1:]]

@@ -1,0 +1,353 @@
+"""Whether the operations that a file defines are what it declares of them, shown by running them.
+
+Each runs on small random tensors in float64: an axis of `split` in parts of one, two and three, and their results
+against the whole; an operand of `linear` as a sum of others; gradients against finite differences, in random
+directions. Its results must have the declared types, and be the same each time, and its operands stay as they are.
+Where a function does not take small sizes or float64, it is examined at the sizes and in the precision of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from partita.compiler.ops.op import accumulation
+from partita.compiler.verify.proxy_sizes import Axes, Search, ties
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.source import Span
+from partita.dsl.spec import Model, Operation, PythonFunction
+from partita.dsl.types import Type
+from partita.runtime.kernels.dtypes import DTYPES
+from partita.runtime.python_files import OperationFailed
+from partita.runtime.python_functions import CustomFunction, Functions
+
+# An axis that is split has a multiple of this many positions, and is cut into each of these numbers of parts, and into
+# parts of one position.
+POSITIONS, PARTS = 6, (2, 3)
+ROOM = 64
+# What parts may be off of the whole, relative to its scale, by dtype; the step and the tolerance of differences.
+TOLERANCE = {"f64": 1e-9, "f32": 1e-3, "bf16": 5e-2}
+STEP = {"f64": 1e-6, "f32": 1e-2, "bf16": 0.25}
+SLOPE = {"f64": 1e-5, "f32": 2e-2, "bf16": 0.25}
+# Of these many points, a gradient may be off in less than half: there may be a bend between two values.
+POINTS = 3
+SMALL_INTEGERS = 3
+Sizes = Mapping[str, int]
+
+
+@frozen(eq=False)
+class Examined:
+    """What was found of an operation: the number of declarations that were tried, and those that are false. `exact`:
+    it runs in float64. `doubt` says why not, or what could not be tried.
+    """
+
+    name: str
+    tried: int
+    problems: tuple[Diagnostic, ...]
+    exact: bool
+    doubt: Diagnostic | None = None
+
+
+def examine(model: Model, functions: Functions, precision: str) -> list[Examined]:
+    """Hold the operations of a model to what is declared of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
+    try:
+        return [_examined(each, functions[each.name], precision) for each in model.operations.values()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _examined(operation: Operation, function: CustomFunction, precision: str) -> Examined:
+    failure: OperationFailed | None = None
+    for dtype in dict.fromkeys(("f64", precision)):
+        for sizes in _sizes(operation):
+            trial = Trial(operation, function, sizes, dtype)
+            try:
+                trial.begin()
+            except OperationFailed as failed:
+                failure = failed
+                continue
+            trial.run()
+            doubt = trial.doubt
+            if dtype != "f64" and failure is not None:
+                what = f"op `{operation.name}` does not run in f64, in which programs are compared"
+                doubt = Diagnostic("W0702", what, operation.forward.span, failure.diagnostics[0].notes)
+            return Examined(operation.name, trial.tried, tuple(trial.problems), dtype == "f64", doubt)
+    assert failure is not None
+    return Examined(operation.name, 0, failure.diagnostics, False)
+
+
+def _sizes(operation: Operation) -> Iterator[Sizes]:
+    """Small sizes of an operation's axes, then the declared ones."""
+    types = [*(type for _, type in operation.operands), operation.result]
+    declared = {axis.name: axis.size for type in types for axis in type.axes}
+    nothing: frozenset[str] = frozenset()
+    # The search takes no more than is declared; small sizes that are all different may be more.
+    room = {name: ROOM * size for name, size in declared.items()}
+    axes = Axes(room, tuple(ties(operation)), nothing, nothing, nothing)
+    small = Search(axes, {name: POSITIONS if name in operation.split else 1 for name in declared}).run()
+    if small is not None and small != declared:
+        yield small
+    yield declared
+
+
+@define(eq=False)
+class Trial:
+    """An operation at some sizes, in one precision."""
+
+    operation: Operation
+    function: CustomFunction
+    sizes: Sizes
+    dtype: str
+    tried: int = 0
+    problems: list[Diagnostic] = field(factory=list)
+    doubt: Diagnostic | None = None
+    positive: bool = False  # whether operands are, since there is no finite result otherwise
+
+    # ------------------------------------------------------------ running it
+
+    def type(self, type: Type) -> torch.dtype:
+        """What f32 stands for: the precision, and for scalars that of accumulation."""
+        if type.dtype != "f32":
+            return DTYPES[type.dtype]
+        return DTYPES[self.dtype if type.axes else accumulation(self.dtype)]
+
+    def shape(self, type: Type) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(self.sizes[name] for name in type.names)
+
+    def drawn(self, seed: int) -> list[Tensor]:
+        """Random operands."""
+        generator = torch.Generator().manual_seed(seed)
+        found = []
+        for _, type in self.operation.operands:
+            shape = self.shape(type)
+            if type.is_float:
+                x = torch.randn(shape, generator=generator, dtype=torch.float64)
+                x = x.abs() + 0.5 if self.positive else x
+            else:
+                most = 2 if type.dtype == "bool" else min(SMALL_INTEGERS, *self.sizes.values())
+                x = torch.randint(0, most, shape, generator=generator)
+            found.append(x.to(self.type(type)))
+        return found
+
+    def cotangent(self, seed: int) -> Tensor:
+        """A random cotangent of the result."""
+        generator = torch.Generator().manual_seed(seed)
+        type = self.operation.result
+        return torch.randn(self.shape(type), generator=generator, dtype=torch.float64).to(self.type(type))
+
+    def forward(self, operands: Sequence[Tensor]) -> Tensor:
+        """The result, whose shape follows from the operands where these have been cut."""
+        sizes = dict(self.sizes)
+        for (_, type), x in zip(self.operation.operands, operands, strict=True):
+            sizes.update(zip(type.names, x.shape, strict=True))
+        type = self.operation.result
+        found = self.function([x.clone() for x in operands], tuple(sizes[n] for n in type.names), self.type(type))
+        return found.clone()
+
+    def gradients(self, d: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the float operands."""
+        return [x.clone() for x in self.function.gradients(d.clone(), [x.clone() for x in operands])]
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has a gradient."""
+        return self.operation.result.is_float and any(type.is_float for _, type in self.operation.operands)
+
+    def begin(self) -> None:
+        """Run it once, and its gradient. Raises OperationFailed."""
+        for self.positive in (False, True):
+            result = self.forward(self.drawn(0))
+            if not result.is_floating_point() or bool(result.isfinite().all()):
+                break
+        if self.differentiable:
+            self.gradients(self.cotangent(0), self.drawn(0))
+
+    def run(self) -> None:
+        """Try everything that is declared."""
+        operation = self.operation
+        operands = self.drawn(1)
+        first = self.forward(operands)
+        self.purity()
+        if self.problems:
+            return  # nothing can be said of what is another each time
+        if first.is_floating_point() and not bool(first.isfinite().all()):
+            message = f"op `{operation.name}` has no finite result on random data, so nothing can be said of it"
+            self.doubt = Diagnostic("W0702", message, self.place)
+            return
+        for axis, span in operation.split.items():
+            self.attempt(lambda axis=axis, span=span: self.split(axis, span), span, f"split along `{axis}`")  # type: ignore[misc]
+        for position in operation.positions:
+            name = operation.operands[position][0]
+            self.linearity(position, operation.linear[name])
+        if self.differentiable:
+            self.slopes()
+        if not _same(first, self.forward(operands)):
+            self.problem(
+                f"`{operation.forward.name}` remembers something: it no longer returns what it did", self.place
+            )
+
+    # ------------------------------------------------------------ what is tried
+
+    @property
+    def place(self) -> Span:
+        """Where the forward is declared."""
+        return self.operation.forward.span
+
+    def problem(self, message: str, span: Span, notes: Sequence[str] = (), help: str | None = None) -> None:
+        """Note that a declaration is false."""
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        where = f"on random {self.dtype} tensors, {sizes}"
+        found = Diagnostic("E0710", f"op `{self.operation.name}`: {message}", span, (*notes, where), help)
+        self.problems.append(found)
+
+    def attempt(self, check: Callable[[], None], span: Span, what: str) -> None:
+        """Try a declaration; a function that fails in doing so does not hold to it."""
+        self.tried += 1
+        try:
+            check()
+        except OperationFailed as failed:
+            (cause,) = failed.diagnostics
+            self.problem(f"it cannot be {what}", span, (cause.message, *cause.notes))
+
+    def purity(self) -> None:
+        """The same operands give the same result to the bit, and stay as they are."""
+        self.tried += 1
+        operands = self.drawn(1)
+        backward = self.operation.backward
+        runs: list[tuple[PythonFunction, Callable[[list[Tensor]], list[Tensor]]]]
+        runs = [(self.operation.forward, lambda given: [self.function(given, *self.wanted)])]
+        if self.differentiable and backward is not None:
+            runs.append((backward, lambda given: list(self.function.gradients(self.cotangent(1), given))))
+        for function, call in runs:
+            results = []
+            for _ in range(POINTS):
+                given = [x.clone() for x in operands]
+                results.append([x.clone() for x in call(given)])
+                changed = [i for i, x in enumerate(given) if not _same(x, operands[i])]
+                if changed:
+                    name = self.operation.operands[changed[0]][0]
+                    help = "work on a copy: `x = x.clone()`"
+                    self.problem(f"`{function.name}` changes its operand `{name}` in place", function.span, (), help)
+                    return
+            if not all(_same(x, y) for other in results[1:] for x, y in zip(other, results[0], strict=True)):
+                message = f"`{function.name}` returns something else each time"
+                help = "a function of its operands alone; noise is a `sample`, which every layout draws alike"
+                self.problem(message, function.span, (), help)
+                return
+
+    @property
+    def wanted(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype of the whole result."""
+        return self.shape(self.operation.result), self.type(self.operation.result)
+
+    def split(self, axis: str, span: Span) -> None:
+        """Parts along an axis make up the whole, of the result and of the gradients."""
+        help = f"remove `{axis}` from `split`"
+        size = self.sizes[axis]
+        for parts in (count for count in (*PARTS, size) if size % count == 0):
+            operands, d = self.drawn(2), self.cotangent(2)
+            cut = [
+                self.cut(x, type, axis, parts) for x, (_, type) in zip(operands, self.operation.operands, strict=True)
+            ]
+            columns = list(zip(*cut, strict=True))
+            position = self.operation.result.position(axis)
+            together = torch.cat([self.forward(column) for column in columns], position)
+            error = self.error(together, self.forward(operands))
+            if error:
+                message = f"it cannot be split along `{axis}`: its results in {parts} parts do not make up the whole"
+                return self.problem(message, span, (error,), help)
+            if not self.differentiable:
+                continue
+            ds = self.cut(d, self.operation.result, axis, parts)
+            pieces = [self.gradients(*pair) for pair in zip(ds, columns, strict=True)]
+            floats = [(name, type) for name, type in self.operation.operands if type.is_float]
+            for i, (whole, (name, type)) in enumerate(zip(self.gradients(d, operands), floats, strict=True)):
+                own = [piece[i] for piece in pieces]
+                made = torch.cat(own, type.position(axis)) if type.has(axis) else torch.stack(own).sum(0)
+                error = self.error(made, whole)
+                if error:
+                    message = f"its gradient for `{name}` cannot be split along `{axis}`, in {parts} parts"
+                    return self.problem(message, span, (error,), help)
+
+    def cut(self, x: Tensor, type: Type, axis: str, parts: int) -> Sequence[Tensor]:
+        """An operand in parts, or the whole operand for each part."""
+        return x.chunk(parts, type.position(axis)) if type.has(axis) else [x] * parts
+
+    def linearity(self, position: int, span: Span) -> None:
+        """The result for a sum is the sum of the results."""
+        self.tried += 1
+        name = self.operation.operands[position][0]
+        for count in (2, 3):
+            operands = self.drawn(3)
+            terms = [self.drawn(4 + k)[position] for k in range(count - 1)]
+            terms.append(operands[position] - sum(terms))
+            given = [[*operands[:position], term, *operands[position + 1 :]] for term in terms]
+            made = torch.stack([self.forward(each) for each in given]).sum(0)
+            error = self.error(made, self.forward(operands))
+            if error:
+                message = f"it is not linear in `{name}`: its results for {count} terms do not add up"
+                return self.problem(message, span, (error,), f"remove `{name}` from `linear`")
+
+    def slopes(self) -> None:
+        """Gradients against finite differences; and they are linear in the cotangent."""
+        function = self.operation.backward or self.operation.forward
+        floats = [i for i, (_, type) in enumerate(self.operation.operands) if type.is_float]
+        self.tried += len(floats)
+        for k, i in enumerate(floats):
+            points = [self.slope(i, k, seed) for seed in range(10, 10 + POINTS)]
+            wrong = [notes for notes in points if notes is not None]
+            if 2 * len(wrong) > POINTS:
+                name = self.operation.operands[i][0]
+                source = "its gradient by autograd" if self.operation.backward is None else f"`{function.name}`"
+                message = f"{source} is not its gradient for `{name}`, by finite differences"
+                return self.problem(message, function.span, wrong[0])
+        operands = self.drawn(5)
+        one, other = self.cotangent(5), self.cotangent(6)
+        both = self.gradients(one + other, operands)
+        for i, whole in enumerate(both):
+            made = self.gradients(one, operands)[i] + self.gradients(other, operands)[i]
+            error = self.error(made, whole)
+            if error:
+                message = f"`{function.name}` is not linear in the cotangent, as gradients are"
+                return self.problem(message, function.span, (error,))
+
+    def slope(self, i: int, k: int, seed: int) -> tuple[str, ...] | None:
+        """How the gradient for an operand differs from the slope in a random direction, if it does."""
+        operands, d = self.drawn(seed), self.cotangent(seed)
+        direction = torch.randn(operands[i].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        step = STEP[self.dtype]
+        moved = []
+        for sign in (1, -1):
+            x = (operands[i].double() + sign * step * direction).to(operands[i].dtype)
+            moved.append(self.forward([*operands[:i], x, *operands[i + 1 :]]).double())
+        change = d.double() * (moved[0] - moved[1]) / (2 * step)
+        along = self.gradients(d, operands)[k].double() * direction
+        expected, found = float(change.sum()), float(along.sum())
+        scale = float(change.abs().sum() + along.abs().sum())
+        if not abs(found - expected) > SLOPE[self.dtype] * max(scale, 1e-3):
+            return None
+        return (f"in a random direction the slope is {expected:.6g}, and the gradient says {found:.6g}",)
+
+    def error(self, found: Tensor, expected: Tensor) -> str | None:
+        """How two tensors differ, if by more than rounding."""
+        a, b = found.double(), expected.double()
+        alike = (a == b) | (a.isnan() & b.isnan())
+        if not found.is_floating_point():
+            return None if bool(alike.all()) else f"{int((~alike).sum())} of {alike.numel()} elements differ"
+        scale = float(b[b.isfinite()].abs().max()) if bool(b.isfinite().any()) else 1.0
+        difference = torch.where(alike, 0.0, (a - b).abs())
+        largest = float(difference.nan_to_num(nan=float("inf")).max()) if difference.numel() else 0.0
+        if largest <= TOLERANCE[self.dtype] * max(scale, 1e-3):
+            return None
+        return f"they differ by up to {largest:.2g}, where the largest element is {scale:.2g}"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same to the bit, NaN included."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
