@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, aligned_rules, op
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
+from partita.compiler.passes.readers import Matrix
 from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Flag, Keyword, Number, Setting
 from partita.dsl.types import Type
 
@@ -150,8 +151,8 @@ def _unfit(parameter: Trained) -> str | None:
 
 
 def _update(given: Mapping[str, Any], parameter: Trained) -> Muon:
-    assert parameter.matrix is not None
-    matrix, type = parameter.matrix, parameter.type
+    type = parameter.type
+    matrix = parameter.matrix or Matrix((), (), type.names)
     rows, columns = (prod(type.axis(name).size for name in names) for names in (matrix.inner, matrix.outer))
     scale = sqrt(max(1.0, columns / rows)) if given["adjust"] == "original" else 0.2 * sqrt(max(rows, columns))
     return Muon(

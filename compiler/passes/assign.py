@@ -23,7 +23,7 @@ from partita.compiler.passes.place import matches, named_scopes
 from partita.compiler.passes.readers import Readers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.report import suggestion
-from partita.dsl.spec import Optimizer, OptimizerRule
+from partita.dsl.spec import Call, Optimizer, OptimizerRule
 
 MOST_SHOWN = 4
 
@@ -54,7 +54,7 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
         target.taken.append(parameter)
         rule = rules[parameter.name] = target.rule
         if rule.call is not None:
-            updates[parameter.name] = _update(parameter, as_trained, target, graph)
+            updates[parameter.name] = _update(parameter, as_trained, target, rule.call)
     if without:
         raise Refused(_no_rule(without, optimizer))
     if graph.parameters and not updates:
@@ -114,18 +114,16 @@ def _trained(parameter: Parameter, readers: Readers) -> Trained:
     return Trained(type=parameter.master, decay=0.0, matrix=readers.matrix(value), rows=readers.rows(value))
 
 
-def _update(parameter: Parameter, as_trained: Trained, target: _Target, graph: Graph) -> Update:
-    call = target.rule.call
-    assert call is not None
+def _update(parameter: Parameter, as_trained: Trained, target: _Target, call: Call) -> Update:
     optimizer = OPTIMIZERS[call.name]
     unfit = optimizer.unfit(as_trained)
     if unfit is not None:
-        declared = parameter.span.place if parameter.span else graph.name
+        declared = f", declared at {parameter.span.place}" if parameter.span else ""
         raise refuse(
             "E0416",
             f"`{call.name}` cannot update `{parameter.name}`: {unfit}",
             target.span,
-            notes=[f"{parameter.name}: {parameter.master}, declared at {declared}"],
+            notes=[f"{parameter.name}: {parameter.master}{declared}"],
             help=f"another rule for it, before this one: `update {parameter.name.rpartition('.')[2]} -> adamw(…)`",
         )
     decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))

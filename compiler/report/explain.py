@@ -71,8 +71,8 @@ class Explanation:
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
     in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
-    the optimizer's for a parameter. `moved` is the communication of it, or of a parameter's gradient and updates, in
-    all iterations.
+    that of an optimizer with several, for a parameter. `moved` is the communication of it, or of a parameter's gradient
+    and updates, in all iterations.
     """
 
     names: tuple[str, ...]
@@ -200,7 +200,7 @@ class _Tensors:
         kinds = ("param", "grad", "state") if parameter.trained else ("param",)
         return evolve(
             found,
-            rule=self.state.rules[parameter.name].span,
+            rule=self.state.rules[parameter.name].span if len(self.state.train.optimizer.rules) > 1 else None,
             local=found.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),

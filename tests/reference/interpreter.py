@@ -161,6 +161,12 @@ class Walk:
             if kernel is not None:
                 summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
                 kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
+                if kernel.matrix is None:
+                    x = operands[1]
+                    groups = [name for name in x.axes if name in operands[0].axes and name not in over]
+                    names = (*over, *step.options["size"])
+                    inner, stacked = (frozenset().union(*(x.origins[n] for n in each)) for each in (names, groups))
+                    kernel.matrix = inner, stacked - inner
         elif step.function == "dot":
             for x in operands:
                 reading = self.read(x)

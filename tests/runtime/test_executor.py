@@ -28,6 +28,7 @@ from partita.compiler.program import (
     Program,
     RankProgram,
     StageProgram,
+    StateRecord,
 )
 from partita.compiler.schedules.schedule import Action
 from partita.dsl.spec import Call
@@ -104,7 +105,16 @@ def program() -> Program:
     rows = InputPart("x", "batch", Layout((("data", "batch"),)))
 
     def parameter(name: str, stage: int, states: tuple[str, ...]) -> ParameterRecord:
-        return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
+        return ParameterRecord(
+            name,
+            vector,
+            split,
+            split,
+            Call("ones", {}),
+            (1, 1),
+            (stage,),
+            tuple(StateRecord(each, vector) for each in states),
+        )
 
     def stage(index: int, **fields) -> StageProgram:
         common = {
