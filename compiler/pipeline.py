@@ -36,6 +36,7 @@ from partita.compiler.passes.remat_scopes import remat_scopes
 from partita.compiler.passes.shard.defaults import default_layouts
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import gathered_bytes, shard
+from partita.compiler.passes.shard.undeclared import undeclared_splits
 from partita.compiler.passes.update import update_graph
 from partita.compiler.schedules.conditions import Placement
 from partita.compiler.schedules.generator import size_of
@@ -55,8 +56,9 @@ from partita.compiler.state import (
 )
 from partita.dsl import spec as language
 from partita.dsl.builtins import DEFAULT_SCHEDULE
-from partita.dsl.diagnostic import Refused, refuse
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span
+from partita.dsl.report import listed
 
 # Errors of models whose batch cannot be split, or have more rows.
 OF_THE_BATCH = {"E0406", "E0407"}
@@ -201,7 +203,8 @@ def _place(state: Built) -> Placed:
 
     def cost(node: Node) -> float:
         node = of_one_batch.get(node.outputs[0].name, node)
-        return 0.0 if node.op.random else seconds(node, state.device)
+        op = node.op.evaluated
+        return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
 
     return extended(Placed, state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
 
@@ -242,7 +245,16 @@ def _shard(state: Microbatched) -> Sharded:
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
     sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates)
-    return extended(Sharded, state, sharded=sharded, warnings=(*state.warnings, *defaults.warnings()))
+    undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
+    warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
+    return extended(Sharded, state, sharded=sharded, warnings=warnings)
+
+
+def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
+    """Warnings (W0303) of operations that take more memory than their fused kernels would, one for each place."""
+    places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused(state.device.gpu))}
+    for span, words in places:
+        yield Diagnostic("W0303", f"no fused kernel has {listed(words)}: the scores of this attention are made", span)
 
 
 def _cut(state: Sharded) -> Cut:

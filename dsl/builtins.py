@@ -237,6 +237,26 @@ INITIAL = _table(
 )
 SAMPLED = _table(*RANDOM)
 
+# ---------------------------------------------------------------- rotary positions
+
+_FACTOR, _ORIGINAL = Setting("factor", Number(minimum=1)), Setting("original", COUNT)
+
+# How `rope` stretches its wavelengths for sequences longer than the `original` ones.
+ROPE_SCALINGS = _table(
+    Signature("llama3", (_FACTOR, _ORIGINAL, Setting("low", POSITIVE, 1.0), Setting("high", POSITIVE, 4.0))),
+    Signature(
+        "yarn",
+        (
+            _FACTOR,
+            _ORIGINAL,
+            Setting("fast", POSITIVE, 32.0),
+            Setting("slow", POSITIVE, 1.0),
+            Setting("attention", POSITIVE, None),
+            Setting("truncate", Flag(), True),
+        ),
+    ),
+)
+
 # ---------------------------------------------------------------- mesh
 
 # Entries of a mesh.

@@ -11,6 +11,7 @@ from typing import Any
 
 from partita.dsl import constants, foreign, limits, rules, spec, tree
 from partita.dsl.arguments import bind
+from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
@@ -81,6 +82,11 @@ class Expressions:
         if found is None:
             raise Refused(())
         raise refuse("E0212", f"`{_text(written)}` is a tensor where a number is needed", written.span)
+
+    def setting(self, written: tree.Expression, kind: OneOf, name: str) -> spec.Call | None:
+        """A call of one of the signatures, of the argument `name`; its numbers may be sizes."""
+        found: spec.Call | None = self.known.settings.value(written, kind, f"`{name}`", self.number_of)
+        return found
 
     def axis(self, name: tree.Name) -> Axis | None:
         """The axis that a name refers to here, under the block's axis substitution. Raises Refused (E0202)."""

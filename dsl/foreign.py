@@ -113,7 +113,13 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     for name, ours in _by_name(
         (
             ("axis axes dim dims dimension", "over along axis"),
-            ("p prob dropout drop", "rate"),
+            ("p prob dropout drop dropout_p attention_dropout attn_dropout", "rate dropout"),
+            ("sliding_window window_size", "window"),
+            ("soft_cap logit_softcapping attn_logit_softcapping", "softcap"),
+            ("segment_ids document_ids doc_ids", "segments"),
+            ("sinks attention_sink", "sink"),
+            ("rope_scaling", "scaling"),
+            ("theta rope_theta", "base"),
             ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
             ("learning_rate", "lr"),
             ("wd", "weight_decay"),

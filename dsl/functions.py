@@ -14,6 +14,7 @@ from attrs import frozen
 
 from partita.dsl import spec
 from partita.dsl.arguments import REQUIRED
+from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
@@ -27,10 +28,10 @@ NUMBER, NUMBERS, FLAG, DTYPE = "number", "numbers", "flag", "dtype"
 
 @frozen
 class Slot:
-    """A parameter of a function; `default` is REQUIRED if it has none."""
+    """A parameter of a function; `default` is REQUIRED if it has none. OneOf takes a call of one of its signatures."""
 
     name: str
-    kind: str = TENSOR
+    kind: str | OneOf = TENSOR
     default: Any = REQUIRED
 
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from partita.dsl import constants, convolution, reshaping, tree
 from partita.dsl.arguments import REQUIRED, bind
+from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import meant
 from partita.dsl.functions import Arrow, Constant, Function, Slot, Tensor
 from partita.dsl.report import Report, listed, nearest
+from partita.dsl.spec import Call
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
 
@@ -32,6 +34,9 @@ class Reader(Protocol):
 
     def axis(self, name: tree.Name) -> Axis | None:
         """An axis."""
+
+    def setting(self, written: tree.Expression, kind: OneOf, name: str) -> Call | None:
+        """A call of one of the signatures, of the argument `name`."""
 
     def number_of(self, written: tree.Path | tree.Call) -> Quantity:
         """The value of a name or call that must be a number. Raises Refused."""
@@ -66,6 +71,8 @@ class Operands:
     def argument(self, written: tree.Expression, slot: Slot) -> Any:
         """One argument, as its slot takes it."""
         match slot.kind:
+            case OneOf():
+                return self.expressions.setting(written, slot.kind, slot.name)
             case "tensor":
                 return self.expressions.tensor(written)
             case "operand":

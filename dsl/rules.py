@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any
 
+from partita.dsl.builtins import ROPE_SCALINGS, OneOf
 from partita.dsl.functions import (
     AXES,
     AXIS,
@@ -27,6 +28,7 @@ from partita.dsl.functions import (
     names,
 )
 from partita.dsl.report import listed
+from partita.dsl.spec import Call
 from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 
 OVER_ONE, OVER = Slot("over", AXIS), Slot("over", AXES)
@@ -249,10 +251,15 @@ def _values(use: Use) -> Axis:
         Slot("mask", default=None),
         Slot("bias", default=None),
         Slot("scale", NUMBER, None),
+        Slot("window", NUMBER, None),
+        Slot("softcap", NUMBER, None),
+        Slot("segments", default=None),
+        Slot("sink", default=None),
+        Slot("dropout", NUMBER, 0),
     ],
 )
 def _attend(use: Use) -> Typed:
-    dtype = use.floating("q", "k", "v", "bias")
+    dtype = use.floating("q", "k", "v", "bias", "sink")
     q, over, along = use["q"].type, use["over"], use["along"]
     if over.name == along.name:
         raise use.refuse("E0204", "`over` and `along` name the same axis", "along")
@@ -262,14 +269,21 @@ def _attend(use: Use) -> Typed:
         use.has(slot, [over])
     use.within("k", (*q.names, over.name), "the axes of the query")
     values = _values(use)
-    if use["causal"] and not q.has(over.name):
-        raise use.refuse("E0203", f"`causal` needs axis `{over.name}` on `{use['q'].text}` too", "causal")
+    for slot in ("causal", "window", "segments"):
+        if use[slot] not in (None, False) and not q.has(over.name):
+            help = "between two sequences, `mask =` says which positions see each other" if slot == "segments" else None
+            raise use.refuse("E0203", f"`{slot}` needs axis `{over.name}` on `{use['q'].text}` too", slot, help)
     if use["mask"] is not None and use["mask"].type.dtype != "bool":
         raise use.refuse("E0205", f"a mask must be bool, not {use['mask'].type.dtype}", "mask")
-    for slot in ("mask", "bias"):
+    for slot in ("mask", "bias", "segments"):
         if use[slot] is not None:
             allowed = [name for name in (*q.names, over.name) if name != along.name]
             use.within(slot, allowed, "the axes of the scores")
+    if use["segments"] is not None:
+        use.integers("segments")
+        use.has("segments", [over], "segments")
+    if use["sink"] is not None:
+        use.within("sink", q.without([over.name, along.name]).names, "the batch axes of the query")
     scale = 1 / sqrt(along.size) if use["scale"] is None else float(use["scale"])
     return Type(dtype, tuple(values if axis.name == along.name else axis for axis in q.axes)), {
         "over": over.name,
@@ -279,7 +293,23 @@ def _attend(use: Use) -> Typed:
         "mask": use["mask"] is not None,
         "bias": use["bias"] is not None,
         **({} if values.name == along.name else {"values": values.name}),
+        **_limits(use),
+        **{slot: True for slot in ("segments", "sink") if use[slot] is not None},
     }
+
+
+def _limits(use: Use) -> dict[str, Any]:
+    """What bounds the scores of an attention and their weights, if given."""
+    window, softcap, dropout = use["window"], use["softcap"], use["dropout"]
+    if window is not None and (window != int(window) or window < 1):
+        raise use.refuse("E0214", "`window` must be a positive integer", "window")
+    if softcap is not None and softcap <= 0:
+        raise use.refuse("E0214", "`softcap` must be positive", "softcap")
+    if not 0 <= dropout < 1:
+        raise use.refuse("E0214", "`dropout` must be at least 0 and below 1", "dropout")
+    found: dict[str, Any] = {} if window is None else {"window": int(window)}
+    found |= {} if softcap is None else {"softcap": float(softcap)}
+    return found | ({"dropout": float(dropout)} if dropout else {})
 
 
 @function("embedding", slots=["ids", "table", OVER_ONE])
@@ -295,7 +325,16 @@ def _embedding(use: Use) -> Typed:
     return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
 
 
-@function("rope", slots=["x", OVER_ONE, Slot("pairs", AXIS), Slot("base", NUMBER, 10_000.0)])
+@function(
+    "rope",
+    slots=[
+        "x",
+        OVER_ONE,
+        Slot("pairs", AXIS),
+        Slot("base", NUMBER, 10_000.0),
+        Slot("scaling", OneOf(ROPE_SCALINGS), None),
+    ],
+)
 def _rope(use: Use) -> Typed:
     use.floating("x")
     over, pairs = use["over"], use["pairs"]
@@ -307,7 +346,20 @@ def _rope(use: Use) -> Typed:
         raise use.refuse("E0215", f"`{pairs.name}` has the odd size {pairs.size}: it has no two halves", "pairs")
     if use["base"] <= 0:
         raise use.refuse("E0214", "the base of `rope` must be positive", "base")
-    return use["x"].type, {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
+    options: dict[str, Any] = {"over": over.name, "pairs": pairs.name, "base": float(use["base"])}
+    if use["scaling"] is None:
+        return use["x"].type, options
+    return use["x"].type, options | {"scaling": _scaling(use, use["scaling"])}
+
+
+def _scaling(use: Use, call: Call) -> tuple[Any, ...]:
+    """The name of a scaling, and its arguments in their order."""
+    for low, high in (("low", "high"), ("slow", "fast")):
+        if low in call.arguments and call.arguments[low] >= call.arguments[high]:
+            raise use.refuse("E0214", f"`{low}` of `{call.name}` must be below `{high}`", "scaling")
+    if call.name == "yarn" and use["base"] <= 1:
+        raise use.refuse("E0214", "`yarn` needs a base above 1", "base")
+    return (call.name, *call.arguments.values())
 
 
 @function("iota", slots=[Slot("axis", AXIS)])

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from partita.runtime.supervision.rendezvous import Rendezvous
 
 # What a rank waits before it reports what the first one may be reporting too.
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0
 
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:

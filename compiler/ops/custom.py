@@ -39,12 +39,7 @@ def _in_order(arguments: Sequence[Argument], orders: Sequence[Sequence[str]]) ->
 class _Function(Op):
     """What an operation and its gradient share: they run the user's functions, of which only bounds are known."""
 
-    function: str
     fusible = False
-
-    def splitting_help(self, axis: str) -> str | None:
-        """To declare it."""
-        return f"if op `{self.function}` can be computed in parts along `{axis}`, declare it: `split = [{axis}]`"
 
     @property
     def reads_context(self) -> bool:
@@ -76,6 +71,12 @@ class Custom(_Function):
     def label(self) -> str:
         """The function's name."""
         return self.function
+
+    def splitting_help(self, axis: str) -> str | None:
+        """To declare it, or to reduce outside."""
+        if self.result.has(axis):
+            return f"if op `{self.function}` can be computed in parts along `{axis}`, declare it: `split = [{axis}]`"
+        return f"let op `{self.function}` keep the axis `{axis}`, and reduce its result by `sum` or `mean`"
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The declared result."""

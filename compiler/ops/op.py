@@ -116,6 +116,11 @@ class Op:
         return ()
 
     @property
+    def evaluated(self) -> Op | None:
+        """The operation that an evaluation has in its place; None if it has none."""
+        return None if self.random else self
+
+    @property
     def accumulator(self) -> str | None:
         """The name of the accumulator to which it adds its operand."""
         return None
@@ -129,6 +134,10 @@ class Op:
     def reads_context(self) -> bool:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
+
+    def unfused(self, gpu: bool) -> tuple[str, ...]:
+        """Its options that no fused kernel has, so that it materializes what that would not."""
+        return ()
 
     def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
         """The position of the operand that holds indices, and the axis that they index. An operation with such an

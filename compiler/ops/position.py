@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -124,12 +124,14 @@ class Iota(Positioned):
 class Rope(Positioned):
     """Rotary position embedding: the two halves of `pairs` rotated by position(over) / base^(i / half).
 
-    With `inverse` by the negative angle, which is the gradient. Su et al., arXiv 2104.09864.
+    With `inverse` by the negative angle, which is the gradient. Su et al., arXiv 2104.09864. `scaling` is the name of
+    how wavelengths are stretched, and its arguments (`partita.runtime.kernels.positions`).
     """
 
     over: str
     pairs: str
     base: float
+    scaling: tuple[Any, ...] | None = None
     inverse: bool = False
     shards: Shards = ()
 
@@ -139,7 +141,7 @@ class Rope(Positioned):
         pairs = x.axis(self.pairs).size
         parts = prod(parts for name, _, parts in self.shards if name == self.over)
         numbers = parts * x.axis(self.over).size * pairs
-        return (numbers, pairs, self.base, x.dtype), numbers * wide_bytes(x) // x.elements
+        return (numbers, pairs, self.base, self.scaling, x.dtype), numbers * wide_bytes(x) // x.elements
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -167,7 +169,7 @@ class Rope(Positioned):
         return (build.apply(self._turned_back(), d),)
 
     def _turned_back(self) -> Op:
-        return Rope(self.over, self.pairs, self.base, not self.inverse, self.shards)
+        return Rope(self.over, self.pairs, self.base, self.scaling, not self.inverse, self.shards)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime on [others, over, pairs]."""
@@ -177,7 +179,8 @@ class Rope(Positioned):
         start = offset_text(x.type.axis(self.over), self.shards)
         back = [order.index(name) for name in x.type.names]
         view = permuted(x.text, x.type.names, order)
-        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back})"
+        scaling = f", {self.scaling!r}" if self.scaling else ""
+        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{scaling})"
 
 
 @op("random")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
@@ -82,8 +82,17 @@ def lower(function: str, site: Site) -> Value:
 
 @lowering("attend")
 def _attend(site: Site) -> Value:
+    build = site.build
     q, k, v, *rest = site.operands
-    return site.build.apply_all(Attend(**site.options), *unified(site.build, [q, k, v]), *rest, name=site.name)[0]
+    op = Attend(**site.options)
+    if op.dropout and not site.training:
+        op = evolve(op, dropout=0.0)
+    if op.dropout:
+        # Scores are numbered by the axes of the queries as they are declared, then by the position of the key.
+        queries = tuple((axis.name, axis.size) for axis in site.type.axes if axis.name != op.wide)
+        numbered = (*queries, (op.over, k.type.axis(op.over).size))
+        op = evolve(op, key=build.random_key(f"{site.name}.keep"), numbered=numbered)
+    return build.apply_all(op, *unified(build, [q, k, v]), *rest, name=site.name)[0]
 
 
 @lowering("embedding")

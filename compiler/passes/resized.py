@@ -67,6 +67,13 @@ class Resized:
             evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
         )
 
+    @staticmethod
+    def window(window: int, before: int, after: int | None) -> int:
+        """A window that is as large a part of the axis as it was; one that is smaller than the axis stays smaller."""
+        if after is None or window >= before:
+            return window
+        return max(1, min(after - 1, round(window * after / before)))
+
     def step(self, step: spec.Step, body: spec.Body) -> spec.Step:
         """A step of a body, rewritten."""
         if isinstance(step, spec.CallBlock):
@@ -86,4 +93,9 @@ class Resized:
             room = self.size(whole) - self.size(part)
             start = room if options["start"] == whole.size - part.size else min(options["start"], room)
             options = {**options, "start": start}
+        if "window" in options and step.function == "attend":
+            keys = step.operands[1]
+            assert isinstance(keys, int)
+            length = body.types[keys].axis(options["over"]).size
+            options = {**options, "window": self.window(options["window"], length, self.sizes.get(options["over"]))}
         return evolve(step, type=self.type(step.type), options=options, operands=self.operands(step.operands))

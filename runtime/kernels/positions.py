@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from math import ceil, floor, log, pi
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,22 +13,69 @@ from torch import Tensor
 from partita.runtime.kernels.dtypes import DTYPES, widened
 from partita.runtime.kernels.registry import kernel
 
+# Rates of rotation, the base, then the arguments of a scaling → other rates, and a factor of what is rotated.
+Scaled: TypeAlias = tuple[Tensor, float]
+
+
+def _llama3(rate: Tensor, base: float, factor: float, original: int, low: float, high: float) -> Scaled:
+    """Llama 3.1: wavelengths that fit fewer than `low` times in `original` positions are stretched by `factor`, those
+    that fit more than `high` times are kept, and rates in between are mixed. `apply_scaling` of meta-llama's
+    `models/llama3/model.py`.
+    """
+    fits = original * rate / (2 * torch.pi)
+    kept = ((fits - low) / (high - low)).clamp(0, 1)
+    return rate * (kept + (1 - kept) / factor), 1.0
+
+
+def _yarn(
+    rate: Tensor,
+    base: float,
+    factor: float,
+    original: int,
+    fast: float,
+    slow: float,
+    attention: float | None,
+    truncate: bool,
+) -> Scaled:
+    """YaRN (Peng et al., arXiv 2309.00071): pairs that turn more than `fast` times in `original` positions are kept,
+    those that turn fewer than `slow` times are stretched, with a ramp over the pairs in between; the result is
+    multiplied by 0.1 ln(factor) + 1 unless `attention` is given. As in the authors' implementation, the ends of the
+    ramp are whole pairs if `truncate`, and lie within the last axis.
+    """
+    size = 2 * len(rate)
+    ends = [size * log(original / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow)]
+    first, last = (floor(ends[0]), ceil(ends[1])) if truncate else ends
+    first, last = max(first, 0), min(last, size - 1)
+    pair = torch.arange(len(rate), dtype=rate.dtype, device=rate.device)
+    stretched = ((pair - first) / (last - first if last != first else 0.001)).clamp(0, 1)
+    return rate * (1 - stretched + stretched / factor), attention or (0.1 * log(factor) + 1 if factor > 1 else 1.0)
+
+
+SCALINGS: dict[str, Callable[..., Scaled]] = {"llama3": _llama3, "yarn": _yarn}
+
 
 @lru_cache(maxsize=32)
-def _angles(count: int, half: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _angles(
+    count: int, half: int, base: float, scaling: tuple[Any, ...] | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines."""
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     position = torch.arange(count, dtype=torch.float64, device=device)
     rate = base ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
+    factor = 1.0
+    if scaling is not None:
+        rate, factor = SCALINGS[scaling[0]](rate, base, *scaling[1:])
     angle = position[:, None] * rate
-    return angle.cos().to(wide), angle.sin().to(wide)
+    return (angle.cos() * factor).to(wide), (angle.sin() * factor).to(wide)
 
 
 @kernel
-def rope(x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int]) -> Tensor:
+def rope(
+    x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int], scaling: tuple[Any, ...] | None = None
+) -> Tensor:
     """Rotate the halves of the last axis by the position along the second to last, which begins at `start`."""
     half = x.shape[-1] // 2
-    cos, sin = _angles(start + x.shape[-2], half, base, x.dtype, x.device)
+    cos, sin = _angles(start + x.shape[-2], half, base, scaling, x.dtype, x.device)
     cos, sin = cos[start:], sin[start:]
     if inverse:
         sin = -sin

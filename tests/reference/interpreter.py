@@ -209,13 +209,16 @@ class Walk:
         return Named(scope[declared.forward.name](*given), step.type.names)
 
     def _dropout(self, step, path, o, x: Named) -> Named:
-        key = f"{path}.{step.name or 'dropout'}.keep"
         if not self.training or not o["rate"]:
             return x
-        count = self.drawn[key] = self.drawn.get(key, 0) + 1
-        key = key if count == 1 else f"{key}~{count}"
-        keep = drawn.kept(o["rate"], self.seed, self.step, key, x.data.shape)
+        keep = self.kept(f"{path}.{step.name or 'dropout'}", o["rate"], x.data.shape)
         return Named(x.data * keep / (1 - o["rate"]), x.axes)
+
+    def kept(self, name: str, rate: float, shape: Sequence[int]) -> Tensor:
+        """What a dropout keeps."""
+        key = f"{name}.keep"
+        count = self.drawn[key] = self.drawn.get(key, 0) + 1
+        return drawn.kept(rate, self.seed, self.step, key if count == 1 else f"{key}~{count}", shape)
 
     def _cast(self, step, path, o, x: Named) -> Named:
         dtype = step.type.dtype
@@ -237,7 +240,14 @@ class Walk:
         return named.einsum(named.patches(image, o, sizes), kernel, [*o["over"], *o["size"]])
 
     def _attend(self, step, path, o, q: Named, k: Named, v: Named, *rest: Named) -> Named:
-        return named.attend(q, k, v, rest, o)
+        keep = None
+        if self.training and o.get("dropout"):
+            last = o.get("values") or o["along"]
+            axes = [name for name in step.type.names if name != last]
+            shape = [*(q.size(name) for name in axes), k.size(o["over"])]
+            names = (*("queries" if name == o["over"] else name for name in axes), o["over"])
+            keep = Named(self.kept(f"{path}.{step.name or 'attend'}", o["dropout"], shape), names)
+        return named.attend(q, k, v, rest, o, keep)
 
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])

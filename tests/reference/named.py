@@ -7,7 +7,7 @@ float64, every integer int64, and gradients are torch's autograd's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import log, prod
 from typing import Any
 
 import torch
@@ -104,24 +104,46 @@ def log_softmax(x: Named, over: Sequence[str]) -> Named:
     return elementwise(lambda a, b: a - b.log(), shifted, total(e, over))
 
 
-def attend(q: Named, k: Named, v: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
-    """Scores with an axis of their own for the queries' positions, where queries have the keys' axis."""
+def attend(
+    q: Named, k: Named, v: Named, rest: Sequence[Named], o: Mapping[str, Any], keep: Named | None = None
+) -> Named:
+    """Scores with an axis of their own for the queries' positions, where queries have the keys' axis. `keep` has the
+    weights that are not dropped.
+    """
     over, along = o["over"], o["along"]
     renamed = {over: "queries"}
     queries = evolve(q, axes=tuple(renamed.get(name, name) for name in q.axes))
     scores = einsum(queries, k, [along])
     scores = evolve(scores, data=scores.data * o["scale"])
+    if o.get("softcap"):
+        scores = evolve(scores, data=o["softcap"] * torch.tanh(scores.data / o["softcap"]))
     allowed = torch.ones((), dtype=torch.bool)
     rest = list(rest)
     if o["mask"]:
         allowed = rest.pop(0).to(scores.axes)
     if o["bias"]:
         scores = elementwise(lambda a, b: a + b, scores, rest.pop(0))
-    if o["causal"]:
+    if q.axes.count(over):
         i, j = (torch.arange(scores.size(name)) for name in ("queries", over))
-        allowed = allowed & Named(j[None, :] <= i[:, None], ("queries", over)).to(scores.axes)
+        distance = Named(i[:, None] - j[None, :], ("queries", over)).to(scores.axes)
+        if o["causal"]:
+            allowed = allowed & (distance >= 0)
+        if o.get("window"):
+            allowed = allowed & (distance.abs() < o["window"])
+    if o.get("segments"):
+        ids = rest.pop(0)
+        own = evolve(ids, axes=tuple(renamed.get(name, name) for name in ids.axes))
+        allowed = allowed & (own.to(scores.axes) == ids.to(scores.axes))
     masked = evolve(scores, data=scores.data.masked_fill(~allowed, NOTHING))
-    weights = evolve(masked, data=softmax(masked, [over]).to(masked.axes) * allowed)
+    if o.get("sink"):
+        # One more score, and a value of zeros.
+        sink = rest.pop(0).to(masked.axes).expand([1 if n == over else masked.size(n) for n in masked.axes])
+        masked = evolve(masked, data=torch.cat([masked.data, sink], masked.axes.index(over)))
+    weights = softmax(masked, [over]).ordered(masked.axes)
+    count = scores.size(over)
+    weights = evolve(weights, data=weights.data.narrow(weights.axes.index(over), 0, count) * allowed)
+    if keep is not None:
+        weights = elementwise(lambda a, b: a * b / (1 - o["dropout"]), weights, keep)
     result = einsum(weights, v, [over])
     back = {"queries": over}
     return evolve(result, axes=tuple(back.get(name, name) for name in result.axes))
@@ -131,11 +153,47 @@ def rope(x: Named, o: Mapping[str, Any]) -> Named:
     """The two halves of `pairs` rotated against each other by position · base^(−i / half)."""
     x = x.ordered([*(name for name in x.axes if name not in (o["over"], o["pairs"])), o["over"], o["pairs"]])
     half = x.size(o["pairs"]) // 2
-    rate = o["base"] ** (-torch.arange(half).double() / half)
+    rate = torch.tensor([o["base"] ** (-i / half) for i in range(half)], dtype=torch.float64)
+    factor = 1.0
+    if o.get("scaling"):
+        name, *rest = o["scaling"]
+        rate, factor = {"llama3": llama3, "yarn": yarn}[name](rate, o["base"], *rest)
     angle = torch.arange(x.size(o["over"])).double()[:, None] * rate
     a, b = x.data[..., :half], x.data[..., half:]
     turned = torch.cat((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), -1)
-    return evolve(x, data=turned)
+    return evolve(x, data=factor * turned)
+
+
+def llama3(rate: Tensor, base: float, factor: float, original: int, low: float, high: float) -> tuple[Tensor, float]:
+    """By cases, as Llama 3.1 has it."""
+    found = []
+    for each in rate.tolist():
+        wavelength = 2 * torch.pi / each
+        if wavelength < original / high:
+            found.append(each)
+        elif wavelength > original / low:
+            found.append(each / factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            found.append((1 - smooth) * each / factor + smooth * each)
+    return torch.tensor(found, dtype=torch.float64), 1.0
+
+
+def yarn(
+    rate: Tensor, base: float, factor: float, original: int, fast: float, slow: float, attention, truncate: bool
+) -> tuple[Tensor, float]:
+    """Between the pairs that turn `fast` and `slow` times in the original length, from extrapolation to stretching."""
+    size = 2 * len(rate)
+    first, last = (size / 2 * log(original / (2 * torch.pi * turns), base) for turns in (fast, slow))
+    if truncate:
+        first, last = float(int(first // 1)), float(-int(-last // 1))
+    first, last = max(first, 0), min(last, size - 1)
+    last = last + 0.001 if first == last else last
+    found = []
+    for pair, each in enumerate(rate.tolist()):
+        ramp = min(max((pair - first) / (last - first), 0), 1)
+        found.append(each / factor * ramp + each * (1 - ramp))
+    return torch.tensor(found, dtype=torch.float64), attention or (0.1 * log(factor) + 1 if factor > 1 else 1.0)
 
 
 def normalized(x: Named, rest: Sequence[Named], o: Mapping[str, Any], center: bool) -> Named:

@@ -45,6 +45,7 @@ UNARY = {
     "base": "power(2, tanh({}))",
 }
 INITIAL = ("normal(0.5)", "uniform(1.0)", "ones()", "zeros()", "constant(0.3)", "xavier()", "kaiming()", "normal(1.0)")
+SCALINGS = ("llama3(factor = 4, original = 20)", "yarn(factor = 8, original = 30, fast = 3)")
 RATES = (
     "0.01",
     "linear(peak = 0.02, warmup = 2, total = 5)",
@@ -543,7 +544,8 @@ class Maker:
         over = self.some(self.reducible(x) - set(pairs), 1, 1)
         if not pairs or not over:
             return None
-        return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50)")
+        scaling = self.one(("", "", *(f", scaling = {each}" for each in SCALINGS)))
+        return evolve(x, text=f"rope({x}, over = {over[0]}, pairs = {pairs[0]}, base = 50{scaling})")
 
     def _linear_scan(self, depth: int) -> Expression | None:
         """A factor in (−1, 1) may lack axes, or be a number; or what is summed lacks some that the factor has."""
@@ -629,6 +631,23 @@ class Maker:
             parts.append(bias)
         if self.chance(20):
             arguments.append("scale = 0.3")
+        if over in q.axes and self.chance(25):
+            arguments.append(f"window = {self.one('123')}")
+        if self.chance(15):
+            arguments.append("softcap = 0.8")
+        if over in q.axes and self.chance(25):
+            segments = self.integer(depth)
+            if segments.axes | {over} <= scores:
+                if over not in segments.axes:
+                    segments = self._made(f"(expand({segments}, {over}) + iota({over}))", segments.axes | {over})
+                arguments.append(f"segments = minimum({segments}, 2)")
+                parts.append(segments)
+        if self.chance(25):
+            sink = self.within(self.expression(depth), scores - {over})
+            arguments.append(f"sink = {sink}")
+            parts.append(sink)
+        if self.chance(15):
+            arguments.append("dropout = 0.25")
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
     def _own(self, depth: int) -> Expression | None:

@@ -55,7 +55,7 @@ class Against:
     """A file of ours and a module of theirs.
 
     `loss` and `metrics` are theirs: functions of the module and a batch of our inputs. Batches are random, or `batch`
-    makes that of a step.
+    makes that of a step; it may also have what only theirs reads, such as what ours draws by itself.
     """
 
     file: str | Path
@@ -71,7 +71,7 @@ class Against:
         both = self._both()
         for step in range(1, batches + 1):
             batch = both.batches(step)
-            loss, _ = both.run.step(step, batch)
+            loss, _ = both.run.step(step, both.inputs(batch))
             both.module.zero_grad()
             expected = self.loss(both.module, batch)
             expected.backward()
@@ -90,8 +90,8 @@ class Against:
         both = self._both(f"train.optimizer=adamw(lr = {RATE}, weight_decay = {DECAY}, decay = all)", "train.clip=none")
         optimizer = torch.optim.AdamW(both.module.parameters(), lr=RATE, weight_decay=DECAY)
         for step in range(1, steps + 1):
-            batch = both.batches((step - 1) % 2 + 1)
-            loss, _ = both.run.step(step, batch, RATE)
+            batch = both.batches(step)
+            loss, _ = both.run.step(step, both.inputs(batch), RATE)
             optimizer.zero_grad()
             expected = self.loss(both.module, batch)
             expected.backward()
@@ -121,6 +121,10 @@ class Both:
     module: nn.Module
     weights: Weights
     batches: Callable[[int], Batch]
+
+    def inputs(self, batch: Batch) -> Batch:
+        """What ours reads of a batch."""
+        return {each.name: batch[each.name] for each in self.run.plan.program.inputs}
 
 
 def loaded(path: Path, *overrides: str) -> Spec:

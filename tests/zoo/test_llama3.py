@@ -1,4 +1,4 @@
-"""Llama 3 is that of `transformers`."""
+"""Llama 3.1 is that of `transformers`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.zoo.against import Against, Batch
 
-SIZES = ("batch=2", "seq=12", "embed=24", "groups=2", "heads=3", "key=4", "ffn=40", "vocab=29")
+SIZES = ("batch=2", "seq=12", "embed=24", "groups=2", "heads=3", "key=4", "ffn=40", "vocab=29", "original=40")
 CONFIG = LlamaConfig(
     hidden_size=24,
     num_hidden_layers=4,
@@ -18,7 +18,14 @@ CONFIG = LlamaConfig(
     intermediate_size=40,
     vocab_size=29,
     rms_norm_eps=1e-5,
-    rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 40,
+    },
 )
 WEIGHTS = """
     llama.table = model.embed_tokens.weight [vocab, embed]

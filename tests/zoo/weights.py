@@ -9,9 +9,10 @@ A line is as the language writes names of the outside:
     skip = *.inv_freq
 
 Ours are named without the numbers of iterations; their axes stand in their order. `a * b` is one axis of theirs that
-has both, the first slowest; nothing in brackets is a scalar. `{layer}` is the number of the iteration of the repeat
-`layer`, or a formula of such (`{2 * pair + 1}`); `{experts}`, an axis of ours, is a tensor of theirs for each index.
-Several of ours are joined in theirs along the axis with `+`. What we lack is skipped by a pattern.
+has both, the first slowest, and `1` one that none of ours is; nothing in brackets is a scalar. `{layer}` is the number
+of the iteration of the repeat `layer`, or a formula of such (`{2 * pair + 1}`); `{experts}`, an axis of ours, is a
+tensor of theirs for each index. Several of ours are joined in theirs along the axis with `+`. What we lack is skipped
+by a pattern.
 """
 
 from __future__ import annotations
@@ -49,9 +50,15 @@ def line_of(text: str) -> Line:
     return Line(
         tuple(name.strip() for name in ours.split(",")),
         theirs,
-        tuple(tuple(axis.strip() for axis in group.removeprefix("+").split("*")) for group in groups),
+        tuple(_axes(group) for group in groups),
         joined[0] if joined else None,
     )
+
+
+def _axes(group: str) -> tuple[str, ...]:
+    """Our axes in a product; none in `1`."""
+    names = (name.strip() for name in group.removeprefix("+").split("*"))
+    return tuple(name for name in names if name != "1")
 
 
 @frozen(eq=False)

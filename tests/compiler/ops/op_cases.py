@@ -226,6 +226,19 @@ CASES: list[Case] = [
         (f(A, T, B, C, D), f(A, T, B, D), f(A, T, B, D), bools(A, T), f(B, T)),
     ),
     Case("attend-shared-keys", ATTEND(), (f(A, S, B, D), f(T, B, D), f(A, T, B, D))),
+    Case("attend-window", ATTEND(causal=True, window=3), (f(A, T, D), f(A, T, D), f(A, T, D))),
+    Case("attend-around", ATTEND(window=2), (f(A, T, D), f(T, D), f(A, T, D))),
+    Case("attend-softcap", ATTEND(softcap=0.8, bias=True), (f(A, S, D), f(A, T, D), f(A, T, D), f(S, T))),
+    Case("attend-segments", ATTEND(segments=True), (f(A, T, B, D), f(A, T, D), f(A, T, D), i(A, T))),
+    Case("attend-segments-heads", ATTEND(segments=True), (f(T, B, D), f(T, D), f(T, D), i(B, T))),
+    Case("attend-segments-one", ATTEND(causal=True, segments=True), (f(T, D), f(T, D), f(T, D), i(T))),
+    Case("attend-sink", ATTEND(causal=True, sink=True), (f(T, B, D), f(T, D), f(T, D), f(B))),
+    Case("attend-sink-mask", ATTEND(mask=True, sink=True), (f(A, D), f(A, T, D), f(A, T, D), bools(A, T), f(A))),
+    Case(
+        "attend-dropout",
+        ATTEND(causal=True, dropout=0.25, key="k", numbered=(("t", 6), ("a", 6), ("t", 6))),
+        (f(A, T, D), f(T, D), f(A, T, D)),
+    ),
     Case("attend-values", ATTEND(causal=True, values="e"), (f(A, T, B, D), f(A, T, B, D), f(A, T, B, E))),
     Case("attend-wide-values", ATTEND(values="s"), (f(A, T, C, D), f(A, T, D), f(A, T, S))),
     Case(
@@ -268,6 +281,12 @@ CASES: list[Case] = [
         differentiable=False,
     ),
     Case(
+        "attend_gradient-sink",
+        AttendGradient("t", "d", True, 0.7, window=3, sink=True),
+        (f(A, T, D), f(T, D), f(T, D), f(A), f(A, T, D), f(A, T), f(A, T, D)),
+        differentiable=False,
+    ),
+    Case(
         "attend_gradient-values",
         AttendGradient("t", "d", True, 0.7, values="e"),
         (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
@@ -295,6 +314,7 @@ CASES: list[Case] = [
     Case("microbatch", Microbatch("m", 12, (("m", "time", 3),)), (f(A, M, C),), differentiable=False),
     Case("iota", Iota(A), (), differentiable=False),
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),
+    Case("rope-scaled", Rope("b", "d", 100.0, ("yarn", 4.0, 40, 8.0, 1.0, None, False)), (f(A, B, D),)),
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
     *(

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from partita.runtime.kernels.attention import _flash, attend, attend_gradient
+from partita.runtime.kernels.attention import _Scores, attend, attend_gradient
 
 BATCH, HEADS, SEQ, KEY = 2, 4, 512, 64
 GROUPS = (2, 0, 1)
@@ -33,10 +33,11 @@ class Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.parametrize("more", [{}, {"window": 16}], ids=["plain", "window"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
-def test_no_scores_are_made(device: str, dtype: torch.dtype, causal: bool):
-    settings: dict[str, Any] = {"groups": GROUPS, "causal": causal, "scale": 0.125}
+def test_no_scores_are_made(device: str, dtype: torch.dtype, causal: bool, more: dict[str, Any]):
+    settings: dict[str, Any] = {"groups": GROUPS, "causal": causal, "scale": 0.125, **more}
     with FakeTensorMode(), Largest() as found:
         q, k, v, d = (torch.empty(BATCH, HEADS, SEQ, KEY, device=device, dtype=dtype) for _ in range(4))
         o, denominator = attend(q, k, v, **settings, orders=(ORDER, ORDER[:3]))
@@ -47,7 +48,7 @@ def test_no_scores_are_made(device: str, dtype: torch.dtype, causal: bool):
         assert denominator.shape == q.shape[:3]
         assert denominator.dtype == torch.float32
         assert [(each.shape, each.dtype) for each in gradients] == [(q.shape, dtype)] * 3
-    assert found.elements <= BATCH * HEADS * SEQ * KEY
+    assert found.elements <= (BATCH * HEADS * SEQ * KEY if not more else SEQ * SEQ)
     assert any("flash_attention" in each for each in found.operations)
 
 
@@ -66,6 +67,6 @@ def test_where_flash_attention_means_something_else_or_does_not_run_it_is_not_ta
     with FakeTensorMode():
         q = torch.empty(BATCH, HEADS, SEQ, key, device="cuda", dtype=dtype)
         k = torch.empty(BATCH, HEADS, keys, key, device="cuda", dtype=dtype)
-        assert not _flash(q, k, k, None, None, causal, start)
+        assert not _Scores(causal, 0.125, start).flash(q, k, k)
         half = torch.empty(BATCH, HEADS, SEQ, 64, device="cuda", dtype=torch.bfloat16)
-        assert _flash(half, half, half, None, None, causal, 0)
+        assert _Scores(causal, 0.125).flash(half, half, half)

@@ -1,0 +1,256 @@
+"""What attention and its gradient share: operands, axes, costs, and the source text of the kernels' arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from math import prod
+
+from attrs import evolve, frozen
+
+from partita.compiler.ops.op import Argument, Kernel, Op, agree, broadcast, permuted, wide_bytes
+from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.dsl.types import Type
+
+# Operands after q, k and v, in their order; and those of them that have a gradient.
+EXTRAS = ("mask", "bias", "segments", "sink")
+TRAINED = ("bias", "sink")
+
+
+@frozen
+class Attention(Positioned):
+    """Operands: q, k, v, then those of EXTRAS that are present.
+
+    `values` is v's axis instead of `along`, if it has one of its own. `window` is the distance from which on positions
+    do not see each other, `softcap` bounds the scores (c · tanh(score / c)), `dropout` is the rate at which weights are
+    dropped: by random numbers of `key`, which number the scores by the axes `numbered`, with their global sizes: those
+    of the queries, then `over`.
+
+    In self-attention, queries may be sharded along `over` with keys and values replicated; what depends on positions
+    must then know that of its first query.
+    """
+
+    over: str
+    along: str
+    causal: bool
+    scale: float
+    mask: bool = False
+    bias: bool = False
+    values: str | None = None
+    window: int | None = None
+    softcap: float | None = None
+    segments: bool = False
+    sink: bool = False
+    dropout: float = 0.0
+    key: str = ""
+    numbered: tuple[tuple[str, int], ...] = ()
+    shards: Shards = ()
+    fusible = False
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        """Whether it drops weights."""
+        return bool(self.dropout)
+
+    @property
+    def evaluated(self) -> Op | None:
+        """The same without dropout."""
+        return evolve(self, dropout=0.0, key="", numbered=())
+
+    @property
+    def wide(self) -> str:
+        """The axis of the values: `along`, unless they have one of their own."""
+        return self.values or self.along
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The operands after q, k and v."""
+        return tuple(name for name in EXTRAS if getattr(self, name))
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The positions of operands that have a gradient."""
+        return (0, 1, 2, *(3 + i for i, name in enumerate(self.extras) if name in TRAINED))
+
+    @property
+    def materializes(self) -> tuple[str, ...]:
+        """What no fused kernel has anywhere, so that the scores are made."""
+        asked = {"mask": self.mask, "bias": self.bias, "softcap": self.softcap is not None, "dropout": self.random}
+        return tuple(name for name, present in asked.items() if present)
+
+    def unfused(self, gpu: bool) -> tuple[str, ...]:
+        """A soft cap and dropout; on GPUs also segments, for which FlashAttention would need documents by length."""
+        asked = {"softcap": self.softcap is not None, "dropout": self.random, "segments": gpu and self.segments}
+        return tuple(name for name, present in asked.items() if present)
+
+    def matrices(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, ...] | None:
+        """Products of other shapes than a single matrix product's."""
+        return ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Positions, if it depends on them; with dropout the coordinates of all queries."""
+        if self.dropout:
+            return tuple(name for name, _ in self.numbered[:-1])
+        return (self.over,) if self.causal or self.window or self.segments else ()
+
+    @property
+    def reads_context(self) -> bool:
+        """For where a shard begins; with dropout for the seed and the step."""
+        return bool(self.dropout) or super().reads_context
+
+    def check(self, q: Type, *others: Type) -> None:
+        """Sizes must match, except for the queries' own positions."""
+        assert agree(q.without([self.over]), *others), (self, q, others)
+
+    def attended(self, q: Type, v: Type) -> Type:
+        """q's axes, with that of the values in the place of `along`."""
+        wide = v.axis(self.wide)
+        return evolve(q, axes=tuple(wide if axis.name == self.along else axis for axis in q.axes))
+
+    # ------------------------------------------------------------ axes
+
+    def orders(self, q: Type, k: Type, v: Type) -> tuple[list[str], list[str], list[str]]:
+        """Axes of q in three groups: batch axes that k or v have too; other batch axes; and the query position.
+
+        In self-attention the position is `over`. Otherwise every axis that k and v lack holds queries: the longest is
+        taken as the position, and the rest are batch axes along which k and v repeat.
+        """
+        shared = [n for n in q.names if (k.has(n) or v.has(n)) and n not in (self.over, self.along)]
+        own = [n for n in q.names if n not in shared and n not in (self.over, self.along)]
+        if q.has(self.over):
+            return shared, own, [self.over]
+        if not own:
+            return shared, [], []
+        position = max(own, key=lambda name: q.axis(name).size)
+        return shared, [name for name in own if name != position], [position]
+
+    def split_axes(self, q: Type) -> tuple[str, ...]:
+        """The batch axes, and the query position of cross attention."""
+        return tuple(name for name in q.names if name not in (self.over, self.along))
+
+    def queries(self, types: Sequence[Type]) -> list[str]:
+        """q's axes but `along`, in the kernels' order."""
+        shared, own, position = self.orders(*types[:3])
+        return [*shared, *own, *position]
+
+    def scores(self, types: Sequence[Type]) -> list[str]:
+        """Axes of the scores. In self-attention, queries and keys share a name; a mask or bias has it for the keys."""
+        return [*("" if name == self.over else name for name in self.queries(types)), self.over]
+
+    # ------------------------------------------------------------ source text
+
+    def call(self, arguments: Sequence[Argument]) -> str:
+        """Texts of q, k and v as in `heads`, of other operands with the axes of the scores, and of the options."""
+        types = [argument.type for argument in arguments]
+        texts = [self.heads(arguments)]
+        for word, argument in zip(self.extras, arguments[3:], strict=False):
+            axes = self.queries(types) if word == "sink" else self.scores(types)
+            texts.append(f"{word}={broadcast(argument, axes)}")
+        groups = tuple(map(len, self.orders(*types[:3])))
+        texts += [f"groups={groups}", f"causal={self.causal}", f"scale={self.scale!r}"]
+        texts += [f"{word}={value!r}" for word in ("window", "softcap") if (value := getattr(self, word)) is not None]
+        if self.dropout:
+            texts += [f"keep={self._kept(types)}", f"rate={self.dropout!r}"]
+        if self.over in self.begins and types[0].has(self.over):
+            start = offset_text(types[0].axis(self.over), self.shards)
+            texts += [f"start={start}"] if start != "0" else []
+        return ", ".join(texts)
+
+    def _kept(self, types: Sequence[Type]) -> str:
+        """Text of the mask of weights that are not dropped."""
+        q, k = types[:2]
+        axes = [q.axis(name) for name, _ in self.numbered[:-1]]
+        shape = (*(axis.size for axis in axes), k.axis(self.over).size)
+        starts = ", ".join([*(offset_text(axis, self.shards) for axis in axes), "0"])
+        whole = tuple(size for _, size in self.numbered)
+        key = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "little") >> 1
+        text = f"kernels.random(c, 'keep', {self.dropout!r}, {key}, {shape}, ({starts},), {whole}, 'bool')"
+        names = [*("" if axis.name == self.over else axis.name for axis in axes), self.over]
+        return permuted(text, names, self.scores(types))
+
+    def heads(self, arguments: Sequence[Argument]) -> str:
+        """Texts of q as [shared, own, position, along], of k as [shared, over, along], and of v likewise."""
+        q, k, v = arguments[:3]
+        shared, own, position = self.orders(q.type, k.type, v.type)
+        texts = [permuted(q.text, q.type.names, [*shared, *own, *position, self.along])]
+        for x, last in ((k, self.along), (v, self.wide)):
+            have = [name for name in shared if x.type.has(name)]
+            text = permuted(x.text, x.type.names, [*have, self.over, last])
+            if have != shared:
+                text += f"[{', '.join(':' if name in have else 'None' for name in shared)}]"
+            texts.append(text)
+        return ", ".join(texts)
+
+    def usual(self, arguments: Sequence[Argument]) -> bool:
+        """Whether q, k and v are [batch, heads, position, along], with nothing else and no query offset."""
+        if self.extras or self.materializes or self.window:
+            return False
+        q, k, v = (argument.type for argument in arguments)
+        if v.axis(self.wide).size != q.axis(self.along).size:
+            return False
+        shared, own, position = self.orders(q, k, v)
+        alike = all(x.has(name) for x in (k, v) for name in shared)
+        whole = not self.causal or offset_text(q.axis(self.over), self.shards) == "0"
+        return (len(shared), len(own), len(position)) == (2, 0, 1) and alike and whole
+
+    # ------------------------------------------------------------ costs
+
+    def kernel(self, operands: Sequence[Type], results: Sequence[Type]) -> Kernel:
+        """By the number of queries, the number of keys that each sees, and the mean size of a key and a value."""
+        q, k, v = operands[:3]
+        along = q.axis(self.along).size
+        name = ".".join([self.name, *["causal"] * self.causal, *["scores"] * bool(self.scores_bytes(operands))])
+        sizes = (q.elements / along, float(k.axis(self.over).size), (along + v.axis(self.wide).size) / 2)
+        return Kernel(name, sizes, float(self.flops(operands, results)))
+
+    def scores_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of all scores, if they are materialized."""
+        if not self.materializes:
+            return 0
+        q, k = operands[:2]
+        return wide_bytes(q.without([self.along])) * k.axis(self.over).size
+
+    def mask_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of what a fused kernel adds to the scores, for a window or segments: as numbers, and booleans twice."""
+        q, k = operands[:2]
+        if self.materializes or not (self.window or self.segments):
+            return 0
+        pairs = q.axis(self.over).size * k.axis(self.over).size
+        if self.segments:
+            ids = operands[3 + self.extras.index("segments")]
+            _, own, _ = self.orders(*operands[:3])
+            pairs *= ids.elements // ids.axis(self.over).size
+            # Where several axes are heads for the kernel, the mask repeats along those that the ids lack.
+            pairs *= prod(q.axis(name).size for name in own if not ids.has(name))
+        return pairs * (wide_bytes(q) // q.elements + 2)
+
+    def repeated_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of keys and values repeated along the axes that only queries have."""
+        q, k, v = operands[:3]
+        _, own, _ = self.orders(q, k, v)
+        return prod(q.axis(name).size for name in own) * (k.bytes + v.bytes) if own else 0
+
+    def padded_bytes(self, operands: Sequence[Type]) -> int:
+        """Bytes of a query, key or value padded to the larger of their sizes, which fused kernels want equal."""
+        q, k, v = operands[:3]
+        along, wide = q.axis(self.along).size, v.axis(self.wide).size
+        if along == wide or self.materializes:
+            return 0
+        _, own, _ = self.orders(q, k, v)
+        repeated = prod(q.axis(name).size for name in own)
+        larger = max(along, wide)
+        return q.bytes // along * larger + repeated * max(k.bytes // along, v.bytes // wide) * larger
+
+    def counted(self, operands: Sequence[Type], keys: int, values: int) -> int:
+        """FLOPs of some products of queries with `along`, and some with the axis of the values: of the pairs that see
+        each other, which are half of all if causal, and fewer in a window.
+        """
+        q, k, v = operands[:3]
+        along, length = q.axis(self.along).size, k.axis(self.over).size
+        pairs = q.elements // along * length
+        full = 2 * pairs * (keys * along + values * v.axis(self.wide).size)
+        if self.window is not None and self.window < length:
+            seen = 2 * self.window * length - self.window**2  # of length² pairs, in both directions
+            full = full * seen // length**2
+        return full // 2 if self.causal else full

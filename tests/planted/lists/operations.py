@@ -1,0 +1,88 @@
+"""Operations of one's own: what the compiler makes of their declarations, how they are called, what verify tries."""
+
+from tests.planted.planted import Planted
+
+WAYS = "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound"
+ORDERS = "tests/compiler/ops/test_ops.py::test_results_do_not_depend_on_the_order_of_axes"
+RUNS = "tests/runtime/test_own_operations.py"
+LIES = "tests/runtime/verification/test_operations.py::test_a_lie_is_found_at_its_place"
+
+MISTAKES = [
+    Planted(
+        "own-gradients-of-replicated-operands-whole",
+        "compiler/ops/custom.py",
+        "tuple(name if type.has(name) else SUM for type in results),",
+        "tuple(name if type.has(name) else None for type in results),",
+        f"{WAYS}[custom_gradient]",
+    ),
+    Planted(
+        "own-linear-in-all-the-others",
+        "compiler/ops/custom.py",
+        "[SUM if i == position else None for i in range(len(operands))]",
+        "[SUM if i != position else None for i in range(len(operands))]",
+        f"{WAYS}[weighted]",
+    ),
+    Planted(
+        "own-operands-with-axes-as-they-lie",
+        "compiler/ops/custom.py",
+        "texts = [permuted(each.text, each.type.names, order) for each, order in zip(arguments, orders, strict=True)]",
+        "texts = [each.text for each, _ in zip(arguments, orders, strict=True)]",
+        f"{ORDERS}[weighted]",
+    ),
+    Planted(
+        "own-splits-of-the-axes-that-were-replaced",
+        "compiler/passes/build.py",
+        "over(declared.split),",
+        "tuple(declared.split),",
+        f"{RUNS}::test_what_is_declared_of_axes_holds_for_those_that_replace_them",
+    ),
+    Planted(
+        "python-run-without-being-told-to",
+        "runtime/python_files.py",
+        "if model is not None and model.operations and not allowed:",
+        "if model is None:",
+        f"{RUNS}::test_what_runs_it_must_be_told_to",
+    ),
+    Planted(
+        "python-of-a-checkpoint-not-compared",
+        "runtime/checkpoint/identity.py",
+        '        **{f"op {each.name}": _code(each) for each in model.operations.values()},\n',
+        "",
+        f"{RUNS}::test_resuming_with_other_python_says_so",
+    ),
+    Planted(
+        "own-functions-unknown-where-a-bad-step-is-traced",
+        "runtime/faults.py",
+        "        custom=rank.plan.functions,\n",
+        "",
+        f"{RUNS}::test_where_a_number_became_infinite_is_found_in_them_too",
+    ),
+    Planted(
+        "slopes-wrong-at-every-point-let-pass",
+        "runtime/verification/operations.py",
+        "if 2 * len(wrong) > POINTS:",
+        "if len(wrong) > POINTS:",
+        LIES,
+    ),
+    Planted(
+        "changed-operands-let-pass",
+        "runtime/verification/operations.py",
+        "if not _same(x, operands[i])]",
+        "if not _same(x, given[i])]",
+        LIES,
+    ),
+    Planted(
+        "splits-of-gradients-not-tried",
+        "runtime/verification/operations.py",
+        "            if not self.differentiable:\n                continue\n",
+        "            continue\n",
+        LIES,
+    ),
+    Planted(
+        "one-term-for-all-in-linearity",
+        "runtime/verification/operations.py",
+        "terms.append(operands[position] - sum(terms))",
+        "terms = [operands[position]]",
+        LIES,
+    ),
+]

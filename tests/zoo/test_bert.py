@@ -1,0 +1,94 @@
+"""BERT is that of `transformers`, given the masks that ours draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BertConfig, BertForMaskedLM
+
+from tests.reference import drawn
+from tests.zoo.against import Against, Batch
+
+pytestmark = pytest.mark.soak
+
+BATCH, SEQ, VOCAB, MASK = 3, 16, 31, 30
+SIZES = ("batch=3", "seq=16", "heads=3", "key=4", "vocab=31", "mask_id=30", "layers=2")
+CONFIG = BertConfig(
+    vocab_size=VOCAB,
+    hidden_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=48,
+    max_position_embeddings=SEQ,
+    pad_token_id=None,  # whose row of the embedding would not be trained
+)
+WEIGHTS = """
+    bert.words = bert.embeddings.word_embeddings.weight [vocab, embed]
+    bert.positions = bert.embeddings.position_embeddings.weight [seq, embed]
+    bert.kinds = bert.embeddings.token_type_embeddings.weight [sentences, embed]
+    bert.norm.scale = bert.embeddings.LayerNorm.weight [embed]
+    bert.norm.shift = bert.embeddings.LayerNorm.bias [embed]
+    bert.layer.attention.wq = bert.encoder.layer.{layer}.attention.self.query.weight [heads * key, embed]
+    bert.layer.attention.wk = bert.encoder.layer.{layer}.attention.self.key.weight [heads * key, embed]
+    bert.layer.attention.wv = bert.encoder.layer.{layer}.attention.self.value.weight [heads * key, embed]
+    bert.layer.attention.bq = bert.encoder.layer.{layer}.attention.self.query.bias [heads * key]
+    bert.layer.attention.bk = bert.encoder.layer.{layer}.attention.self.key.bias [heads * key]
+    bert.layer.attention.bv = bert.encoder.layer.{layer}.attention.self.value.bias [heads * key]
+    bert.layer.attention.wo = bert.encoder.layer.{layer}.attention.output.dense.weight [embed, heads * key]
+    bert.layer.attention.bo = bert.encoder.layer.{layer}.attention.output.dense.bias [embed]
+    bert.layer.attention.norm.scale = bert.encoder.layer.{layer}.attention.output.LayerNorm.weight [embed]
+    bert.layer.attention.norm.shift = bert.encoder.layer.{layer}.attention.output.LayerNorm.bias [embed]
+    bert.layer.mlp.up = bert.encoder.layer.{layer}.intermediate.dense.weight [ffn, embed]
+    bert.layer.mlp.bup = bert.encoder.layer.{layer}.intermediate.dense.bias [ffn]
+    bert.layer.mlp.down = bert.encoder.layer.{layer}.output.dense.weight [embed, ffn]
+    bert.layer.mlp.bdown = bert.encoder.layer.{layer}.output.dense.bias [embed]
+    bert.layer.mlp.norm.scale = bert.encoder.layer.{layer}.output.LayerNorm.weight [embed]
+    bert.layer.mlp.norm.shift = bert.encoder.layer.{layer}.output.LayerNorm.bias [embed]
+    bert.head.dense = cls.predictions.transform.dense.weight [hidden, embed]
+    bert.head.bias = cls.predictions.transform.dense.bias [hidden]
+    bert.head.norm.scale = cls.predictions.transform.LayerNorm.weight [embed]
+    bert.head.norm.shift = cls.predictions.transform.LayerNorm.bias [embed]
+    bert.bias = cls.predictions.bias [vocab]
+"""
+
+
+def batch(step: int) -> Batch:
+    """Tokens; and what becomes of them, from the samples of the language."""
+    tokens = torch.randint(0, VOCAB - 1, (BATCH, SEQ), generator=torch.Generator().manual_seed(step))
+
+    def sample(name: str, *shape: int) -> Tensor:
+        return drawn.sample("uniform", 1.0, 0, step, f"bert.{name}", shape)
+
+    chosen, kind, other = (sample(name, BATCH, SEQ) for name in ("chosen", "kind", "other"))
+    present = torch.arange(SEQ) < ((0.75 + 0.25 * sample("length", BATCH)) * SEQ)[:, None]
+    masked = present & (chosen.abs() < 0.15)
+    any_ = ((other + 1) / 2 * VOCAB).long().clamp(0, VOCAB - 1)
+    replaced = torch.where(kind.abs() < 0.8, MASK, torch.where(kind.abs() < 0.9, any_, tokens))
+    assert bool(masked.any())
+    return {"tokens": tokens, "shown": torch.where(masked, replaced, tokens), "present": present, "masked": masked}
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    sentence = (torch.arange(SEQ) * 2 >= SEQ).long().expand(BATCH, SEQ)
+    found = model(batch["shown"], attention_mask=batch["present"].long(), token_type_ids=sentence).logits
+    return F.cross_entropy(found[batch["masked"]], batch["tokens"][batch["masked"]])
+
+
+BERT = Against(
+    file="bert.par",
+    overrides=SIZES,
+    theirs=lambda: BertForMaskedLM(CONFIG),
+    weights=WEIGHTS,
+    loss=loss,
+    batch=batch,
+)
+
+
+def test_the_same_numbers():
+    BERT.same_numbers()
+
+
+def test_the_same_training():
+    BERT.same_training()
