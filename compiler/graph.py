@@ -43,6 +43,10 @@ class Phase(StrEnum):
     UPDATE = "U"
 
 
+# The phases that follow the last microbatch: no stage runs them, but every rank for its stages.
+LAST = (Phase.FINISH, Phase.UPDATE)
+
+
 @frozen(eq=False, repr=False)
 class Value:
     """A tensor. `name` is unique in its graph and says where it comes from (`gpt.layer.3.attention.q`).
@@ -101,10 +105,12 @@ class Node:
 
 @frozen(eq=False)
 class Parameter:
-    """A tensor with a value of its own. `value` is what the model computes with; the master copy has type `master`.
+    """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`.
 
     `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
-    applies: whether a `dot` or an `embedding` reads it. Unless it is `trained` it has no gradient and is not updated.
+    applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are
+    stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
+    it, and those where another program of the run reads it.
     """
 
     value: Value
@@ -113,7 +119,9 @@ class Parameter:
     fans: tuple[int, int]
     decays: bool
     span: Span | None = field(default=None, repr=False)
-    trained: bool = True
+    buffer: bool = False
+    kept: tuple[int, ...] = ()
+    frozen: bool = False
 
     __repr__ = shortened
 
@@ -121,6 +129,11 @@ class Parameter:
     def name(self) -> str:
         """The full name, `gpt.layer.3.attention.wq`."""
         return self.value.name
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has a gradient and an update by the optimizer."""
+        return not self.buffer and not self.frozen
 
 
 @frozen(eq=False)
@@ -135,6 +148,25 @@ class Input:
     limit: Axis | None = None
     batch: str | None = None
     span: Span | None = field(default=None, repr=False)
+
+
+@frozen(eq=False)
+class NewValue:
+    """The value of a buffer after a training step: at first a value of the forward pass; after the split into
+    microbatches, the result of UPDATE nodes, which read masters and accumulators.
+    """
+
+    buffer: str
+    value: Value
+    span: Span | None = field(default=None, repr=False)
+
+
+@frozen(eq=False)
+class Master:
+    """The master copy of a parameter or buffer, as UPDATE nodes read it: its value before the update."""
+
+    parameter: str
+    value: Value
 
 
 @frozen(eq=False)
@@ -153,7 +185,7 @@ class Gradient:
 class Accumulator:
     """A sum (or maximum) over the microbatches of a step. `value` is the total after the last one.
 
-    `parameter` names the parameter whose gradient it is; None for the loss and the metrics.
+    `parameter` names the parameter whose gradient it is; None for what the loss, metrics and updates are made of.
     """
 
     name: str
@@ -190,8 +222,9 @@ class Scope:
 class Graph:
     """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`.
 
-    Differentiation fills `gradients`. The split into microbatches turns these, the loss and the metrics into
-    `accumulators`; from then on `loss` and `metrics` are values at the end of the step.
+    Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
+    are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
+    nodes compute the updates from accumulators and `masters`.
     """
 
     name: str
@@ -204,6 +237,8 @@ class Graph:
     accumulators: tuple[Accumulator, ...] = ()
     scopes: tuple[Scope, ...] = ()
     guards: tuple[Guard, ...] = ()
+    updates: tuple[NewValue, ...] = ()
+    masters: tuple[Master, ...] = ()
 
     def __repr__(self) -> str:
         return outline(
@@ -221,10 +256,11 @@ class Graph:
         return {value: node for node in self.nodes for value in node.outputs}
 
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs of the graph: the loss, the metrics, the contributions to gradients."""
+        """The outputs of the graph: the loss, the metrics, the updates of buffers, the contributions to gradients."""
         return (
             self.loss,
             *(value for _, value in self.metrics),
+            *(update.value for update in self.updates),
             *(gradient.value for gradient in self.gradients),
         )
 

@@ -29,6 +29,7 @@ from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
+from partita.compiler.passes.mode import of_mode
 from partita.compiler.passes.overlap import overlapped
 from partita.compiler.passes.place import pipeline_of, place
 from partita.compiler.passes.remat_cheap import remat_cheap
@@ -186,7 +187,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
-    forward = guarded(build(model, state.train.precision, state.training))
+    forward = build(model, state.train.precision, state.training)
     if not state.training:
         return extended(Built, state, forward=forward)
     found = assign(forward, state.train.optimizer)
@@ -198,7 +199,7 @@ def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout.
     one = state.forward
     if state.rounds > 1:
-        one = guarded(build(state.model, state.train.precision, state.training))
+        one = build(state.model, state.train.precision, state.training)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
     def cost(node: Node) -> float:
@@ -206,7 +207,8 @@ def _place(state: Built) -> Placed:
         op = node.op.evaluated
         return 0.0 if op is None else seconds(evolve(node, op=op), state.device)
 
-    return extended(Placed, state, placed=place(state.forward, state.pipeline, state.spec.layout, cost))
+    placed = place(state.forward, state.pipeline, state.spec.layout, cost)
+    return extended(Placed, state, placed=guarded(of_mode(placed, state.training, state.batch)))
 
 
 def _differentiate(state: Placed) -> Differentiated:

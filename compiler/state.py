@@ -64,7 +64,9 @@ class Configured:
 
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
-    """Adds the model as a graph; of each parameter, the rule of the optimizer and, if it is trained, its update."""
+    """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
+    parameter, the rule of the optimizer and, if it is trained, its update.
+    """
 
     forward: Graph
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
@@ -73,7 +75,7 @@ class Built(Configured):
 
 @frozen(eq=False, kw_only=True)
 class Placed(Built):
-    """Adds the graph with its nodes on pipeline stages."""
+    """Adds the graph of the kind of step, with its nodes on pipeline stages."""
 
     placed: Graph
 

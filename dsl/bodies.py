@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.dsl import constants, limits, spec, tree
 from partita.dsl.axes import positive_integer
+from partita.dsl.buffers import Buffers
 from partita.dsl.builtins import INITIAL, SAMPLED, Signature
 from partita.dsl.declarations import unreserved
 from partita.dsl.diagnostic import Refused, refuse
@@ -34,6 +35,8 @@ class BodyChecker:
         self.report = known.report
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
+        self.buffers = Buffers(scope, self.expressions, known.report)
+        self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
         self.failed = False
@@ -41,11 +44,11 @@ class BodyChecker:
         self._reserve_segments(body)
 
     def _reserve_segments(self, body: Sequence[tree.Statement]) -> None:
-        """Parameters and samples get their names as path segments; calls and repeats take what is left."""
+        """Parameters, buffers and samples get their names as path segments; calls and repeats take what is left."""
         for statement in body:
             names = (
                 statement.names
-                if isinstance(statement, tree.Param)
+                if isinstance(statement, tree.Param | tree.Buffer)
                 else (statement.name,)
                 if isinstance(statement, tree.Sample)
                 else ()
@@ -112,14 +115,20 @@ class BodyChecker:
                     self.let(statement)
                 case tree.Param():
                     self.param(statement)
+                case tree.Buffer():
+                    self.buffer(statement)
                 case tree.Sample():
                     self.sample(statement)
                 case tree.Repeat():
                     self.repeat(statement)
                 case tree.Loss():
                     self.set_loss(statement)
+                case tree.Update():
+                    self.failed = not self.buffers.update(statement) or self.failed
                 case tree.Metric():
                     self.metric(statement)
+                case tree.Output():
+                    self.output(statement)
             self.failed = self.failed or self.report.errors > errors
 
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
@@ -156,6 +165,19 @@ class BodyChecker:
                 step = spec.Parameter(name.text, type, call, name.span)
                 (meaning,) = self.scope.add(step, [type])
             self.bind(name, meaning, "param")
+
+    def buffer(self, statement: tree.Buffer) -> None:
+        """`buffer names: type ~ initial`."""
+        type = self.type(statement.type)
+        call = self.distribution(statement.initial, INITIAL, "initial value")
+        sound = self.buffers.is_sound(statement, type, call)
+        for name in statement.names:
+            meaning: Value | Unknown = UNKNOWN
+            if sound and type is not None and call is not None:
+                step = spec.Parameter(name.text, type, call, name.span, buffer=True)
+                (meaning,) = self.scope.add(step, [type])
+                self.buffers.types[meaning.number] = type
+            self.bind(name, meaning, "buffer")
 
     def sample(self, statement: tree.Sample) -> None:
         """`sample name: type ~ distribution`."""
@@ -223,6 +245,28 @@ class BodyChecker:
             self.report.error("E0222", "a metric must be a scalar", found.span, [str(found)], help)
         else:
             self.metrics.append((name.text, Value(found.value, found.type)))
+
+    def output(self, statement: tree.Output) -> None:
+        """`output name = value`: checked at the end, so that its steps follow those of the training."""
+        name = statement.name
+        if not self.top:
+            self.report.error("E0226", "`output` must be at the top level of a model", statement.span)
+        elif unreserved(name, self.report):
+            if name.text in (known.name.text for known, _ in self.outputs):
+                self.report.error("E0226", f"there is already an output `{name.text}`", name.span)
+            self.outputs.append((statement, dict(self.scope.bindings)))
+
+    def checked_outputs(self) -> list[tuple[str, Value]]:
+        """The outputs, with the names of each as they were where it stands."""
+        found: list[tuple[str, Value]] = []
+        for statement, bindings in self.outputs:
+            self.scope.bindings = bindings
+            tensor = self.expressions.tensor(statement.value, statement.name.text)
+            if tensor is None:
+                self.failed = True
+            else:
+                found.append((statement.name.text, Value(tensor.value, tensor.type)))
+        return found
 
     # ------------------------------------------------------------ repeats
 

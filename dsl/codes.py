@@ -61,7 +61,7 @@ CODES: dict[str, Code] = {
     "E0214": Code("number out of range", "The argument is outside the range for which the function is defined.", "`dropout(x, rate = 0.1)`"),
     "E0215": Code("sizes do not match", "`split` and `merge` keep the number of elements, `concat` adds sizes, `slice` stays within its axis, `rename` keeps the size. A window has (axis + padding - window) / stride + 1 positions, rounded down.", "`axis embed = heads * key`"),
     "E0216": Code("duplicate axis", "A tensor has each of its axes only once.", "`rename(x, seq -> keys)` before the product."),
-    "E0217": Code("name declared twice", "Inputs, parameters and samples of one scope must have different names.", "Rename one of them."),
+    "E0217": Code("name declared twice", "Inputs, parameters, buffers and samples of one scope must have different names.", "Rename one of them."),
     "E0218": Code("recursive block", "Blocks are expanded, so they cannot be recursive.", "`repeat 12 as layer { let x = mlp(x) }`"),
     "E0219": Code("wrong number of results", "A block that returns several values must be bound to as many names.", "`let a, b = both(x)`"),
     "E0220": Code("carried value changes its type", "A name bound before a `repeat` and rebound inside is carried from iteration to iteration and must keep its axes and dtype.", "Give the new value another name."),
@@ -69,6 +69,8 @@ CODES: dict[str, Code] = {
     "E0222": Code("invalid metric", "A metric is a scalar with a unique name, at the top level of a model.", "`metric accuracy = accuracy(logits, targets, over = vocab)`"),
     "E0223": Code("invalid arrow", "Arrows rename or resize axes; the function determines how many it takes, and which side is a list.", "`split(x, embed -> [heads, key])`"),
     "E0224": Code("invalid arithmetic", "A division by zero, a root of a negative number, or a result that is too large or too close to zero.", "Check the numbers."),
+    "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
+    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model.", "`output logits = dot(x, head, over = embed)`"),
     # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),
     "E0302": Code("unknown declaration", "`train`, a layout or the command line names something that is not declared.", "Check the spelling."),

@@ -235,7 +235,7 @@ class Expressions:
 
     def _call_function(self, written: tree.Call, function: Function, name: str | None) -> list[Result] | None:
         arrows = self.arguments.arrows(written, function)
-        if function.slots[0].kind == TENSORS:
+        if function.slots and function.slots[0].kind == TENSORS:
             given: dict[str, Any] | None = self.arguments.all_tensors(written)
         else:
             given = self.arguments.bound(written, function.slots)

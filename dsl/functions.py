@@ -185,7 +185,7 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("one_hot", "top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
+LATER = ("top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
 
 
 def function(

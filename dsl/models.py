@@ -134,20 +134,27 @@ class Models:
             self.report.error("E0221", f"model `{model.name.text}` has no `loss`", model.name.span, help=help)
         if self.report.errors > errors or checker.loss is None or checker.failed:
             return None
-        results = [checker.loss[0].number, *(value.number for _, value in checker.metrics)]
-        checked = self._within_limits(scope.finish(names, results), model.name)
-        if checked is None:
+        # A model captures nothing, so its values keep their numbers.
+        metrics = tuple((name, value.number) for name, value in checker.metrics)
+        loss = checker.loss[0].number
+        checked = self._within_limits(scope.finish(names, [loss, *(number for _, number in metrics)]), model.name)
+        outputs = tuple((name, value.number) for name, value in checker.checked_outputs())
+        if self.report.errors > errors or checker.failed or checked is None:
             return None
-        loss, *metrics = [result for result in checked.body.results if isinstance(result, int)]
+        answering = self._within_limits(scope.finish(names, [number for _, number in outputs]), model.name)
+        if answering is None:
+            return None
         return spec.Model(
             model.name.text,
             checked.body,
             loss,
             checker.loss[1],
-            tuple((name, number) for (name, _), number in zip(checker.metrics, metrics, strict=True)),
+            metrics,
             model.name.span,
             checked.nodes,
-            self._operations(checked.body),
+            outputs,
+            answering.body if outputs else None,
+            operations=self._operations(answering.body),
         )
 
     def _operations(self, body: spec.Body) -> dict[str, spec.Operation]:

@@ -1,7 +1,8 @@
 """Which parameters the loss depends on: one that does not reach it could not be trained, and is a mistake.
 
 Liveness propagates backward from the loss through every step, but not through what has no gradient: integers, booleans,
-`accuracy` and `stop_gradient`. A parameter of a block or repeat reaches the loss if it does in any call or iteration.
+`accuracy` and `stop_gradient`; nor through what only evaluation computes, by `where(training(), a, b)`. A parameter of
+a block or repeat reaches the loss if it does in any call or iteration.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class _Reach:
         self.met: dict[int, tuple[spec.Parameter, str]] = {}
         self.reached: set[int] = set()
         self.known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
+        self.known_modes: dict[int, dict[spec.Operand, bool]] = {}
 
     def body(self, body: spec.Body, wanted: frozenset[int], path: str) -> frozenset[int]:
         """The inputs of a body that the wanted values depend on."""
@@ -58,13 +60,33 @@ class _Reach:
                 count = _result_count(step)
                 first -= count
                 results = [i for i in range(count) if first + i in live]
-                live.update(v for v in self.step(step, results, path) if body.types[v].is_float)
+                found = self.step(step, results, path)
+                if isinstance(step, spec.Apply) and step.function == "where" and step.operands[0] in self.modes(body):
+                    chosen = step.operands[1 if self.modes(body)[step.operands[0]] else 2]
+                    found = [v for v in found if v == chosen]
+                live.update(v for v in found if body.types[v].is_float)
             self.known[key] = frozenset(v for v in live if v < len(body.inputs))
         return self.known[key]
+
+    def modes(self, body: spec.Body) -> dict[spec.Operand, bool]:
+        """The values of a body that are `training()` or not that, as they are in training."""
+        if id(body) not in self.known_modes:
+            found: dict[spec.Operand, bool] = {}
+            number = len(body.inputs)
+            for step in body.steps:
+                if isinstance(step, spec.Apply) and step.function == "training":
+                    found[number] = True
+                elif isinstance(step, spec.Apply) and step.function == "logical_not" and step.operands[0] in found:
+                    found[number] = not found[step.operands[0]]
+                number += _result_count(step)
+            self.known_modes[id(body)] = found
+        return self.known_modes[id(body)]
 
     def step(self, step: spec.Step, results: list[int], path: str) -> list[int]:
         """The values that the given results of a step depend on."""
         match step:
+            case spec.Parameter(buffer=True):
+                return []
             case spec.Parameter():
                 self.met.setdefault(id(step), (step, path))
                 if results:

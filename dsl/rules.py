@@ -112,6 +112,11 @@ def _comparison(use: Use) -> Typed:
     return Type("bool", widest(use, "a", "b")), {}
 
 
+@function("training", slots=())
+def _training(use: Use) -> Typed:
+    return Type("bool"), {}
+
+
 @function("logical_and", "logical_or", slots=[Slot("a", OPERAND), Slot("b", OPERAND)])
 def _logical(use: Use) -> Typed:
     _boolean(use, "a", "b")
@@ -318,11 +323,32 @@ def _embedding(use: Use) -> Typed:
     dtype = use.floating("table")
     ids, table, over = use["ids"].type, use["table"].type, use["over"]
     use.has("table", [over])
-    if ids.has(over.name):
-        message = f"`{use['ids'].text}` must not have the axis `{over.name}` that it indexes"
-        raise use.refuse("E0204", message, "ids")
+    _not_indexed(use, over)
     rest = [axis for axis in table.axes if axis.name != over.name and not ids.has(axis.name)]
     return Type(dtype, (*ids.axes, *rest)), {"over": over.name}
+
+
+@function("gather", slots=["x", "ids", Slot("along", AXIS)])
+def _gather(use: Use) -> Typed:
+    use.integers("ids")
+    x, ids, along = use["x"].type, use["ids"].type, use["along"]
+    use.has("x", [along], "along")
+    _not_indexed(use, along)
+    rest = [axis for axis in x.axes if axis.name != along.name and not ids.has(axis.name)]
+    return Type(x.dtype, (*ids.axes, *rest)), {"along": along.name}
+
+
+@function("one_hot", slots=["ids", Slot("axis", AXIS)])
+def _one_hot(use: Use) -> Typed:
+    use.integers("ids")
+    _not_indexed(use, use["axis"])
+    return Type("f32", (*use["ids"].type.axes, use["axis"])), {"axis": use["axis"].name}
+
+
+def _not_indexed(use: Use, axis: Axis) -> None:
+    if use["ids"].type.has(axis.name):
+        message = f"`{use['ids'].text}` must not have the axis `{axis.name}` that it indexes"
+        raise use.refuse("E0204", message, "ids")
 
 
 @function(
@@ -379,6 +405,22 @@ def _reduction(use: Use) -> Typed:
     over = x.axes if use["over"] is None else use["over"]
     use.has("x", over)
     return x.without(names(over)), {"over": names(over)}
+
+
+@function("arg_max", slots=["x", OVER_ONE])
+def _arg_max(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    use.has("x", [use["over"]])
+    return x.without([use["over"].name]).with_dtype("i64"), {"over": use["over"].name}
+
+
+@function("cumsum", slots=["x", OVER_ONE])
+def _cumsum(use: Use) -> Typed:
+    x = use["x"].type
+    _numeric(use, x.dtype, "x")
+    use.has("x", [use["over"]])
+    return x, {"over": use["over"].name}
 
 
 @function("logsumexp", slots=["x", OVER])

@@ -64,6 +64,7 @@ class Scope:
         self.types = list(inputs)
         self.inputs = len(self.types)
         self.steps: list[spec.Step] = []
+        self.updates: list[spec.Update] = []
         self.bindings: dict[str, Binding] = {}
         self.segments: dict[str, Span] = {}
         self.depth, self.nodes = 1, 0
@@ -146,7 +147,8 @@ class Scope:
             steps.append(step)
         inputs = (*inputs, *(name for name, _ in self._captured_as))
         types = (*self.types[:count], *(type for _, type in self._captured_as), *self.types[count:])
-        body = spec.Body(inputs, tuple(steps), tuple(map(renumbered, results)), types)
+        updates = tuple(evolve(each, buffer=whole(each.buffer), value=whole(each.value)) for each in self.updates)
+        body = spec.Body(inputs, tuple(steps), tuple(map(renumbered, results)), types, updates)
         return Checked(body, self.depth, self.nodes)
 
 

@@ -87,12 +87,13 @@ class Apply:
 
 @frozen(eq=False)
 class Parameter:
-    """A trained tensor. Its full name is the path of its scope, and `name`. One result."""
+    """A trained tensor, or a `buffer`. Its full name is the path of its scope and `name`. One result."""
 
     name: str
     type: Type
     initial: Call
     span: Span
+    buffer: bool = False
 
     __repr__ = shortened
 
@@ -150,6 +151,17 @@ Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
 
 
 @frozen(eq=False)
+class Update:
+    """What a buffer, the result of a step of the same body, is after a training step."""
+
+    buffer: int
+    value: int
+    span: Span
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
 class Body:
     """Steps in order. `types` has the type of every value of the body, inputs first; `results` are operands."""
 
@@ -157,6 +169,7 @@ class Body:
     steps: tuple[Step, ...]
     results: tuple[Operand, ...]
     types: tuple[Type, ...]
+    updates: tuple[Update, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Body: {count(len(self.steps), 'step')}>"
@@ -215,8 +228,9 @@ OPERATION = "op"
 class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
-    `nodes` is the number of steps when all blocks and repeats are expanded. `operations` are the file's own that it
-    uses.
+    `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`, the
+    body with what is computed for them alone; None if there are none. `operations` are the
+    file's own that it uses.
     """
 
     name: str
@@ -226,6 +240,8 @@ class Model:
     metrics: tuple[tuple[str, int], ...]
     span: Span
     nodes: int
+    outputs: tuple[tuple[str, int], ...] = ()
+    answering: Body | None = None
     operations: Mapping[str, Operation] = field(factory=dict)
 
     def __repr__(self) -> str:

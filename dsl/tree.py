@@ -189,6 +189,16 @@ class Param:
 
 
 @frozen
+class Buffer:
+    """`buffer names: type ~ initial`."""
+
+    names: tuple[Name, ...]
+    type: TensorType
+    initial: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Sample:
     """`sample name: type ~ distribution`."""
 
@@ -218,6 +228,15 @@ class Repeat:
 
 
 @frozen
+class Update:
+    """`update name = value`."""
+
+    name: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Loss:
     """`loss value`."""
 
@@ -234,7 +253,16 @@ class Metric:
     span: Span = field(eq=False, repr=False)
 
 
-Statement: TypeAlias = Param | Sample | Let | Repeat | Loss | Metric
+@frozen
+class Output:
+    """`output name = value`."""
+
+    name: Name
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Update | Loss | Metric | Output
 
 
 @frozen

@@ -18,9 +18,9 @@ def rebound(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
 
 
 def types_in(statements: Sequence[tree.Statement]) -> Iterator[tree.TensorType]:
-    """The types of parameters and samples, including those in repeats."""
+    """The types of parameters, buffers and samples, including those in repeats."""
     for statement in statements:
-        if isinstance(statement, tree.Param | tree.Sample):
+        if isinstance(statement, tree.Param | tree.Buffer | tree.Sample):
             yield statement.type
         elif isinstance(statement, tree.Repeat):
             yield from types_in(statement.body)
@@ -32,7 +32,9 @@ def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expres
         match statement:
             case tree.Let(value=value) | tree.Loss(value=value) | tree.Metric(value=value):
                 yield value
-            case tree.Param(initial=value) | tree.Sample(distribution=value):
+            case tree.Update(value=value) | tree.Output(value=value):
+                yield value
+            case tree.Param(initial=value) | tree.Buffer(initial=value) | tree.Sample(distribution=value):
                 yield value
             case tree.Repeat():
                 yield statement.count
@@ -60,7 +62,7 @@ def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> d
     """Where each name of a body is bound (outside repeats, if both), and whether that is inside a repeat."""
     found: dict[str, tuple[Span, bool]] = {}
     for statement in statements:
-        if isinstance(statement, tree.Let | tree.Param):
+        if isinstance(statement, tree.Let | tree.Param | tree.Buffer):
             found.update({name.text: (name.span, inside) for name in statement.names})
         elif isinstance(statement, tree.Sample):
             found[statement.name.text] = (statement.name.span, inside)

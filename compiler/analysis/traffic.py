@@ -140,7 +140,7 @@ def update_nodes(state: Partitioned, rank: RankPlan) -> list[Node]:
     """The nodes of a rank's update, bucketed as they are emitted."""
     own = set(rank.parameters)
     nodes = [node for each in state.update.parameters if each.name in own for node in (*each.finish, *each.update)]
-    return bucketed(by_depth(nodes), BUCKET_BYTES)
+    return [*state.update.buffer_updates(own), *bucketed(by_depth(nodes), BUCKET_BYTES)]
 
 
 def launch_seconds(resharding: Resharding, node: Node, op: Collective) -> tuple[float, float]:

@@ -51,7 +51,7 @@ def assemble(
         RankProgram(
             **asdict(rank, recurse=False),
             finish=_emit_finish(rank, module, update),
-            update=_emit_update(rank, module, update) if update.parameters else None,
+            update=_emit_update(rank, module, update) if update.parameters or update.buffers else None,
         )
         for rank in plan.ranks
     )
@@ -104,12 +104,16 @@ def _stage_program(
 
 
 def _totals(writer: Writer, update: UpdateGraph, totals: Sequence[tuple[int, str]]) -> None:
-    """Names the totals that parameters' updates read."""
+    """Names the totals that updates read."""
     positions = {key: i for i, key in enumerate(totals)}
     for each in update.parameters:
         for stage, value in each.totals:
             if (stage, each.name) in positions:
                 writer.names.texts[value] = Argument(f"t[{positions[stage, each.name]}]", value.type)
+    for buffer in update.buffers:
+        for stage, name, value in buffer.totals:
+            if (stage, name) in positions:
+                writer.names.texts[value] = Argument(f"t[{positions[stage, name]}]", value.type)
 
 
 def _emit_finish(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
@@ -139,6 +143,11 @@ def _emit_update(rank: RankPlan, module: Module, update: UpdateGraph) -> str:
     states = 0
     nodes: list[Node] = []
     order = {name: i for i, name in enumerate(rank.parameters)}
+    masters = [(each.parameter, each.value) for each in update.masters]
+    for name, value in (*masters, *((each.name, each.master) for each in update.buffers)):
+        if name in order:
+            writer.names.texts[value] = Argument(f"m[{order[name]}]", value.type)
+    writer.block(update.buffer_updates(order.keys()), set())
     for each in sorted((u for u in update.parameters if u.name in order), key=lambda u: order[u.name]):
         writer.names.texts[each.master] = Argument(f"m[{order[each.name]}]", each.master.type)
         for value in each.states:

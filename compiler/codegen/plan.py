@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partita.compiler.analysis.liveness import beside, held
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
-from partita.compiler.graph import Graph, Parameter
+from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
@@ -157,25 +157,36 @@ def _stage(functions: StageFunctions, schedule: Schedule) -> StagePlan:
 
 
 def _tied(update: UpdateGraph, schedule: Schedule) -> list[TiedTransfer]:
-    """Sends of every total of a tied parameter to each other rank that holds the parameter, in one global order."""
+    """Sends of every total to each other rank that holds what it updates, in one global order."""
     tied: list[TiedTransfer] = []
     counts: dict[Channel, int] = {}
-    for each in update.parameters:
-        holders: dict[int, int] = {}
-        for stage in each.stages:
-            holders.setdefault(schedule.rank_of(stage), stage)
-        for stage, value in each.totals:
-            source = schedule.rank_of(stage)
-            for rank, destination in holders.items():
-                if rank == source:
-                    continue
-                channel = Channel(source, rank, "tied")
-                message = Message(value.name, stage, destination, "tied", value.type.bytes)
-                index = counts.get(channel, 0)
-                counts[channel] = index + 1
-                transfer = Transfer(channel, message, 0, index)
-                tied.append(TiedTransfer(transfer, stage, each.name, value.type))
+    for (stage, accumulator, rank), (destination, value) in tied_totals(update, schedule).items():
+        channel = Channel(schedule.rank_of(stage), rank, "tied")
+        message = Message(value.name, stage, destination, "tied", value.type.bytes)
+        index = counts.get(channel, 0)
+        counts[channel] = index + 1
+        transfer = Transfer(channel, message, 0, index)
+        tied.append(TiedTransfer(transfer, stage, accumulator, value.type))
     return tied
+
+
+def tied_totals(update: UpdateGraph, schedule: Schedule) -> dict[tuple[int, str, int], tuple[int, Value]]:
+    """The totals that other ranks need: by stage, accumulator and rank, the stage that needs it there, and the total.
+
+    A statistic goes once to a rank, whichever buffers it updates there.
+    """
+    found: dict[tuple[int, str, int], tuple[int, Value]] = {}
+    needed = [(each.stages, [(stage, each.name, value) for stage, value in each.totals]) for each in update.parameters]
+    needed += [(each.stages, list(each.totals)) for each in update.buffers]
+    for stages, totals in needed:
+        holders: dict[int, int] = {}
+        for stage in stages:
+            holders.setdefault(schedule.rank_of(stage), stage)
+        for stage, accumulator, value in totals:
+            for rank, destination in holders.items():
+                if rank != schedule.rank_of(stage):
+                    found.setdefault((stage, accumulator, rank), (destination, value))
+    return found
 
 
 def _rank(

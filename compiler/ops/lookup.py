@@ -1,4 +1,4 @@
-"""Table rows by index, and the reverse: sums of rows into a table."""
+"""Table rows by index, and the reverse: sums of rows into a table; indices as vectors with a one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, op, permuted
+from partita.compiler.ops.op import TORCH_DTYPES, Argument, ShardingRule, agree, aligned_rules, op, permuted
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.dsl.types import Axis, Type
 
@@ -94,6 +94,44 @@ class Gather(Positioned):
         index = permuted(ids.text, ids.type.names, [*shared, *own])
         text = f"kernels.lookup({index}, {rows}, {len(shared)}{start})"
         return permuted(text, [*shared, *own, *rest], results[0].names)
+
+
+@op("one_hot")
+class OneHot(Positioned):
+    """1 where the position along a new axis is the id, else 0. With `guarded`, ids may be out of range: all zeros."""
+
+    axis: Axis
+    dtype: str
+    guarded: bool = False
+    shards: Shards = ()
+    cheap = True
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The operand; it indexes the axis."""
+        return 0, self.axis
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The new axis."""
+        return (self.axis.name,)
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The ids' axes, then the new one."""
+        (ids,) = types
+        assert not ids.has(self.axis.name), (self, ids)
+        return (Type(self.dtype, (*ids.axes, self.axis)),)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis."""
+        return aligned_rules(operands, results)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A comparison with positions."""
+        (ids,), (result,) = arguments, results
+        text = f"kernels.one_hot({ids.text}, {self.axis.size}, {TORCH_DTYPES[self.dtype]}"
+        return permuted(
+            f"{text}{start_argument(self.axis, self.shards)})", [*ids.type.names, self.axis.name], result.names
+        )
 
 
 @op("scatter_add")

@@ -212,6 +212,13 @@ class Op:
         """The same operation on a shard, of `size`, of `axis`; this cut is the innermost so far."""
         return self.resized(axis, size)
 
+    def widened(self) -> Op:
+        """The same operation in the dtype of accumulation."""
+        dtype = getattr(self, "dtype", None)
+        if not isinstance(dtype, str) or accumulation(dtype) == dtype:
+            return self
+        return evolve(self, dtype=accumulation(dtype))  # type: ignore[misc]
+
     def unsharded(self, keep: str) -> Op:
         """The operation without its position on the mesh, except along mesh axis `keep`."""
         return self

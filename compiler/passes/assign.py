@@ -46,6 +46,8 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     updates: dict[str, Update] = {}
     without: list[Parameter] = []
     for parameter in graph.parameters:
+        if parameter.buffer:
+            continue
         as_trained = _trained(parameter, readers)
         target = next((each for each in targets if each.matches(parameter, as_trained)), None)
         if target is None:
@@ -57,14 +59,14 @@ def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
             updates[parameter.name] = _update(parameter, as_trained, target, rule.call)
     if without:
         raise Refused(_no_rule(without, optimizer))
-    if graph.parameters and not updates:
+    if rules and not updates:
         raise refuse(
             "E0415",
             f"optimizer `{optimizer.name}` trains nothing: every parameter of `{graph.name}` is frozen",
             optimizer.span,
             help="a rule `update … -> …` before the one that freezes the rest",
         )
-    parameters = tuple(evolve(each, trained=each.name in updates) for each in graph.parameters)
+    parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
     warnings = tuple(_idle(target, targets, graph) for target in targets if not target.taken)
     return Assigned(evolve(graph, parameters=parameters), rules, updates, warnings)
 
@@ -79,8 +81,9 @@ class _Target:
         self.taken: list[Parameter] = []
         self.is_class = self.text in CLASSES
         self.scopes = () if self.is_class else tuple(named_scopes(graph, path))
-        if not self.is_class and not any(self.names(each) for each in graph.parameters):
-            names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in graph.parameters))
+        parameters = [each for each in graph.parameters if not each.buffer]
+        if not self.is_class and not any(map(self.names, parameters)):
+            names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in parameters))
             help = suggestion(path[-1], names, "its parameters:")
             raise refuse(
                 "E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span, help=help
@@ -150,7 +153,7 @@ def _idle(target: _Target, targets: Sequence[_Target], graph: Graph) -> Diagnost
     help = "the model has none: remove it"
     readers = Readers(graph.nodes)
     for parameter in graph.parameters:
-        if target.matches(parameter, _trained(parameter, readers)):
+        if not parameter.buffer and target.matches(parameter, _trained(parameter, readers)):
             first = next(each for each in targets if parameter in each.taken)
             help = "move it before that rule, or remove it"
             if len(notes) < MOST_SHOWN:

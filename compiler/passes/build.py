@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from partita.compiler.graph import Builder, Graph, Input, Parameter, Scope, Value
+from partita.compiler.graph import Builder, Graph, Input, NewValue, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Constant, cast
@@ -23,7 +23,10 @@ COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_e
 
 
 def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
-    """The forward graph of a model. With `training` false, dropout is the identity."""
+    """The forward graph of a model. With `training` false, dropout is the identity.
+
+    What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
+    """
     builder = _Builder(precision, training, model.operations)
     scope = model.name
     builder.scope = scope
@@ -47,6 +50,7 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
                 readers.fans(value),
                 readers.decays(value),
                 step.span,
+                step.buffer,
             )
             for value, step in builder.parameters
         ),
@@ -54,6 +58,7 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
         loss=values[model.loss],
         metrics=tuple((name, values[index]) for name, index in model.metrics),
         scopes=tuple(builder.scopes),
+        updates=tuple(builder.updates),
     )
 
 
@@ -67,6 +72,7 @@ class _Builder(Builder):
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
+        self.updates: list[NewValue] = []
 
     def typed(self, type: Type) -> Type:
         """A type of the language, with the dtype of the computation."""
@@ -108,6 +114,7 @@ class _Builder(Builder):
                 values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
             else:
                 values.extend(self.repeated(step, scope, values))
+        self.updates += [NewValue(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
         return values
 
     def results(self, body: spec.Body, values: Sequence[Value], scope: str) -> list[Value]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Phase, Value
+from partita.compiler.graph import LAST, Accumulator, Graph, Input, Node, Parameter, Phase, Value
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.communication import Receive, Send, Transfer
 from partita.dsl.diagnostic import refuse
@@ -65,7 +65,7 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
     locals_: list[dict[Value, Value]] = [{} for _ in range(stages)]
     nodes: list[list[Node]] = [[] for _ in range(stages)]
     for node in graph.nodes:
-        if node.phase is Phase.FINISH:
+        if node.phase in LAST:
             continue  # belongs to the update graph
         targets = wanted.get(node, ()) if node.outputs and node.outputs[0] in portable else (node.placed_on,)
         for stage in targets:
@@ -92,7 +92,7 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
     accumulators = {(each.name, each.stage): each for each in graph.accumulators}
     read = {value for local in nodes for node in local for value in node.inputs}
     # A frozen parameter that nothing reads, such as those of an iteration without effect, is kept for checkpoints.
-    kept = {each.value for each in graph.parameters if not each.trained} - read
+    kept = {each.value for each in graph.parameters if each.frozen} - read
     return PartitionedGraph(
         graph,
         tuple(_stage(graph, index, local, accumulators, set() if index else kept) for index, local in enumerate(nodes)),
@@ -119,7 +119,7 @@ def _stage(
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
-        tuple(p for p in graph.parameters if p.value in read | kept),
+        tuple(p for p in graph.parameters if p.value in read | kept or index in p.kept),
         tuple(nodes),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
     )
@@ -159,7 +159,7 @@ def _copies(graph: Graph, portable: set[Value], stages: int) -> dict[Node, tuple
     wanted: dict[Value, set[int]] = {}
     copies: dict[Node, tuple[int, ...]] = {}
     for node in reversed(graph.nodes):
-        if node.phase is Phase.FINISH:
+        if node.phase in LAST:
             continue
         if node.outputs and node.outputs[0] in portable:
             targets = set[int]().union(*(wanted.get(value, ()) for value in node.outputs))
@@ -176,7 +176,7 @@ def _crossing(graph: Graph, producers: dict[Value, Node]) -> dict[Value, tuple[i
     """The other stages that read each value, in ascending order."""
     crossing: dict[Value, dict[int, None]] = {}
     for node in graph.nodes:
-        if node.phase is Phase.FINISH:
+        if node.phase in LAST:
             continue
         for value in node.inputs:
             producer = producers.get(value)

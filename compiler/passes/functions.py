@@ -15,11 +15,11 @@ from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.convolution import Conv, Patches
 from partita.compiler.ops.linear_scan import LinearScan
-from partita.compiler.ops.lookup import Gather
+from partita.compiler.ops.lookup import Gather, OneHot
 from partita.compiler.ops.loss import NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
-from partita.compiler.ops.pointwise import FUNCTIONS, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
@@ -98,6 +98,27 @@ def _attend(site: Site) -> Value:
 @lowering("embedding")
 def _embedding(site: Site) -> Value:
     return site.build.apply(Gather(site.options["over"]), *site.operands, name=site.name)
+
+
+@lowering("gather")
+def _gather(site: Site) -> Value:
+    build = site.build
+    x, ids = site.operands
+    if x.type.dtype != "bool":
+        return build.apply(Gather(site.options["along"]), ids, x, name=site.name)
+    # What shards of `along` contribute is added up, which takes numbers.
+    found = build.apply(Gather(site.options["along"]), ids, cast(build, x, "i32"))
+    return cast(build, found, "bool", site.name)
+
+
+@lowering("one_hot")
+def _one_hot(site: Site) -> Value:
+    return site.build.apply(OneHot(site.type.axes[-1], site.type.dtype), *site.operands, name=site.name)
+
+
+@lowering("arg_max")
+def _arg_max(site: Site) -> Value:
+    return site.build.apply(ArgMax(site.options["over"]), *site.operands, name=site.name)
 
 
 @lowering("cross_entropy")
@@ -258,6 +279,11 @@ def _accuracy(site: Site) -> Value:
     right = pointwise(site.build, "equal", best, targets)
     dtype = "f64" if logits.type.dtype == "f64" else "f32"
     return _mean(site.build, cast(site.build, right, dtype), right.type.names, site.name)
+
+
+@lowering("training")
+def _training(site: Site) -> Value:
+    return site.build.apply(Constant(site.training, "bool"), name=site.name)
 
 
 @lowering("dropout")

@@ -27,6 +27,7 @@ from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.divisibility import unequal
@@ -77,8 +78,11 @@ class _Splitter:
         self.inputs: list[Input] = []
         self.producers = graph.producers()
         self.from_inputs = _from_inputs_alone(graph)
+        ends = ends_of(graph, batch)
+        self.endings = Endings(graph, ends, self.build, self._statistic)
         gradients = [gradient.value for gradient in graph.gradients]
         self.essential = _ancestors(graph, [graph.loss, *gradients]) if gradients else set[Value]()
+        self.statistics = _ancestors(graph, ends.statistics, self.producers)
 
     def graph(self) -> Graph:
         """Walk the nodes once, then accumulate the results of the microbatch."""
@@ -92,14 +96,17 @@ class _Splitter:
         loss = self._metric(LOSS, self.source.loss)
         self._gradients()
         metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
+        updates = tuple(map(self.endings.update, self.source.updates))
         result = evolve(
             self.source,
             inputs=tuple(self.inputs),
-            nodes=(*self.prologue, *self.build.nodes, *self.finish),
+            nodes=(*self.prologue, *self.build.nodes, *self.finish, *self.endings.nodes),
             loss=loss,
             metrics=metrics,
             gradients=(),
             accumulators=tuple(self.accumulators),
+            updates=updates,
+            masters=tuple(self.endings.masters.values()),
         )
         return without_dead(result)
 
@@ -129,7 +136,7 @@ class _Splitter:
             return
         fit = self._fit(node, states)
         if fit is None:
-            if any(value in self.essential for value in node.outputs):
+            if any(value in self.essential or value in self.statistics for value in node.outputs):
                 raise self._cannot(node, states)
             self.deferred.append(node)
         elif not any((*fit.operands, *fit.results)) and all(value in self.from_inputs for value in node.outputs):
@@ -282,6 +289,8 @@ class _Splitter:
         if partial:
             message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
+            if not any(value in self.essential for value in node.outputs):
+                help = "an update may compute anything of sums over the batch, but no further sums of that"
         else:
             message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
@@ -301,7 +310,8 @@ class _Splitter:
         """
         state = self.state[value]
         node = self.producers.get(value)
-        self.build.at(reader or node or next(each for each in self.source.nodes if value in each.inputs))
+        readers = (each for each in self.source.nodes if value in each.inputs)
+        self.build.at(reader or node or next(readers, self.source.nodes[0]))
         if is_split(state):
             raise refuse(
                 "E0407",
@@ -391,6 +401,10 @@ class _Splitter:
                 sent = self.local[value]
             self.totals[value, node.stage] = self._accumulated(name, value, node, sent)
         return self.totals[value, node.stage]
+
+    def _statistic(self, value: Value, reader: Node | None) -> Value:
+        """A statistic for the ends of updates, one of which is `reader`."""
+        return self._accumulated(f"statistic {value.name}", value, None if value in self.producers else reader)
 
 
 def _described(state: State, batch: str) -> str:

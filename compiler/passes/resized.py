@@ -67,6 +67,12 @@ class Resized:
             evolve(each, value=each.at(self.sizes)) if isinstance(each, spec.Literal) else each for each in operands
         )
 
+    def initial_of(self, step: spec.Parameter) -> spec.Call:
+        """The new initializer. Buffers are often counts and variances: they begin as declared, but not with zeros."""
+        if not step.buffer:
+            return self.initial(step.initial)
+        return step.initial if self.initial is as_declared or not step.type.is_float else unless_zero(step.initial)
+
     @staticmethod
     def window(window: int, before: int, after: int | None) -> int:
         """A window that is as large a part of the axis as it was; one that is smaller than the axis stays smaller."""
@@ -82,7 +88,7 @@ class Resized:
             count = self.counts.get(id(step), step.count)
             return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
         if isinstance(step, spec.Parameter):
-            return evolve(step, type=self.type(step.type), initial=self.initial(step.initial))
+            return evolve(step, type=self.type(step.type), initial=self.initial_of(step))
         if isinstance(step, spec.Sample):
             return evolve(step, type=self.type(step.type))
         options = step.options

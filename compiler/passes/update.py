@@ -4,8 +4,9 @@ REDUCE nodes reshard a stage's accumulators to the layout that the update needs:
 FINISH nodes run on these totals: the sum of a tied parameter's totals in stage order, each stage's share of the squared
 norm, metrics that are functions of sums. Their results for all ranks (loss, metrics, squares) form one small vector of
 partial sums, in which a replicated value counts only on the first rank of each mesh axis, and every gradient's square
-once. It is summed over all ranks. UPDATE nodes then run on every rank for the shard of each parameter whose optimizer
-state it stores (a tied parameter is updated identically on all its stages), and gather parameters stored replicated.
+once. It is summed over all ranks. UPDATE nodes then run on every rank: they compute the new values of the buffers that
+it keeps, from masters as they were during the step, and then update the shard of each parameter whose optimizer state
+it stores, and gather parameters stored replicated. What several stages keep is updated identically on all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, Node, Parameter, Phase, Value
+from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
@@ -57,6 +58,28 @@ class ParameterUpdate:
 
 
 @frozen(eq=False)
+class BufferUpdate:
+    """The update of one buffer: `new`, in the layout in which it is stored, is written over `master`.
+
+    `stages` are those that keep it. `totals` are the statistics that the update is made of, each with its accumulator
+    and the stage that makes it; they are partial sums.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    totals: tuple[tuple[int, str, Value], ...]
+    master: Value
+    new: Value
+
+    __repr__ = shortened
+
+    @property
+    def store(self) -> Node:
+        """The node that writes the new value."""
+        return Node(Store(), (self.master, self.new), (), self.name, None, Phase.UPDATE)
+
+
+@frozen(eq=False)
 class UpdateGraph:
     """The end of a step. `statistics` are the entries of the vector, each with the stage that makes it.
 
@@ -64,7 +87,8 @@ class UpdateGraph:
     accumulator in order. `sums` are the accumulators that are not gradients, each with its stage, and `metrics` the
     nodes that compute statistics from them. `finish` has the nodes that compute a stage's share of the squared norm, by
     stage. `norms` are these shares summed over all ranks, the last entries of the vector, and `clip` the nodes that
-    compute the coefficient from them (empty without clipping).
+    compute the coefficient from them (empty without clipping). `buffers` are updated before the parameters, by
+    `buffer_nodes`, which read `masters` of both.
     """
 
     parameters: tuple[ParameterUpdate, ...]
@@ -76,9 +100,29 @@ class UpdateGraph:
     finish: tuple[tuple[int, tuple[Node, ...]], ...]
     norms: tuple[Value, ...]
     clip: tuple[Node, ...]
+    buffers: tuple[BufferUpdate, ...] = ()
+    masters: tuple[Master, ...] = ()
+    buffer_nodes: tuple[Node, ...] = ()
 
     def __repr__(self) -> str:
         return f"<UpdateGraph: {count(len(self.parameters), 'parameter')}>"
+
+    def nodes_of(self, buffers: Sequence[BufferUpdate]) -> list[Node]:
+        """The nodes that compute the new values of some buffers, in order."""
+        wanted = {each.new for each in buffers}
+        nodes = []
+        for node in reversed(self.buffer_nodes):
+            if any(value in wanted for value in node.outputs):
+                nodes.append(node)
+                wanted.update(node.inputs)
+        return nodes[::-1]
+
+    def buffer_updates(self, names: Collection[str]) -> list[Node]:
+        """What updates the buffers among `names`. All new values are made before the first is stored: updates read what
+        the step has computed with.
+        """
+        buffers = [each for each in self.buffers if each.name in names]
+        return [*bucketed(by_depth(self.nodes_of(buffers)), BUCKET_BYTES), *(each.store for each in buffers)]
 
     def statistic_nodes(self, stages: Collection[int]) -> list[Node]:
         """The nodes that compute the statistics of these stages, in order."""
@@ -164,6 +208,9 @@ class _UpdateBuilder:
             tuple((stage, tuple(nodes)) for stage, nodes in sorted(by_stage.items())),
             tuple(whole),
             clip_nodes,
+            tuple(self._buffer(each, stage_sets[each.buffer]) for each in graph.updates),
+            graph.masters,
+            tuple(node for node in graph.nodes if node.phase is Phase.UPDATE),
         )
 
     def _stand(self, scope: str, phase: Phase, stage: int | None) -> None:
@@ -172,6 +219,25 @@ class _UpdateBuilder:
 
     def _moved(self, value: Value, target: Layout) -> Value:
         return self.build.moved(value, target)
+
+    # ------------------------------------------------------------ buffers
+
+    def _buffer(self, each: NewValue, stages: tuple[int, ...]) -> BufferUpdate:
+        graph = self.partitioned.graph
+        wanted = {each.value}
+        for node in reversed(graph.nodes):
+            if node.phase is Phase.UPDATE and any(value in wanted for value in node.outputs):
+                wanted.update(node.inputs)
+        totals = tuple(
+            (stage.index, accumulator.name, accumulator.value)
+            for stage in self.partitioned.stages
+            for accumulator in stage.accumulators
+            if accumulator.value in wanted
+        )
+        layouts = self.layouts[each.buffer]
+        own = next((master.value for master in graph.masters if master.parameter == each.buffer), None)
+        master = own or Value(f"master({each.buffer})", each.value.type, layouts.param)
+        return BufferUpdate(each.buffer, stages, totals, master, each.value)
 
     # ------------------------------------------------------------ reductions
 

@@ -157,8 +157,20 @@ class _Tensors:
         known = self.whole if name in self.whole else self.local
         value, node = known[name]
         type = global_type(value.type, value.layout, self.mesh.sizes)
-        stages = tuple(sorted({known[each][1].placed_on for each in names}))
+        stages = tuple(sorted({stage for each in names for stage in self._stages(*known[each])}))
         return self._value(self._of(names, "a value", type, node.span, stages, value.tensor), name)
+
+    def _stages(self, value: Value, node: Node) -> tuple[int, ...]:
+        """The stages that compute a value: one, unless updates of buffers are made of it."""
+        if node.stage is not None:
+            return (node.stage,)
+        update = self.state.update
+        return tuple(
+            stage
+            for buffer in update.buffers
+            if any(value.name == each.name for made in update.nodes_of([buffer]) for each in made.outputs)
+            for stage in buffer.stages
+        )
 
     # ------------------------------------------------------------ default layout
 
@@ -195,12 +207,14 @@ class _Tensors:
 
     def _parameter(self, names: tuple[str, ...], parameter: Parameter) -> Explanation:
         stages = tuple(sorted({s for each in names for s in self.state.program.parameter(each).stages}))
-        found = self._of(names, "a parameter", parameter.master, parameter.span, stages)
+        role = "a buffer" if parameter.buffer else "a parameter"
+        found = self._of(names, role, parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
-        kinds = ("param", "grad", "state") if parameter.trained else ("param",)
+        kinds = ("param", "grad", "state") if parameter.trained else () if parameter.buffer else ("param",)
+        rule = self.state.rules.get(parameter.name)
         return evolve(
             found,
-            rule=self.state.rules[parameter.name].span if len(self.state.train.optimizer.rules) > 1 else None,
+            rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
             local=found.local.with_dtype(parameter.value.type.dtype),
             stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),

@@ -227,7 +227,7 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
     """The rules of the optimizer, in order."""
     found = []
     for rule in state.train.optimizer.rules:
-        own = [each for each in state.program.parameters if state.rules[each.name] is rule]
+        own = [each for each in state.program.parameters if state.rules.get(each.name) is rule]
         names = dict.fromkeys(without_iterations(each.name) for each in own)
         elements = sum(each.type.elements for each in own)
         stored = sum(kept.type.bytes for each in own for kept in each.states)
@@ -238,7 +238,8 @@ def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
     defaults = default_layouts(state.spec.layout, state.mesh)
     found: dict[str, dict[str, None]] = {}
-    for name, layouts in state.sharded.parameters.items():
+    for name in (each.name for each in state.step.parameters if not each.buffer):
+        layouts = state.sharded.parameters[name]
         kind, layout = ("state", layouts.state) if name in state.updates else ("param", layouts.param)
         for mesh_axis in undivided(defaults, kind, name, layout):
             found.setdefault(mesh_axis, {})[without_iterations(name)] = None

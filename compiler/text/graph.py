@@ -24,10 +24,12 @@ phase.
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
     input       [name] value [limit AXIS] [cut AXIS]
-    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [frozen]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen]
+    master      parameter value
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
     metric      name value
+    update      buffer value
     guard       name AXIS
 """
 
@@ -41,7 +43,20 @@ from typing import Any
 
 from attrs import NOTHING
 
-from partita.compiler.graph import Accumulator, Gradient, Graph, Guard, Input, Node, Parameter, Phase, Scope, Value
+from partita.compiler.graph import (
+    Accumulator,
+    Gradient,
+    Graph,
+    Guard,
+    Input,
+    Master,
+    NewValue,
+    Node,
+    Parameter,
+    Phase,
+    Scope,
+    Value,
+)
 from partita.compiler.layout import REPLICATED, Layout
 from partita.compiler.ops import OPS
 from partita.compiler.ops.op import Op, accumulation, attributes
@@ -172,8 +187,14 @@ class GraphWriter:
         if each.fans != usual_fans(each.master):
             words.append(f"fans {each.fans[0]}, {each.fans[1]}")
         words += ["decays"] if each.decays else []
-        words += [] if each.trained else ["frozen"]
+        words += ["buffer"] if each.buffer else []
+        words += [f"kept {', '.join(map(str, each.kept))}"] if each.kept else []
+        words += ["frozen"] if each.frozen else []
         return f"parameter {' '.join(words)}"
+
+    def master(self, each: Master) -> str:
+        """`master m.bias %master(m.bias): f32[experts=8]`."""
+        return f"master {each.parameter} {self.value(each.value)}"
 
     def accumulator(self, each: Accumulator) -> str:
         """`accumulator m.w %total(d(m.w))@0: f32[embed=64] parameter m.w stage 0`."""
@@ -198,9 +219,11 @@ class GraphWriter:
             *map(self.input, graph.inputs),
             *map(self.parameter, graph.parameters),
             *map(self.accumulator, graph.accumulators),
+            *map(self.master, graph.masters),
             *map(self.node, graph.nodes),
             f"loss {self.name(graph.loss)}",
             *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
+            *(f"update {each.buffer} {self.name(each.value)}" for each in graph.updates),
             *map(self.gradient, graph.gradients),
             *(f"guard {each.name} {each.axis}" for each in graph.guards),
         ]
@@ -360,13 +383,25 @@ class GraphReader:
 
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""
-        fans = r"fans (\d+), (\d+)"
-        match = matched(rf"({VALUE})(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( frozen)?", text)
+        fans, kept = r"fans (\d+), (\d+)", r"kept ([\d, ]+)"
+        words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?( frozen)?"
+        match = matched(rf"({VALUE}){words}", text)
         value = self.value(match[1])
         master = parse_type(match[2]) if match[2] else usual_master(value.type)
         initial = parse_call(match[3]) if match[3] else ZEROS
         known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
-        return Parameter(value, master, initial, known, bool(match[6]), trained=not match[7])
+        stages = tuple(map(int, match[8].split(", "))) if match[8] else ()
+        return Parameter(value, master, initial, known, bool(match[6]), None, bool(match[7]), stages, bool(match[9]))
+
+    def master(self, text: str) -> Master:
+        """Parses a master."""
+        name, _, value = text.partition(" ")
+        return Master(name, self.value(value))
+
+    def new_value(self, text: str) -> NewValue:
+        """Parses the new value of a buffer."""
+        name, _, value = text.partition(" ")
+        return NewValue(name, self.values[value])
 
     def accumulator(self, text: str) -> Accumulator:
         """Parses an accumulator."""
@@ -416,6 +451,8 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "input": reader.input,
         "parameter": reader.parameter,
         "accumulator": reader.accumulator,
+        "master": reader.master,
+        "update": reader.new_value,
         "loss": lambda text: reader.values[text],
         "metric": reader.metric,
         "gradient": reader.gradient,
@@ -444,4 +481,6 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         accumulators=tuple(found["accumulator"]),
         scopes=tuple(found["scope"]),
         guards=tuple(found["guard"]),
+        updates=tuple(found["update"]),
+        masters=tuple(found["master"]),
     )

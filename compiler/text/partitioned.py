@@ -11,8 +11,9 @@ A partitioned graph: a part for each stage, in which sends and receives are node
     message 0 -> 1 forward 32 B tiny.x
 
 The end of a step: for each stage, the nodes that reduce its accumulators, the resulting totals, and the nodes that
-compute its share of the squared norm; for each parameter, the nodes that sum its gradient, and those that update it. A
-line `given` declares a value from elsewhere: an accumulator, a master, an optimizer state.
+compute its share of the squared norm; for each parameter, the nodes that sum its gradient, and those that update it;
+and the nodes that compute the new values of all buffers. A line `given` declares a value from elsewhere: an
+accumulator, a master, an optimizer state.
 
     reduce 0
     given %total(d(tiny.w))@0: f32[embed=64] {+/data}
@@ -20,6 +21,11 @@ line `given` declares a value from elsewhere: an accumulator, a master, an optim
     totals 0 %total(d(tiny.w))@0^2
     parameter tiny.w stages 0 compute {} param {} grad {} state {} decays
     …
+    buffers
+    read tiny.bias %master(tiny.bias): f32[experts=8]
+    %tiny.add.after: f32[experts=8] = add(%master(tiny.bias), %total(statistic tiny.counts)) U @tiny
+    buffer tiny.bias stages 0 stores %tiny.add.after over %master(tiny.bias)
+    of 0 %total(statistic tiny.counts) = statistic tiny.counts
 """
 
 from __future__ import annotations
@@ -28,14 +34,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, Graph, Input, Node, Parameter, Value
+from partita.compiler.graph import Accumulator, Graph, Input, Master, Node, Parameter, Value
 from partita.compiler.instructions import Direction, Message
 from partita.compiler.ops.op import Op
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
-from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
+from partita.compiler.passes.update import BufferUpdate, ParameterUpdate, UpdateGraph
 from partita.compiler.text.graph import GraphReader, GraphWriter, matched, parse_layout, read_lines
 from partita.compiler.text.sharded import LAYOUTS, layouts_text
 
@@ -171,7 +177,20 @@ class _UpdateWriter(GraphWriter):
             self.part("clip", update.clip)
         for each in update.parameters:
             self.part(f"update {each.name}", each.update)
+        if update.buffers:
+            self.lines += [f"read {each.parameter} {self.value(each.value)}" for each in update.masters]
+            self.part("buffers", update.buffer_nodes)
+            for buffer in update.buffers:
+                self.buffer_update(buffer)
         return self.lines
+
+    def buffer_update(self, each: BufferUpdate) -> None:
+        """Writes a buffer's stages, what is stored over it, and the statistics that this is made of."""
+        self.given((*(value for *_, value in each.totals), each.master, each.new))
+        stages = ", ".join(map(str, each.stages))
+        stored = f"{self.name(each.new)} over {self.name(each.master)}"
+        self.lines.append(f"buffer {each.name} stages {stages} stores {stored}")
+        self.lines += [f"of {stage} {self.name(value)} = {name}" for stage, name, value in each.totals]
 
     def parameter_update(self, each: ParameterUpdate) -> None:
         """Writes a parameter's stages and layouts, the nodes that sum its gradient, and its master and states."""
@@ -207,11 +226,14 @@ def parse_update(text: str) -> UpdateGraph:
         "totals": reader.of_stage,
         "parameter": reader.parameter_update,
         "gradient": reader.total_gradient,
-        "master": reader.master,
+        "master": reader.own_master,
         "state": reader.state,
         "statistic": reader.statistic,
         "norm": lambda text: reader.norms.append(reader.value(text)),
-        **{word: partial(reader.part, word) for word in ("reduce", "squares", "metrics", "clip", "update")},
+        "read": reader.read,
+        "buffer": reader.buffer,
+        "of": reader.buffer_total,
+        **{word: partial(reader.part, word) for word in ("reduce", "squares", "metrics", "clip", "update", "buffers")},
     }
     read_lines(text, words, lambda line: reader.nodes.append(reader.node(line)))
     return reader.update()
@@ -227,6 +249,8 @@ class _UpdateReader(GraphReader):
         self.parameters: list[dict[str, Any]] = []
         self.statistics: list[tuple[str, Value, int]] = []
         self.norms: list[Value] = []
+        self.masters: list[Master] = []
+        self.buffers: list[BufferUpdate] = []
 
     def update(self) -> UpdateGraph:
         """The graph that was read."""
@@ -244,6 +268,9 @@ class _UpdateReader(GraphReader):
             self.by_stage("squares"),
             tuple(self.norms),
             self.of("clip", ""),
+            tuple(self.buffers),
+            tuple(self.masters),
+            self.of("buffers", ""),
         )
 
     def part(self, kind: str, of: str) -> None:
@@ -295,7 +322,7 @@ class _UpdateReader(GraphReader):
             "totals": tuple((int(stage), self.values[value]) for stage, value in pairs),
         }
 
-    def master(self, text: str) -> None:
+    def own_master(self, text: str) -> None:
         """Reads a parameter's master."""
         self.parameters[-1]["master"] = self.value(text)
 
@@ -304,6 +331,23 @@ class _UpdateReader(GraphReader):
         name, _, value = text.partition(" ")
         self.parameters[-1]["state_names"] += (name,)
         self.parameters[-1]["states"] += (self.value(value),)
+
+    def read(self, text: str) -> None:
+        """Reads a master that updates of buffers read."""
+        name, _, value = text.partition(" ")
+        self.masters.append(Master(name, self.value(value)))
+
+    def buffer(self, text: str) -> None:
+        """Reads the update of a buffer, before its statistics."""
+        match = matched(r"(\S+) stages ([\d, ]+) stores (%.+) over (%.+)", text)
+        stages = tuple(map(int, match[2].split(", ")))
+        self.buffers.append(BufferUpdate(match[1], stages, (), self.values[match[4]], self.values[match[3]]))
+
+    def buffer_total(self, text: str) -> None:
+        """Reads a statistic of the last buffer."""
+        match = matched(r"(\d+) (%.+) = (.+)", text)
+        last = self.buffers[-1]
+        self.buffers[-1] = evolve(last, totals=(*last.totals, (int(match[1]), match[3], self.values[match[2]])))
 
     def statistic(self, text: str) -> None:
         """Reads an entry of the statistics."""

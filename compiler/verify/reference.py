@@ -16,7 +16,8 @@ Contribution = tuple[Op, int]
 class Reference:
     """The graph of one microbatch and of the end of the step, with the value numbers of its interface.
 
-    `contributions` are by accumulator and stage, in program order. `statistics` are the loss and the metrics.
+    `contributions` are by accumulator and stage, in program order. `statistics` are the loss and the metrics,
+    `updates` the new values of buffers.
     """
 
     graph: Graph
@@ -25,6 +26,7 @@ class Reference:
     accumulators: dict[str, tuple[Accumulator, int]] = field(factory=dict)
     contributions: dict[tuple[str, int | None], list[Contribution]] = field(factory=dict)
     statistics: dict[str, int] = field(factory=dict)
+    updates: dict[str, int] = field(factory=dict)
 
     @staticmethod
     def of(graph: Graph, numbering: ValueNumbering) -> Reference:
@@ -40,6 +42,9 @@ class Reference:
         for total in graph.accumulators:
             number = numbers[total.value] = numbering.given("total", total.name, type=total.value.type)
             whole.accumulators[total.name] = total, number
+        for master in graph.masters:
+            type = whole.parameters[master.parameter][0].master
+            numbers[master.value] = numbering.given("master", master.parameter, type=type)
         for node in graph.nodes:
             operands = tuple(numbers[value] for value in node.inputs)
             if node.op.accumulator is not None:
@@ -49,4 +54,5 @@ class Reference:
                 numbers.update(zip(node.outputs, numbering.of(node.op, operands), strict=True))
         for name, value in (("loss", graph.loss), *graph.metrics):
             whole.statistics[name] = numbers[value]
+        whole.updates.update((each.buffer, numbers[each.value]) for each in graph.updates)
         return whole

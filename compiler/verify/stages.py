@@ -199,4 +199,5 @@ class Stages:
 
 def _same(a: Parameter, b: Parameter) -> bool:
     """Whether two records describe the same parameter, layout aside."""
-    return (a.name, a.master, a.fans, a.decays) == (b.name, b.master, b.fans, b.decays) and a.initial is b.initial
+    alike = (a.name, a.master, a.fans, a.decays, a.buffer) == (b.name, b.master, b.fans, b.decays, b.buffer)
+    return alike and a.initial is b.initial

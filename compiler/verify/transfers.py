@@ -3,8 +3,9 @@
 The instructions of all ranks must satisfy the schedule invariants (`partita.compiler.schedules.invariants`). In
 addition, posted messages are those between stages on different ranks, on the channel between these ranks, and messages
 between stages of one rank are local transfers. Each stage is reduced once, after its last microbatch. Each total of a
-tied parameter goes once to every other rank that has the parameter, in the same order at both ends. Each entry of the
-statistics comes from the rank of the stage that computes it.
+tied parameter goes once to every other rank that has the parameter, and each total of a statistic to every other rank
+that has a buffer made of it, in the same order at both ends. Each entry of the statistics comes from the rank of the
+stage that computes it.
 """
 
 from __future__ import annotations
@@ -97,6 +98,13 @@ class Transfers:
             for stage, _ in each.totals:
                 source = self._rank(stage)
                 wanted += [(source, holder, stage, each.name) for holder in holders if holder != source]
+        statistics = dict.fromkeys(
+            (self._rank(stage), self._rank(holder), stage, name)
+            for buffer in self.update.buffers
+            for stage, name, _ in buffer.totals
+            for holder in buffer.stages
+        )
+        wanted += [way for way in statistics if way[0] != way[1]]
         sends = [_ways(rank, rank.sends, sent=True) for rank in self.program.ranks]
         receives = [_ways(rank, rank.receives, sent=False) for rank in self.program.ranks]
         for done, ends in (("sent", sends), ("received", receives)):

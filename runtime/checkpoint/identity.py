@@ -100,7 +100,8 @@ def digest_of(model: spec.Model) -> str:
                 numbers[id(step.body)] = len(bodies)
                 bodies.append(step.body)
         steps = [_step(step, numbers) for step in body.steps]
-        written.append([list(body.inputs), steps, _plain(body.results)])
+        updates = [[[each.buffer, each.value] for each in body.updates]] if body.updates else []
+        written.append([list(body.inputs), steps, _plain(body.results), *updates])
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()
 
 
@@ -109,7 +110,7 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
         case spec.Apply():
             return ["apply", step.function, _plain(step.operands), _plain(step.options), _kind(step.type)]
         case spec.Parameter():
-            return ["param", step.name, _kind(step.type)]
+            return ["buffer" if step.buffer else "param", step.name, _kind(step.type)]
         case spec.Sample():
             return ["sample", step.name, _kind(step.type), _plain(step.distribution)]
         case spec.CallBlock():

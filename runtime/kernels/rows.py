@@ -112,6 +112,12 @@ def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) ->
 
 
 @kernel
+def one_hot(ids: Tensor, size: int, dtype: torch.dtype, start: int = 0) -> Tensor:
+    """1 where the last axis, whose positions count from `start`, is at the id."""
+    return (ids.unsqueeze(-1) == torch.arange(start, start + size, device=ids.device)).to(dtype)
+
+
+@kernel
 def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int | None = None) -> Tensor:
     """Add [shared…, own…, rest…] into rows of [shared…, rows, rest…] at indices [shared…, own…], in place and in order.
 

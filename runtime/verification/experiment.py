@@ -275,7 +275,9 @@ def essential(what: str) -> bool:
 
 
 def _nudged(tensor: torch.Tensor, trial: int) -> torch.Tensor:
-    """The tensor, with elements changed up or down by a small fraction of their order of magnitude."""
+    """A float tensor, with elements changed up or down by a small fraction of their order of magnitude."""
+    if not tensor.is_floating_point():
+        return tensor
     pattern = (torch.arange(tensor.numel()).view(tensor.shape) * (2 * trial + 1) + trial) % 5 - 2
     return tensor + LAST_DIGITS * pattern * tensor.abs().clamp(min=0.1)
 

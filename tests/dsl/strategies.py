@@ -95,10 +95,13 @@ settings = st.builds(
 
 simple_statements = st.one_of(
     st.builds(lambda n, t, e: node(tree.Param, n, t, e), several(names), types, expressions),
+    st.builds(lambda n, t, e: node(tree.Buffer, n, t, e), several(names), types, expressions),
     st.builds(lambda n, t, e: node(tree.Sample, n, t, e), names, types, expressions),
     st.builds(lambda n, e: node(tree.Let, n, e), several(names), expressions),
     expressions.map(lambda e: node(tree.Loss, e)),
+    st.builds(lambda n, e: node(tree.Update, n, e), names, expressions),
     st.builds(lambda n, e: node(tree.Metric, n, e), names, expressions),
+    st.builds(lambda n, e: node(tree.Output, n, e), names, expressions),
 )
 statements = st.recursive(
     simple_statements,
@@ -183,6 +186,8 @@ def words(item):
             return [*words(item.name), ":", *words(item.type)]
         case tree.Param():
             return ["param", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
+        case tree.Buffer():
+            return ["buffer", *separated(item.names), ":", *words(item.type), "~", *words(item.initial)]
         case tree.Sample():
             return ["sample", *words(item.name), ":", *words(item.type), "~", *words(item.distribution)]
         case tree.Let():
@@ -191,8 +196,12 @@ def words(item):
             return ["repeat", *words(item.count), "as", *words(item.name), *braces(item.body)]
         case tree.Loss():
             return ["loss", *words(item.value)]
+        case tree.Update():
+            return ["update", *words(item.name), "=", *words(item.value)]
         case tree.Metric():
             return ["metric", *words(item.name), "=", *words(item.value)]
+        case tree.Output():
+            return ["output", *words(item.name), "=", *words(item.value)]
         case tree.Return():
             return ["return", *separated(item.values)]
         case tree.Import():

@@ -129,6 +129,14 @@ CASES = [
     ("dot(x, q, over = embed)", "f32 batch heads key", {"over": ("embed",)}),
     ("dot(q, q, over = [heads, key])", "f32 embed", {"over": ("heads", "key")}),
     ("embedding(ids, q, over = heads)", "f32 batch embed key", {"over": "heads"}),
+    ("gather(x, ids, along = embed)", "f32 batch", {"along": "embed"}),
+    ("gather(q, ids, along = heads)", "f32 batch embed key", {"along": "heads"}),
+    ("gather(q > 0, ids, key)", "bool batch embed heads", {"along": "key"}),
+    ("one_hot(ids, seq)", "f32 batch seq", {"axis": "seq"}),
+    ("arg_max(x, over = embed)", "i64 batch", {"over": "embed"}),
+    ("arg_max(x, batch)", "i64 embed", {"over": "batch"}),
+    ("cumsum(q, over = heads)", "f32 embed heads key", {"over": "heads"}),
+    ("cumsum(ids, batch)", "i64 batch", {"over": "batch"}),
     ("rope(s, over = seq, pairs = embed)", "f32 seq embed", {"over": "seq", "pairs": "embed", "base": 10000.0}),
     ("iota(seq)", "i64 seq", {"axis": "seq"}),
     ("sum(x)", "f32", {"over": ("batch", "embed")}),
@@ -225,7 +233,7 @@ def test_types_and_options(expression, expected, options):
 def test_every_function_has_a_case_or_an_operator():
     tested = {expression.split("(")[0] for expression, *_ in CASES}
     others = "add subtract multiply divide negate attend relu silu sigmoid tanh exp log sqrt rsqrt abs minimum max min"
-    others += " logical_and logical_or logical_not sin cos erf softplus log_sigmoid floor round"
+    others += " logical_and logical_or logical_not sin cos erf softplus log_sigmoid floor round training"
     others += " less less_equal greater greater_equal equal not_equal"
     assert set(FUNCTIONS) <= tested | set(others.split())
 

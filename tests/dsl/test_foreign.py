@@ -167,8 +167,10 @@ def test_the_axes_of_a_mesh_are_listed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("statement", "help"),
     [
-        ("let y = gather(x, ids)", "`embedding(ids, table, over = axis)` looks up rows of a table"),
-        ("let y = cumsum(x)", "there is no such function yet"),
+        ("let y = lookup(x, ids)", "`embedding(ids, table, over = axis)` looks up rows of a table"),
+        ("let y = take_along_dim(x, ids)", "`gather(x, ids, along = axis)`"),
+        ("let y = argmax(x)", "`arg_max(x, over = axis)`"),
+        ("let y = cumprod(x)", "there is no such function yet"),
         ("let y = pad(x)", "there is no such function yet"),
         ("let y = matmul(x, w)", "a product is `dot(a, b, over = axis)`"),
         ("let y = Linear(x)", "a product is `dot(a, b, over = axis)`"),

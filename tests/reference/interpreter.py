@@ -34,6 +34,7 @@ class Reading:
     matrix: tuple[frozenset[str], frozenset[str]] | None = None  # the axes that a `dot` sums, and those it shares
     rows: frozenset[str] = frozenset()  # of a table
     limits: list[int] = field(factory=list)
+    buffer: bool = False
 
 
 @define(eq=False)
@@ -54,6 +55,7 @@ class Walk:
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
     scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
+    updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics."""
@@ -98,6 +100,9 @@ class Walk:
                         made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
+        for each in body.updates:
+            name, axes = values[each.buffer].source, values[each.buffer].axes
+            self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
 
     def scope(self, path: str, name: str) -> None:
@@ -120,9 +125,10 @@ class Walk:
     # ------------------------------------------------------------ leaves
 
     def parameter(self, step: spec.Parameter, path: str) -> Named:
-        self.readings[path] = Reading(step.type, step.initial)
+        self.readings[path] = Reading(step.type, step.initial, buffer=step.buffer)
         data = torch.zeros(self.shape(step.type)) if self.parameters is None else self.parameters[path]
-        return Named(data.double(), step.type.names, path, _own(step.type))
+        data = data.double() if step.type.is_float else data.long()
+        return Named(data, step.type.names, path, _own(step.type))
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
@@ -151,7 +157,8 @@ class Walk:
 
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
-        over = step.options.get("over")
+        o = step.options
+        over = o.get("over")
         if step.function == "conv":
             for x in operands:
                 reading = self.read(x)
@@ -159,7 +166,7 @@ class Walk:
                     reading.decays = True
             kernel = self.read(operands[1])
             if kernel is not None:
-                summed = prod(operands[1].size(name) for name in (*over, *step.options["size"]))
+                summed = prod(operands[1].size(name) for name in (*over, *o["size"]))
                 kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
                 if kernel.matrix is None:
                     x = operands[1]
@@ -186,6 +193,16 @@ class Walk:
                 table.rows = table.rows or operands[1].origins[over]
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
+        elif step.function in ("gather", "one_hot"):
+            table = self.read(operands[0]) if step.function == "gather" else None
+            if table is not None:
+                table.decays = True
+                table.rows = table.rows or operands[0].origins[o["along"]]
+            ids = self.read(operands[-1])
+            if ids is not None:
+                ids.limits.append(
+                    operands[0].size(o["along"]) if step.function == "gather" else self.shape(step.type)[-1]
+                )
         elif step.function in ("cross_entropy", "accuracy"):
             targets = self.read(operands[1])
             if targets is not None:
@@ -196,6 +213,9 @@ class Walk:
         if name in named.POINTWISE:
             return named.elementwise(named.POINTWISE[name], *operands)
         return getattr(self, f"_{name}")(step, path, o, *operands)
+
+    def _training(self, step, path, o) -> Named:
+        return Named(torch.tensor(self.training))
 
     def _op(self, step, path, o, *operands: Named) -> Named:
         """An operation of one's own: its forward, of tensors with their axes as they are declared."""
@@ -251,6 +271,18 @@ class Walk:
 
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
+
+    def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
+        return named.picked(x, ids, o["along"])
+
+    def _one_hot(self, step, path, o, ids: Named) -> Named:
+        return named.one_hot(ids, o["axis"], self.shape(step.type)[-1])
+
+    def _arg_max(self, step, path, o, x: Named) -> Named:
+        return named.first_greatest(x, o["over"])
+
+    def _cumsum(self, step, path, o, x: Named) -> Named:
+        return named.cumulative(x, o["over"])
 
     def _rope(self, step, path, o, x: Named) -> Named:
         return named.rope(x, o)

@@ -93,6 +93,33 @@ def one_hot(ids: Named, axis: str, size: int) -> Named:
     return Named(here.double(), (*ids.axes, axis))
 
 
+def cumulative(x: Named, over: str) -> Named:
+    """Each position's sum is one of all positions, of which the later ones count zero."""
+    size = x.size(over)
+    upto = Named(torch.ones(size, size, dtype=x.data.dtype).tril(), ("position", over))
+    # A position beyond is left out, not multiplied by zero.
+    wide = torch.where(upto.to(("position", *x.axes)) != 0, x.data, 0)
+    summed = total(Named(wide, ("position", *x.axes)), [over])
+    return evolve(summed, axes=tuple(over if name == "position" else name for name in summed.axes))
+
+
+def first_greatest(x: Named, over: str) -> Named:
+    """The first position along `over` of the greatest element."""
+    rest = tuple(name for name in x.axes if name != over)
+    data = x.ordered((*rest, over)).data
+    index = torch.arange(data.shape[-1]).expand(data.shape)
+    return Named(index.masked_fill(data != data.amax(-1, keepdim=True), data.shape[-1]).amin(-1), rest)
+
+
+def picked(x: Named, ids: Named, along: str) -> Named:
+    """The elements at the ids, as a sum over all positions that the others do not enter."""
+    here = evolve(one_hot(ids, along, x.size(along)), data=one_hot(ids, along, x.size(along)).data != 0)
+    axes = (*ids.axes, *(name for name in x.axes if name not in ids.axes and name != along))
+    wide = torch.where(here.to((*axes, along)), x.to((*axes, along)), torch.zeros((), dtype=x.data.dtype))
+    summed = wide.any(-1) if x.data.dtype == torch.bool else wide.sum(-1)
+    return Named(summed, axes)
+
+
 def softmax(x: Named, over: Sequence[str]) -> Named:
     e = elementwise(lambda a, b: (a - b).exp(), x, evolve(greatest(x, over), data=greatest(x, over).data.detach()))
     return elementwise(lambda a, b: a / b, e, total(e, over))

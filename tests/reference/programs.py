@@ -181,6 +181,7 @@ class Body:
     scope: dict[str, Expression] = field(factory=dict)
     rebindable: set[str] = field(factory=set)
     parameters: list[str] = field(factory=list)  # those that are declared here
+    buffers: list[Expression] = field(factory=list)  # as well
 
 
 @define(eq=False)
@@ -303,6 +304,12 @@ class Maker:
         text = f"({a} / ({b} * {b} + 0.5))" if sign == "/" else f"({a} {sign} {b})"
         return self._made(text, a.axes | b.axes, a, b)
 
+    def _mode(self, depth: int) -> Expression | None:
+        a = self.expression(depth)
+        b = self.within(self.expression(depth), a.axes)
+        both = self.shuffled([str(a), str(b) if self.chance(80) else "0.5"])
+        return self._made(f"where(training(), {', '.join(both)})", a.axes, a, b)
+
     def _extreme(self, depth: int) -> Expression | None:
         a = self.expression(depth)
         function = self.one(("maximum", "minimum"))
@@ -366,6 +373,14 @@ class Maker:
         if self.chance(30):
             x = self.boolean(depth - 1)
             return self._made(f"cast({x}, i64)", x.axes, x, dtype="i64")
+        if self.chance(12):
+            made = self.expression(depth - 1)
+            axes = self.some(self.reducible(made), 1, 1)
+            if axes:
+                # Apart from each other even where they would be equal but for rounding.
+                apart = f"{made} + cast(iota({axes[0]}), f32) * 0.0173"
+                text = f"arg_max({apart}, over = {axes[0]})"
+                return self._made(text, made.axes - set(axes), made, dtype="i64")
         x = self.integer(depth - 1)
         over = self.some(self.reducible(x), 0, 1)
         if over and self.chance(40):
@@ -537,6 +552,35 @@ class Maker:
         ids = f"minimum(maximum({x}, 0), size({over}) - 1)"
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
         return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
+
+    def ids(self, over: str, depth: int) -> Expression | None:
+        """Ids within an axis that they do not have."""
+        found = self.named("i64", lambda e: self.limits.get(e.text) == over and over not in e.axes)
+        if found is not None and self.chance(40):
+            return found
+        x = self.integer(depth)
+        return None if over in x.axes else evolve(x, text=f"minimum(maximum({x}, 0), size({over}) - 1)")
+
+    def _gather(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        along = self.some(self.reducible(x), 1, 1)
+        ids = self.ids(along[0], depth) if along else None
+        if ids is None:
+            return None
+        axes = (x.axes - {along[0]}) | ids.axes
+        if self.chance(20):
+            return self._made(f"cast(gather({x} > 0.0137, {ids}, along = {along[0]}), f32)", axes, x, ids)
+        return self._made(f"gather({x}, {ids}, along = {along[0]})", axes, x, ids)
+
+    def _one_hot(self, depth: int) -> Expression | None:
+        axis = self.one(self.others())
+        ids = self.ids(axis, depth)
+        return None if ids is None else self._made(f"one_hot({ids}, {axis})", ids.axes | {axis}, ids)
+
+    def _cumsum(self, depth: int) -> Expression | None:
+        x = self.expression(depth)
+        over = self.some(self.reducible(x), 1, 1)
+        return evolve(x, text=f"(cumsum({x}, over = {over[0]}) * 0.5)") if over else None
 
     def _rope(self, depth: int) -> Expression | None:
         x = self.expression(depth)
@@ -747,6 +791,40 @@ class Maker:
             self.declared[name] = axes
         return self.body.scope[names[0]]
 
+    def buffer(self) -> None:
+        """A buffer; what it is after a step is written at the end of its body."""
+        axes = frozenset(self.some(self.others(), 0, 2))
+        name, dtype = self.fresh("u"), self.one(("f32", "f32", "f32", "i64"))
+        initial = self.one(INITIAL) if dtype == "f32" else self.one(("zeros()", "ones()", "constant(3)"))
+        self.line(f"buffer {name}: {self.type(axes, dtype)} ~ {initial}")
+        self.body.scope[name] = Expression(name, dtype, axes)
+        self.body.buffers.append(self.body.scope[name])
+
+    def updates(self) -> None:
+        """What the buffers of this body are after a step: anything of sums over the batch, parameters and buffers."""
+        for each in self.shuffled([buffer.text for buffer in self.body.buffers]):
+            if self.chance(15):
+                continue
+            buffer, axes = self.body.scope[each], self.body.scope[each].axes
+            x = self.integer(2) if buffer.dtype == "i64" else self.expression(2)
+            functions = ("sum", "max", "min") if buffer.dtype == "i64" else ("mean", "mean", "sum", "max")
+            x = self.reduction(self.one(functions), x, x.axes - axes) if x.axes - axes else x
+            x = self.widened(x, axes)
+            if buffer.dtype == "i64":
+                counts = (f"{each} + {x}", f"maximum({each}, {x})", str(x), f"{each} + 1")
+                self.line(f"update {each} = {self.one(counts)}")
+                continue
+            kept = [e for e in self.body.scope.values() if e.dtype == "f32" and e.axes <= axes and e.text[0] in "pu"]
+            other = self.one(kept)
+            ways = (
+                f"0.9 * {each} + 0.1 * {x}",
+                f"{each} + 0.1 * sign({x} - 0.0127)",
+                f"0.5 * {each} + 0.5 * tanh({x} * {x} + {other})",
+                f"{each} * 0.7 + rsqrt({x} * {x} + {other} * {other} + 0.5)",
+                str(x),
+            )
+            self.line(f"update {each} = {self.one(ways)}")
+
     def slots(self) -> str:
         """Where this body's parameters can be made to reach its results."""
         return "".join(f"\1{name}\2" for name in self.body.parameters)
@@ -803,6 +881,7 @@ class Maker:
         self.inside += 1
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         for n in carried:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
@@ -827,6 +906,8 @@ class Maker:
             self.several()
         elif kind == 5:
             self.parameter(frozenset(self.some(self.others(), 0, 2)))
+        elif kind == 6:
+            self.buffer()
         else:
             self.let()
 
@@ -856,6 +937,7 @@ class Maker:
             self.body.rebindable.add("x")
             for _ in range(self.random.randint(1, 3)):
                 self.statement()
+            self.updates()
             made = [self.expression(2) for _ in range(self.one((1, 1, 2)))]
             results = [str(self.widened(self.within(each, axes), axes)) for each in made]
             self.line(f"return {', '.join(result + self.slots() for result in results)}")
@@ -994,6 +1076,7 @@ class Maker:
             self.repeat("layer", max(staged, self.random.randint(1, 3)), ["h"] if self.chance(80) else ())
         for _ in range(self.random.randint(0, 2)):
             self.statement()
+        self.updates()
         terms = [self.term() for _ in range(self.random.randint(0, 2))]
         terms.append(self.one(("mean(h * h)", "mean(h)", "0.5 * mean(h) / 2", "sum(h * 0.01)")))
         loss = f"loss {' + '.join(self.shuffled(terms))}"
@@ -1166,8 +1249,9 @@ class Maker:
 OPTIMIZERS = (*("adamw", "sgd") * 3, "lion", "rowwise_adagrad", "adafactor", "adamw_8bit")
 
 KINDS = (
-    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans"),
+    *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
+    *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
     *("patches", "patches", "conv", "conv", "own"),
 )

@@ -78,7 +78,9 @@ class Training:
         self.readings = walk.readings
         self.parameters = {path: self._initial(path, nudge) for path in self.readings}
         self.rules = {
-            path: rule_of(self.train.optimizer, path, reading, walk.scopes) for path, reading in self.readings.items()
+            path: rule_of(self.train.optimizer, path, reading, walk.scopes)
+            for path, reading in self.readings.items()
+            if not reading.buffer
         }
 
     def _initial(self, path: str, nudge: float) -> Tensor:
@@ -87,6 +89,8 @@ class Training:
         arguments = [float(value) for value in reading.initial.arguments.values()]
         fans = reading.fans or _fans(reading.type.shape)
         value = drawn.initial(reading.initial.name, arguments, self.train.seed, path, reading.type.shape, fans)
+        if reading.buffer:
+            return _nudged(value, nudge) if reading.type.is_float else value.long()
         return _nudged(value, nudge).requires_grad_()
 
     def run(self) -> Training:
@@ -111,7 +115,7 @@ class Training:
         self.gradients = {
             path: torch.zeros_like(value) if value.grad is None else value.grad.clone()
             for path, value in self.parameters.items()
-            if self.rules[path].call is not None
+            if path in self.rules and self.rules[path].call is not None
         }
         norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
         numbers = {name: float(metric) for name, metric in metrics.items()}
@@ -122,6 +126,8 @@ class Training:
         else:
             self.good.append((float(loss.detach()), norm))
             with torch.no_grad():
+                for path, value in walk.updates.items():
+                    self.parameters[path].copy_(value)
                 for path, gradient in self.gradients.items():
                     self.update(path, self.parameters[path], gradient * scale, rates, len(self.good))
         self.steps.append(Done(float(loss.detach()), norm, rates[0], numbers, self.skipped))

@@ -23,6 +23,7 @@ GROUP = {
     Phase.BACKWARD: "B",
     Phase.WEIGHT: "B",
     Phase.FINISH: "E",
+    Phase.UPDATE: "U",
 }
 
 
@@ -103,7 +104,7 @@ class Copies:
             if wire not in known.kept:
                 known.kept[wire] = self.reshard(source, wire, known.stage, known.phase, known.scope, node)
             source = known.kept[wire]
-        if known.weight and self.hoist:
+        if known.weight and self.hoist and node.phase is not Phase.UPDATE:
             phase, key = Phase.PROLOGUE, (node.stage, "P")
         else:
             phase, key = node.phase, (node.stage, group)

@@ -20,10 +20,10 @@ from types import MappingProxyType
 
 from attrs import evolve, frozen
 
-from partita.compiler.graph import Accumulator, Builder, Graph, Node, Parameter, Phase, Value
+from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.optimizer import Accumulate, Update
+from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
@@ -74,6 +74,8 @@ def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
     sizes = defaults.mesh.sizes
     bytes: dict[Value, int] = {}
     for parameter in graph.parameters:
+        if parameter.buffer:
+            continue
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
         if defaults.stored("param", parameter.name, parameter.master, compute) != compute:
             bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
@@ -112,6 +114,8 @@ class _Sharder:
         self.accumulators: list[Accumulator] = []
         # Accumulations, with the indices of their nodes.
         self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
+        late = {value for node in graph.nodes if node.phase is Phase.UPDATE for value in node.inputs}
+        self.statistics = late | {each.value for each in graph.updates}
         parameters = {parameter.name for parameter in graph.parameters}
         self.gradients = {
             node.inputs[0]: target
@@ -127,12 +131,15 @@ class _Sharder:
         for parameter in self.source.parameters:
             self._parameter(parameter)
         for node in self.source.nodes:
-            if node.phase is not Phase.FINISH:
+            if node.phase not in LAST:
                 self._node(node)
         self._settle_accumulators()
-        for node in self.source.nodes:
-            if node.phase is Phase.FINISH:
-                self._node(node)
+        masters = tuple(map(self._master, self.source.masters))
+        for phase in LAST:
+            for node in self.source.nodes:
+                if node.phase is phase:
+                    self._node(node)
+        updates = tuple(map(self._stored, self.source.updates))
         graph = evolve(
             self.source,
             inputs=tuple(self.copies.inputs),
@@ -141,6 +148,8 @@ class _Sharder:
             loss=self._primary(self.source.loss),
             metrics=tuple((name, self._primary(value)) for name, value in self.source.metrics),
             accumulators=tuple(self.accumulators),
+            updates=updates,
+            masters=masters,
         )
         return ShardedGraph(graph, self.layouts, self.choices)
 
@@ -152,10 +161,10 @@ class _Sharder:
 
     def _parameter(self, parameter: Parameter) -> None:
         compute = self.defaults.default(parameter.name, parameter.master, parameter.span)
-        stored = {
-            kind: self.defaults.stored(kind, parameter.name, parameter.master, compute)
-            for kind in ("param", "grad", "state")
-        }
+        stored = dict.fromkeys(("param", "grad", "state"), compute)
+        if not parameter.buffer:  # rules for classes are for what is trained
+            for kind in stored:
+                stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
@@ -173,6 +182,21 @@ class _Sharder:
             if not is_split(state) or op.splits(parameter.master, state, parts):
                 states[over] = state
         return layout_of((over, states.get(over)) for over in self.mesh.sharding)
+
+    # ------------------------------------------------------------ updates of buffers
+
+    def _master(self, each: Master) -> Master:
+        """A master as it is stored. Every stage that keeps it reads it there."""
+        layouts = self.layouts[each.parameter]
+        type = local_type(each.value.type, layouts.param, self.sizes)
+        value = evolve(each.value, type=type, layout=layouts.param)
+        self.known[each.value] = Materialized(each.value, layouts.compute, value, weight=True, phase=Phase.UPDATE)
+        return evolve(each, value=value)
+
+    def _stored(self, each: NewValue) -> NewValue:
+        """A buffer's new value in the layout in which it is stored."""
+        reader = Node(Store(), (), (), each.buffer, each.span, Phase.UPDATE)
+        return evolve(each, value=self.copies.read(self.known[each.value], self.layouts[each.buffer].param, reader))
 
     # ------------------------------------------------------------ one node
 
@@ -321,7 +345,10 @@ class _Sharder:
                 self.build.nodes[i] = evolve(self.build.nodes[i], op=Accumulate(target, type, op.maximum, op.keep))
             if each.parameter is None:
                 default = self.defaults.default(name, each.value.type)
-                self.known[each.value] = Materialized(each.value, default, total, stage=stage, phase=Phase.FINISH)
+                # A statistic is reduced by every stage that updates a buffer with it.
+                late = each.value in self.statistics
+                known = (None, Phase.UPDATE) if late else (stage, Phase.FINISH)
+                self.known[each.value] = Materialized(each.value, default, total, stage=known[0], phase=known[1])
         if joined:
             nodes, self.build.nodes = self.build.nodes, []
             for i, node in enumerate(nodes):

@@ -9,10 +9,11 @@ from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
-from partita.compiler.ops.lookup import Gather, ScatterAdd
+from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
@@ -142,6 +143,12 @@ CASES: list[Case] = [
     Case("max", Reduce("max", ("b",), "f64"), (f(A, B, C),)),
     Case("argmax", ArgMax("b"), (f(A, B, C),), differentiable=False),
     Case("first_index", FirstIndex("b"), (f(A, B, C), f(A, C)), differentiable=False),
+    Case("cumsum", CumulativeSum("b"), (f(A, B, C),)),
+    Case("cumsum-backward", CumulativeSum("a", True), (f(A, B),)),
+    Case("cumsum-integers", CumulativeSum("b"), (i(A, B),), limit=100, differentiable=False),
+    Case("cumsum-exclusive", CumulativeSum("b", True, True), (f(A, B),)),
+    Case("cumsum-block", CumulativeSum("s", block=2), (f(A, S), f(A, Axis("s", 6))), differentiable=False),
+    Case("block_sums", BlockSums("s", 2), (f(A, S, B),), differentiable=False),
     Case("arrange", Arrange(("b", "a")), (f(A, B),)),
     Case("rename", Rename((("a", "z"),)), (f(A, B),)),
     Case("split", Split("m", (A, B)), (f(C, M),)),
@@ -160,6 +167,8 @@ CASES: list[Case] = [
     Case("gather-guarded", Gather("v", True), (i(A, B), f(V, C)), limit=15),
     Case("gather-guarded-batch", Gather("v", True), (i(A), f(A, V)), limit=15),
     Case("gather-guarded-one", Gather("v", True), (i(), f(V)), limit=15),
+    Case("one_hot", OneHot(V, "f64"), (i(A, B),), limit=12, differentiable=False),
+    Case("one_hot-guarded", OneHot(V, "f64", True), (i(A),), limit=15, differentiable=False),
     Case("scatter_add", ScatterAdd("v", (V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),
     Case("scatter_add-guarded", ScatterAdd("v", (V, C), True), (i(A), f(A, C)), limit=15, differentiable=False),
     Case("scatter_add-batch", ScatterAdd("v", (A, V, C)), (i(A, B), f(A, B, C)), limit=12, differentiable=False),

@@ -31,6 +31,7 @@ EXACT = {
     *("cast", "detach", "dot", "reduce", "argmax", "first_index", "arrange", "rename", "split", "merge", "expand"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
+    *("cumsum", "block_sums", "one_hot"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),
 }

@@ -51,13 +51,12 @@ train {{ data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }}
     ],
 )
 def test_bounds_are_exact(ids: str, guarded: bool):
-    graph = compile_spec(checked(TEXT.format(ids=ids), "ids.par")).forward
-    assert graph is not None
+    graph = compile_spec(checked(TEXT.format(ids=ids), "ids.par")).placed
     assert bool(graph.guards) is guarded
 
 
 def test_what_counts_ids_has_names_of_its_own():
     text = TEXT.replace("param short", "param less, greater_equal: [few, embed] ~ ones()\n  param short")
     text = text.format(ids="y + 2").replace("loss ", "loss mean(less + greater_equal) + ")
-    graph = compile_spec(checked(text, "names.par")).forward
+    graph = compile_spec(checked(text, "names.par")).placed
     assert len(graph.names) == len(set(graph.names))

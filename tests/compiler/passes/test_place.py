@@ -61,7 +61,7 @@ train {
 def test_evaluation_has_the_stages_of_training():
     """However many rows it has more, and though lookups are guarded."""
     training, evaluation = compile_run(checked(LOOKUPS, "lookups.par"))
-    assert training.forward.guards
+    assert training.placed.guards
     stages = [
         [[each.name for each in stage.parameters] for stage in state.partitioned.stages]
         for state in (training, evaluation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.planted.lists import (
+    buffers,
     checkpoints,
     convolution,
     data,
@@ -15,6 +16,7 @@ from tests.planted.lists import (
     optimizers,
     orders,
     partitioning,
+    picking,
     recurrences,
     schedules,
     transports,
@@ -29,10 +31,12 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
+    "picking": picking.MISTAKES,
     "operations": operations.MISTAKES,
     "recurrences": recurrences.MISTAKES,
     "schedules": schedules.MISTAKES,
     "initial": initial.MISTAKES,
     "transports": transports.MISTAKES,
     "checkpoints": checkpoints.MISTAKES,
+    "buffers": buffers.MISTAKES,
 }

@@ -208,7 +208,7 @@ def test_sizes_shrink_with_what_was_computed_of_them(monkeypatch: pytest.MonkeyP
     assert execution(text).passed
     spec = checked(text, "part.par", ["ffn=1_200", "embed=800", "train.steps=2"])
     small = proxy(spec, as_declared, True)
-    assert "guarded" not in graph_text(compile_spec(small).forward).replace("guarded=False", "")
+    assert "guarded" not in graph_text(compile_spec(small).placed).replace("guarded=False", "")
 
 
 def test_errors_are_relative_to_the_scale_of_a_tensor():

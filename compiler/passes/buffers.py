@@ -1,0 +1,195 @@
+"""What of the updates of buffers is computed once a step, of the whole batch; and which stages keep buffers.
+
+An update is a function of *statistics*: values without the batch axis, made from values with it. Statistics are summed
+over the microbatches, as metrics are; what follows from them, from parameters and from other buffers is the *end* of
+the update, and is computed once a step from these sums and from masters, in the dtype of accumulation. Every stage that
+keeps a buffer computes the end of its update, as every stage that reads a tied parameter updates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.graph import Builder, Graph, Master, NewValue, Node, Phase, Value
+from partita.compiler.layout import is_split
+from partita.compiler.ops.op import ShardingRule
+from partita.compiler.ops.pointwise import cast
+from partita.compiler.ops.shape import arranged
+
+
+@frozen(eq=False)
+class Ends:
+    """The ends of all updates of a graph: their nodes, and the statistics that they read or that are the new values."""
+
+    nodes: frozenset[Node]
+    statistics: frozenset[Value]
+
+    def read(self, graph: Graph, value: Value) -> tuple[list[Node], set[Value]]:
+        """The nodes that the end of one update consists of, in order, and what they read."""
+        wanted, found = {value}, list[Node]()
+        for node in reversed(graph.nodes):
+            if node in self.nodes and any(each in wanted for each in node.outputs):
+                found.append(node)
+                wanted.update(node.inputs)
+        made = {each for node in found for each in node.outputs}
+        return found[::-1], wanted - made
+
+
+def ends_of(graph: Graph, batch: str) -> Ends:
+    """The ends of a graph's updates. `batch` is the axis that is split into microbatches."""
+    if not graph.updates:
+        return Ends(frozenset(), frozenset())
+    wanted = {each.value for each in graph.updates}
+    for node in reversed(graph.nodes):
+        if any(value in wanted for value in node.outputs):
+            wanted.update(node.inputs)
+    along = _along_batch(graph, batch, wanted)
+    inputs = {each.value for each in graph.inputs}
+    late = {
+        node
+        for node in graph.nodes
+        if any(value in wanted for value in node.outputs)
+        and not node.op.random
+        and not any(along.get(value) or value in inputs for value in (*node.inputs, *node.outputs))
+    }
+    roots, ends = {each.value for each in graph.updates}, set[Node]()
+    for node in reversed(graph.nodes):
+        if node in late and any(value in roots for value in node.outputs):
+            ends.add(node)
+            roots.update(node.inputs)
+    made = {value for node in ends for value in node.outputs}
+    parameters = {parameter.value for parameter in graph.parameters}
+    return Ends(frozenset(ends), frozenset(roots - made - parameters))
+
+
+def _along_batch(graph: Graph, batch: str, wanted: set[Value]) -> dict[Value, frozenset[str]]:
+    """The axes along which values are split when the batch is: itself, or what it has been split or renamed to."""
+    found = {each.value: frozenset([batch]) for each in graph.inputs if each.value.type.has(batch)}
+    for node in graph.nodes:
+        if not any(value in wanted for value in node.outputs):
+            continue
+        axes: list[set[str]] = [set() for _ in node.outputs]
+        if not any(value.type.has(batch) for value in node.inputs):
+            for value, own in zip(node.outputs, axes, strict=True):
+                own.update([batch] if value.type.has(batch) else [])
+        rules: tuple[ShardingRule, ...] = ()
+        if any(found.get(value) for value in node.inputs):
+            rules = node.op.sharding_rules([v.type for v in node.inputs], [v.type for v in node.outputs])
+        for i, value in enumerate(node.inputs):
+            split = found.get(value, frozenset())
+            for own, output in zip(axes, node.outputs, strict=True):
+                own.update(axis for axis in split if output.type.has(axis))
+            for rule in rules:
+                if rule.operands[i] in split:
+                    for own, state in zip(axes, rule.results, strict=True):
+                        own.update([state] if is_split(state) else [])
+        found.update((value, frozenset(own)) for value, own in zip(node.outputs, axes, strict=True))
+    return found
+
+
+def stages_of(graph: Graph, batch: str) -> dict[Value, set[int]]:
+    """The stages of a placed graph that keep each parameter and buffer: those where an operation of a microbatch reads
+    it, and those that keep a buffer whose update reads it. What none of these reads is kept where its update is made.
+    """
+    ends = ends_of(graph, batch)
+    kept: dict[Value, set[int]] = {parameter.value: set() for parameter in graph.parameters}
+    for node in _needed(graph, ends):
+        for value in node.inputs:
+            if value in kept:
+                kept[value].add(node.placed_on)
+    buffers = {parameter.name: parameter.value for parameter in graph.parameters if parameter.buffer}
+    reads: dict[Value, set[Value]] = {}
+    for each in graph.updates:
+        buffer = buffers[each.buffer]
+        nodes, read = ends.read(graph, each.value)
+        reads[buffer] = {value for value in read if value in kept}
+        if not kept[buffer]:
+            made = [node for node in graph.nodes if each.value in node.outputs]
+            kept[buffer].update(node.placed_on for node in (*made, *nodes)[:1])
+    for buffer in buffers.values():
+        kept[buffer] = kept[buffer] or {0}
+    changed = True
+    while changed:
+        changed = False
+        for buffer, others in reads.items():
+            for other in others:
+                if not kept[buffer] <= kept[other]:
+                    kept[other] |= kept[buffer]
+                    changed = True
+    return kept
+
+
+def with_stages(graph: Graph, batch: str, kept: dict[Value, set[int]]) -> Graph:
+    """The graph whose parameters know the stages that keep them although no operation of a microbatch reads them."""
+    read: dict[Value, set[int]] = {value: set() for value in kept}
+    for node in _needed(graph, ends_of(graph, batch)):
+        for value in node.inputs:
+            if value in read:
+                read[value].add(node.placed_on)
+    parameters = (evolve(p, kept=tuple(sorted(kept[p.value] - read[p.value]))) for p in graph.parameters)
+    return evolve(graph, parameters=tuple(parameters))
+
+
+def _needed(graph: Graph, ends: Ends) -> set[Node]:
+    """The nodes that run for each microbatch."""
+    wanted = {graph.loss, *(value for _, value in graph.metrics)}
+    wanted |= ends.statistics
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if any(value in wanted for value in node.outputs):
+            found.add(node)
+            wanted.update(node.inputs)
+    return found
+
+
+# ---------------------------------------------------------------- the ends as nodes
+
+
+@define(eq=False)
+class Endings:
+    """Builds the ends of updates as UPDATE nodes. `statistic` accumulates a value, for a node that reads it."""
+
+    source: Graph
+    ends: Ends
+    build: Builder
+    statistic: Callable[[Value, Node | None], Value]
+    nodes: list[Node] = field(factory=list)
+    masters: dict[Value, Master] = field(factory=dict)
+    _late: dict[Value, Value] = field(factory=dict)
+
+    def update(self, each: NewValue) -> NewValue:
+        """A buffer's value after the step, with the dtype and the order of axes of its master."""
+        nodes, _ = self.ends.read(self.source, each.value)
+        for node in nodes:
+            if node.outputs[0] not in self._late:
+                self._copied(node)
+        master = next(parameter.master for parameter in self.source.parameters if parameter.name == each.buffer)
+        own = self.build.fresh()
+        own.scope, own.span, own.phase = each.buffer, each.span, Phase.UPDATE
+        value = self._read(each.value, nodes[-1] if nodes else None)
+        value = arranged(own, cast(own, value, master.dtype), master.names)
+        self.nodes += own.nodes
+        return evolve(each, value=value)
+
+    def _copied(self, node: Node) -> None:
+        """A node of the end, in the dtype of accumulation."""
+        inputs = tuple(self._read(value, node) for value in node.inputs)
+        op = node.op.widened()
+        types = op.infer(*(value.type for value in inputs))
+        outputs = tuple(self.build.part(v, "after", type) for v, type in zip(node.outputs, types, strict=True))
+        self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=outputs, phase=Phase.UPDATE, stage=None))
+        self._late.update(zip(node.outputs, outputs, strict=True))
+
+    def _read(self, value: Value, reader: Node | None) -> Value:
+        """A value as the end of an update reads it: a master, or what the microbatches have summed up."""
+        if value not in self._late:
+            parameter = next((each for each in self.source.parameters if each.value is value), None)
+            if parameter is not None:
+                master = self.build.value(f"master({parameter.name})", parameter.master)
+                self.masters[value] = Master(parameter.name, master)
+                self._late[value] = master
+            else:
+                self._late[value] = self.statistic(value, reader)
+        return self._late[value]
