@@ -92,7 +92,6 @@ CODES: dict[str, Code] = {
     "E0319": Code("rule after a rule for all", "The rules of an optimizer are tried in order: after one for `all`, no other applies.", "`update all -> …` as the last rule."),
     "E0330": Code("not in the Python file", "An `op` names a function that its Python file does not mention. The file is read for this, and not run.", "`forward = python(\"kernels.py\", \"fused_norm\")` for `def fused_norm(x, w):`."),
     # ------------------------------------------------------------ layout and placement
-    "E0401": Code("not supported yet", "This is part of the language, but this version does not implement it.", "Remove it, or use what `help` suggests."),
     "E0402": Code("unused mesh axis", "No rule uses a mesh axis larger than 1, so its ranks would do redundant work.", "Add a rule that uses it, or set its size to 1."),
     "E0403": Code("more stages than layers", "Every stage needs at least one iteration of the repeats that `stage` names.", "Fewer ranks, or fewer chunks."),
     "E0404": Code("stages do not match", "The number of layers per stage, or the stages of a `place` rule, do not match the number of stages.", "`stage layer -> pipe [3, 3]` for 6 layers on 2 stages."),

@@ -5,7 +5,7 @@ Methods return None if they, or an earlier check, reported an error; some raise 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,11 +17,12 @@ from partita.dsl.formulas import FUNCTIONS as FUNCTIONS_OF_NUMBERS
 from partita.dsl.formulas import Size
 from partita.dsl.functions import (
     FUNCTIONS,
-    LATER,
     TENSORS,
     Arrow,
     Constant,
     Function,
+    Made,
+    Parts,
     Tensor,
     Use,
 )
@@ -29,6 +30,7 @@ from partita.dsl.known import CheckContext
 from partita.dsl.operands import Operands
 from partita.dsl.report import suggestion
 from partita.dsl.scope import Binding, Instance, Scope, Unknown, Value, composed
+from partita.dsl.source import Span
 from partita.dsl.types import Axis, Type
 from partita.dsl.units import PLAIN, RATIO, Quantity, read, shortened
 from partita.dsl.walk import bindings_in
@@ -215,8 +217,6 @@ class Expressions:
                 if found is None:
                     return None
                 return self._finish(written, {"x": found}, (), name)
-        if called in LATER:
-            raise refuse("E0401", f"`{called}` is not supported yet", written.name.span)
         if called not in FUNCTIONS:
             choices = [*FUNCTIONS, *self.known.declarations.blocks, *self.known.declarations.operations, "size"]
             help = foreign.function(called) or suggestion(called, choices)
@@ -258,23 +258,43 @@ class Expressions:
         return self._apply(function, Use(function.name, written.span, given, spans, arrows), _text(written), name)
 
     def _apply(self, function: Function, use: Use, text: str, name: str | None) -> list[Result]:
-        """Check the types of a use of a function, and append its step."""
-        type, options = function.rule(use)
-        if type.elements > limits.ELEMENTS:
-            help = f"at most 2^{limits.ELEMENTS.bit_length() - 1}"
-            raise refuse("E0007", f"a tensor of {type.elements:,} elements", use.span, help=help)
+        """Check the types of a use of a function, and append its step, or those that it stands for."""
+        typed = function.rule(use)
+        if isinstance(typed, Parts):
+            made: list[Value] = []
+            for number, part in enumerate(typed.parts):
+                operands = [made[each.part].number if isinstance(each, Made) else each for each in part.operands]
+                own = name if typed.results == (number,) else None
+                made.append(self._step(part.function, operands, part.options, part.type, use.span, own))
+            return [Tensor(made[i].number, made[i].type, text, use.span) for i in typed.results]
+        type, options = typed
         tensors = use.tensors
         dtype = next((t.type.dtype for t in tensors if t.type.dtype != "bool"), type.dtype)
-        operands: list[spec.Operand] = []
+        operands = []
         for value in use.arguments.values():
             for part in value if isinstance(value, tuple) else (value,):
                 if isinstance(part, Tensor):
                     operands.append(part.value)
                 elif isinstance(part, Constant):
                     operands.append(part.literal("bool" if isinstance(part.value, bool) else dtype))
-        step = spec.Apply(function.name, tuple(operands), options, type, use.span, name)
-        (value,) = self.scope.add(step, [type])
+        value = self._step(function.name, operands, options, type, use.span, name)
         return [Tensor(value.number, type, text, use.span)]
+
+    def _step(
+        self,
+        function: str,
+        operands: Sequence[spec.Operand],
+        options: Mapping[str, Any],
+        type: Type,
+        span: Span,
+        name: str | None,
+    ) -> Value:
+        """Append the step of a function."""
+        if type.elements > limits.ELEMENTS:
+            help = f"at most 2^{limits.ELEMENTS.bit_length() - 1}"
+            raise refuse("E0007", f"a tensor of {type.elements:,} elements", span, help=help)
+        (value,) = self.scope.add(spec.Apply(function, tuple(operands), options, type, span, name), [type])
+        return value
 
     # ------------------------------------------------------------ blocks
 

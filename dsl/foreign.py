@@ -73,7 +73,11 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("ceil", "`-floor(-x)`"),
         ("trunc", "`sign(x) * floor(abs(x))`"),
         ("cumprod pad", _NOT_YET),
-        ("topk sort roll scatter", _NOT_YET),
+        ("sort roll scatter", _NOT_YET),
+        ("topk", "`top_k(x, axis -> chosen)` gives the greatest elements and their indices"),
+        ("bincount histc", "`load(ids, over = axis, into = experts)` counts how often each id occurs"),
+        ("moe mixture_of_experts grouped_mm", "`routed_dot(x, w, ids, over = axis, along = experts)`, after `top_k`"),
+        ("route router", "`top_k(softmax(logits, over = experts), experts -> chosen)`"),
         (
             "conv1d conv2d conv3d convolution depthwise_conv",
             "`conv(image, kernel, [height, width] -> [rows, columns], over = channels)`",

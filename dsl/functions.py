@@ -1,8 +1,9 @@
 """The tensor functions of the language: their parameters and typing rules.
 
 A rule reads the arguments of one call (`Use`) and returns the result type and the `options` of the `Apply` that the
-call becomes; it raises `Refused` if the arguments do not fit. The rules are in `partita.dsl.rules` (arithmetic),
-`partita.dsl.reshaping` (renaming and resizing axes) and `partita.dsl.convolution` (sliding windows).
+call becomes, or the `Parts` that it stands for; it raises `Refused` if the arguments do not fit. The rules are in
+`partita.dsl.rules` (arithmetic), `partita.dsl.reshaping` (renaming and resizing axes), `partita.dsl.convolution`
+(sliding windows) and `partita.dsl.routing` (mixtures of experts).
 """
 
 from __future__ import annotations
@@ -89,6 +90,31 @@ Bound: TypeAlias = Any  # Tensor | Constant | Axis | tuple[Axis, ...] | float | 
 Typed: TypeAlias = tuple[Type, Mapping[str, Any]]
 
 
+@frozen
+class Made:
+    """The result of an earlier part, by its position."""
+
+    part: int
+
+
+@frozen(eq=False)
+class Part:
+    """One of several functions that a call stands for. Operands are numbers of values, literals, or `Made`."""
+
+    function: str
+    operands: tuple[spec.Operand | Made, ...]
+    type: Type
+    options: Mapping[str, Any]
+
+
+@frozen(eq=False)
+class Parts:
+    """A call that stands for several functions in order, some of which give its `results`."""
+
+    parts: tuple[Part, ...]
+    results: tuple[int, ...]
+
+
 @frozen(eq=False)
 class Use:
     """One call of a function: its arguments and their spans by slot, and its arrows."""
@@ -171,7 +197,7 @@ class Use:
                 raise self.refuse("E0204", message, slot)
 
 
-Rule: TypeAlias = Callable[[Use], Typed]
+Rule: TypeAlias = Callable[[Use], Typed | Parts]
 
 
 @frozen
@@ -185,7 +211,6 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-LATER = ("top_k", "route", "dispatch", "combine")  # reserved, not implemented yet
 
 
 def function(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from partita.dsl import constants, convolution, reshaping, tree
+from partita.dsl import constants, convolution, reshaping, routing, tree
 from partita.dsl.arguments import REQUIRED, bind
 from partita.dsl.builtins import OneOf
 from partita.dsl.diagnostic import Refused, refuse
@@ -19,8 +19,7 @@ from partita.dsl.spec import Call
 from partita.dsl.types import DTYPES, Axis
 from partita.dsl.units import PLAIN, RATIO, Quantity
 
-# An example of each function that needs an arrow.
-EXAMPLES = reshaping.EXAMPLES | convolution.EXAMPLES
+EXAMPLES = reshaping.EXAMPLES | convolution.EXAMPLES | routing.EXAMPLES
 
 
 class Reader(Protocol):

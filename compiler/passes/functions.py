@@ -14,6 +14,8 @@ from attrs import evolve, frozen
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
 from partita.compiler.ops.convolution import Conv, Patches
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.linear_scan import LinearScan
 from partita.compiler.ops.lookup import Gather, OneHot
 from partita.compiler.ops.loss import NegativeLogLikelihood
@@ -23,6 +25,7 @@ from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwis
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
+from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.dsl.types import Type
 
 
@@ -354,6 +357,48 @@ def _slice(site: Site) -> Value:
     o = site.options
     into = site.type.axis(o["into"])
     return site.build.apply(Slice(o["axis"], into, o["start"]), *site.operands, name=site.name)
+
+
+# ---------------------------------------------------------------- mixtures of experts
+
+
+@lowering("top_k")
+def _top_k(site: Site) -> Value:
+    into = site.type.axis(site.options["into"])
+    return site.build.apply(TopK(site.options["over"], into), *site.operands, name=site.name)
+
+
+@lowering("dispatch")
+def _dispatch(site: Site) -> Value:
+    x, ids = site.operands
+    order, experts, slots = (site.options[name] for name in ("order", "experts", "slots"))
+    op = Dispatch(tuple(reversed(order)), site.type.axis(experts), site.type.axis(slots))
+    return site.build.apply(op, x, ids, site.build.apply(SlotIndex(order), ids), name=site.name)
+
+
+@lowering("combine")
+def _combine(site: Site) -> Value:
+    """The rows of each choice, weighted and added up."""
+    build = site.build
+    y, ids, weight = site.operands
+    order, experts, slots = (site.options[name] for name in ("order", "experts", "slots"))
+    rows = build.apply(Collect(experts, slots), y, ids, build.apply(SlotIndex(order), ids))
+    rows, weight = unified(build, [rows, weight])
+    if len(order) == 1:
+        return pointwise(build, "multiply", rows, weight, name=site.name)
+    lacking = tuple(axis for axis in ids.type.axes if axis.name in order[:-1] and not weight.type.has(axis.name))
+    if lacking:
+        weight = build.apply(Expand(lacking), weight)
+    # A product, so that what is partial after the experts is added up after it, not before, where it is larger.
+    return build.apply(Dot(order[:-1]), rows, weight, name=site.name)
+
+
+@lowering("load")
+def _load(site: Site) -> Value:
+    (ids,) = site.operands
+    into = site.type.axes[-1]
+    counts = site.build.apply(Load(site.options["over"], into, accumulation(site.type.dtype)), ids, name=site.name)
+    return cast(site.build, counts, site.type.dtype)
 
 
 def _sliding(site: Site, sized: Type) -> dict[str, Any]:

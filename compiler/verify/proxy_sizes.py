@@ -92,8 +92,15 @@ STATED: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], list[Relation
     "merge": lambda o, _: [Relation(PRODUCT, o["into"], tuple(o["axes"]))],
     "concat": lambda o, _: [Relation(SUM, o["into"], tuple(o["axes"]))],
     "slice": lambda o, _: [Relation(LEAST, o["axis"], (o["into"],))],
+    "top_k": lambda o, _: [Relation(LEAST, o["over"], (o["into"],))],
     "patches": _windows,
     "conv": _windows,
+}
+# The option that names the axis that a function's ids index.
+INDEXED = {
+    **dict.fromkeys(("embedding", "cross_entropy", "accuracy"), "over"),
+    "routed_dot": "along",
+    **dict.fromkeys(("dispatch", "combine"), "experts"),
 }
 
 
@@ -140,8 +147,8 @@ def axes_of(model: spec.Model) -> Axes:
             if step.function in STATED:
                 relations.update(dict.fromkeys(STATED[step.function](step.options, declared)))
                 kept.update(step.options["size"] if STATED[step.function] is _windows else ())
-            elif step.function in ("embedding", "cross_entropy", "accuracy"):
-                tables.add(step.options["over"])
+            elif step.function in INDEXED:
+                tables.add(step.options[INDEXED[step.function]])
             elif step.function == "rope":
                 even.add(step.options["pairs"])
     kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)

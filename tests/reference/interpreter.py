@@ -8,7 +8,7 @@ integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -193,6 +193,28 @@ class Walk:
                 table.rows = table.rows or operands[1].origins[over]
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
+        elif step.function == "routed_dot":
+            x, w, ids = map(self.read, operands)
+            count = operands[1].size(step.options["along"])
+            for reading, value, each in ((x, operands[0], 1), (w, operands[1], count)):
+                if reading is not None:
+                    summed = prod(value.size(name) for name in over)
+                    reading.fans = reading.fans or (summed, value.data.numel() // summed // each)
+                    reading.decays = True
+                    if reading.matrix is None:
+                        (other,) = [each for each in operands[:2] if each is not value]
+                        along = [step.options["along"]]
+                        stack = [n for n in value.axes if n in (*other.axes, *along) and n not in over]
+                        inner, stacked = (frozenset().union(*(value.origins[n] for n in m)) for m in (over, stack))
+                        reading.matrix = inner, stacked - inner
+            if ids is not None:
+                ids.limits.append(count)
+        elif step.function in ("dispatch", "combine", "load"):
+            ids = self.read(operands[0 if step.function == "load" else 1])
+            if ids is not None:
+                sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+                axis = step.options.get("experts", step.type.names[-1])
+                ids.limits.append(sizes[axis] if axis in sizes else operands[0].size(axis))
         elif step.function in ("gather", "one_hot"):
             table = self.read(operands[0]) if step.function == "gather" else None
             if table is not None:
@@ -271,6 +293,33 @@ class Walk:
 
     def _embedding(self, step, path, o, ids: Named, table: Named) -> Named:
         return named.einsum(named.one_hot(ids, o["over"], table.size(o["over"])), table, [o["over"]])
+
+    def _top_k(self, step, path, o, x: Named) -> Named:
+        count = self.shape(step.type)[step.type.names.index(o["into"])]
+        found, close = named.chosen(x, o["over"], o["into"], count)
+        if close:
+            self.largest = inf  # rounding decides what is computed
+        return found
+
+    def _routed_dot(self, step, path, o, x: Named, w: Named, ids: Named) -> Named:
+        return named.routed_dot(x, w, ids, o)
+
+    def _slot_index(self, step, path, o, ids: Named) -> Named:
+        return named.slot_index(ids, o["order"])
+
+    def _dispatch(self, step, path, o, x: Named, ids: Named) -> Named:
+        sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
+        places = named.places(ids, o, (sizes[o["experts"]], sizes[o["slots"]]))
+        return named.einsum(x, places, o["order"])
+
+    def _combine(self, step, path, o, y: Named, ids: Named, weight: Named) -> Named:
+        places = named.places(ids, o, (y.size(o["experts"]), y.size(o["slots"])))
+        weighted = named.elementwise(lambda a, b: a * b, places, weight)
+        return named.einsum(y, weighted, (*o["order"][:-1], o["experts"], o["slots"]))
+
+    def _load(self, step, path, o, ids: Named) -> Named:
+        into, size = step.type.names[-1], self.shape(step.type)[-1]
+        return named.total(named.one_hot(ids, into, size), o["over"])
 
     def _gather(self, step, path, o, x: Named, ids: Named) -> Named:
         return named.picked(x, ids, o["along"])

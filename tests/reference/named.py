@@ -283,6 +283,42 @@ def accuracy(logits: Named, targets: Named, o: Mapping[str, Any]) -> Named:
     return mean(right, right.axes)
 
 
+def chosen(x: Named, over: str, into: str, count: int) -> tuple[Named, bool]:
+    """Where the greatest are, the greatest first, and of equal ones the first; and whether rounding may decide that."""
+    rest = [name for name in x.axes if name != over]
+    data = x.ordered([*rest, over]).data.detach()
+    ranked, order = data.sort(dim=-1, descending=True, stable=True)
+    gaps = (ranked[..., :-1] - ranked[..., 1:])[..., :count]
+    close = bool(gaps.numel()) and bool(gaps.min() <= 1e-9 * (data.abs().max() + 1e-9))
+    return Named(order[..., :count], (*rest, into)), close
+
+
+def routed_dot(x: Named, w: Named, ids: Named, o: Mapping[str, Any]) -> Named:
+    """A product with the matrix of each row."""
+    matrices = einsum(one_hot(ids, o["along"], w.size(o["along"])), w, [o["along"]])
+    return einsum(x, matrices, o["over"])
+
+
+def slot_index(ids: Named, order: Sequence[str]) -> Named:
+    """How many equal ids come before each, in the order of these axes."""
+    axes = [*(name for name in ids.axes if name not in order), *order]
+    data = ids.ordered(axes).data
+    flat = data.flatten(data.dim() - len(order))
+    count = flat.shape[-1]
+    before = torch.ones(count, count, dtype=torch.bool).tril(-1)
+    same = (flat.unsqueeze(-1) == flat.unsqueeze(-2)) & before
+    return Named(same.sum(-1).view(data.shape), tuple(axes))
+
+
+def places(ids: Named, o: Mapping[str, Any], sizes: tuple[int, int]) -> Named:
+    """1 where an id has this slot of this expert."""
+    experts, slots = (
+        one_hot(each, axis, size)
+        for each, axis, size in zip((ids, slot_index(ids, o["order"])), (o["experts"], o["slots"]), sizes, strict=True)
+    )
+    return elementwise(lambda a, b: a * b, experts, slots)
+
+
 def split(x: Named, axis: str, parts: Sequence[tuple[str, int]]) -> Named:
     position = x.axes.index(axis)
     shape = [*x.data.shape[:position], *(size for _, size in parts), *x.data.shape[position + 1 :]]

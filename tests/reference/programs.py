@@ -553,6 +553,86 @@ class Maker:
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 1))))
         return self._made(f"embedding({ids}, {table}, over = {over})", x.axes | (table.axes - {over}), x, table)
 
+    def chosen(self, depth: int, axes: frozenset[str]) -> tuple[Expression, Expression] | None:
+        """Weights and ids of some experts, for some or all of these axes."""
+        if axes & {"experts", "chosen"}:
+            return None
+        known = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and e.axes - {"chosen"} <= axes)
+        if known is not None and self.chance(30):
+            weights = self.named("f32", lambda e: e.axes <= known.axes) or self.parameter(frozenset())
+            return self.widened(weights, known.axes), known
+        scores = self.within(self.expression(depth), axes | {"experts"})
+        scores = self.widened(scores, scores.axes | {"experts"})
+        if not self.fits(scores.axes | {"chosen"}):
+            return None
+        # What is equal by chance, such as zeros, would be in an order that rounding decides.
+        apart = f"tanh({scores}) + 0.3719 * cast(iota(experts), f32)"
+        x = self.widened(self.expression(depth - 1), scores.axes) if self.chance(25) else None
+        by = f", by = {apart}" if x is not None and x.axes == scores.axes else ""
+        weight, ids = self.fresh("v"), self.fresh("v")
+        self.line(f"let {weight}, {ids} = top_k({x if by else apart}, experts -> chosen{by})")
+        made = scores.axes - {"experts"} | {"chosen"}
+        alone = scores.alone and (not by or x.alone)
+        self.body.scope[weight] = Expression(weight, "f32", made, alone)
+        self.body.scope[ids] = Expression(ids, "i64", made, scores.alone)
+        self.limits[ids] = "experts"
+        return self.body.scope[weight], self.body.scope[ids]
+
+    def _routed(self, depth: int) -> Expression | None:
+        """A product with the matrix that an id names."""
+        x = self.expression(depth)
+        found = self.chosen(depth - 1, x.axes)
+        if found is None:
+            return None
+        weight, ids = found
+        if self.chance(40) and "chosen" not in x.axes and self.fits(x.axes | ids.axes):
+            x = self.widened(x, x.axes | {"chosen"} & ids.axes)
+        over = frozenset(self.some(x.axes - ids.axes - {"batch"}, 1, 2))
+        if not over:
+            return None
+        taken = x.axes | ids.axes | {"experts"}
+        w = self.parameter(over | {"experts"} | frozenset(self.some(self.others(taken), 0, 2)))
+        if self.chance(15) and self.fits(w.axes | (x.axes & {"heads"})):
+            w = self.widened(w, w.axes | (x.axes & {"heads"}))
+        result = (x.axes - over) | ids.axes | (w.axes - over - {"experts"})
+        if not self.fits(result):
+            return None
+        text = f"(routed_dot({x}, {w}, {ids}, over = {self.listed(over)}, along = experts) * 0.5)"
+        made = self._made(text, result, x, w, ids)
+        if weight.axes <= result and "chosen" in result and self.chance(60):
+            made = self._made(f"sum({made} * {weight}, over = chosen)", result - {"chosen"}, made, weight)
+        return made
+
+    def _slotted(self, depth: int) -> Expression | None:
+        """Tokens in slots, something done to them there, and back."""
+        x = self.expression(depth)
+        over = [name for name in ("seq", "spot", "left") if name in x.axes]
+        if not over or x.axes & {"experts", "chosen", "slots"}:
+            return None
+        found = self.chosen(depth - 1, x.axes)
+        inside = x.axes - {over[0]} | {"experts", "slots"}
+        if found is None or over[0] not in found[1].axes or not self.fits(inside):
+            return None
+        weight, ids = found
+        arguments = f"{ids}, over = {over[0]}, into = [experts, slots]"
+        made = self._made(f"dispatch({x}, {arguments})", inside, x, ids)
+        if self.chance(60):
+            scale = self.parameter(frozenset(("experts", *self.some(inside - {"batch", "experts"}, 0, 1))))
+            made = self._made(f"({self.one(('tanh', 'silu', 'relu'))}({made}) * {scale})", inside, made, scale)
+        if self.chance(20):
+            return made
+        weight = weight if weight.axes <= ids.axes else self.parameter(frozenset())
+        text = f"combine({made}, {ids}, {weight}, over = {over[0]}, from = [experts, slots])"
+        return self._made(text, x.axes, made, weight)
+
+    def _load(self, depth: int) -> Expression | None:
+        ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and "experts" not in e.axes)
+        over = ids and self.some(self.reducible(ids), 1, 2)
+        if not over:
+            return None
+        counted = self._made("", (ids.axes - set(over)) | {"experts"}, ids)
+        return evolve(counted, text=f"(load({ids}, over = {self.listed(over)}, into = experts) * 0.3)")
+
     def ids(self, over: str, depth: int) -> Expression | None:
         """Ids within an axis that they do not have."""
         found = self.named("i64", lambda e: self.limits.get(e.text) == over and over not in e.axes)
@@ -966,6 +1046,9 @@ class Maker:
             "spot": left + right,
             "ffn": self.one((1, 2, 3, 4, 6, 8)),
             "vocab": self.one((1, 2, 3, 4, 5, 8)),
+            "experts": (experts := self.one((1, 2, 3, 4))),
+            "chosen": self.random.randint(1, min(experts, 3)),
+            "slots": self.one((1, 2, 2, 3, 4)),
             "window": self.one((1, 2, 2, 3)),
             "pane": self.one((1, 2, 3, 3)),
         }
@@ -1047,6 +1130,10 @@ class Maker:
             return f"sum({self.integer(1)})"
         if kind == 3:
             return f"max({x}) + mean({self.expression(1)})"
+        if kind == 4:
+            ids = self.named("i64", lambda e: self.limits.get(e.text) == "experts" and {"seq", "chosen"} <= e.axes)
+            if ids is not None and not ids.axes & {"experts", "slots"}:
+                return f"dropped({ids}, over = seq, into = [experts, slots], choices = chosen)"
         return self.one(
             (
                 "sqrt(mean({0} * {0}) + 0.01)",
@@ -1152,7 +1239,6 @@ class Maker:
         more = {
             "adamw": self.one(("", ", betas = [0.8, 0.95]")) + ", eps = 0.01",
             "sgd": self.one(("", ", momentum = 0.9", ", momentum = 0.8, nesterov = true")),
-            "lion": self.one(("", ", betas = [0.8, 0.95]")),
             "rowwise_adagrad": ", eps = 0.01",
             "adafactor": ", eps = 0.01" + self.one(("", ", decay_rate = 0.5, clip_threshold = 0.3")),
             "muon": ", eps = 0.01" + self.one(("", ", nesterov = false", ", steps = 2, adjust = match_rms_adamw")),
@@ -1245,13 +1331,13 @@ class Maker:
         return Program(text, single, tuple(arrays), limit, self.sizes["batch"], planted)
 
 
-# Muon is for matrices alone.
-OPTIMIZERS = (*("adamw", "sgd") * 3, "lion", "rowwise_adagrad", "adafactor", "adamw_8bit")
+# Muon is for matrices alone; the sign that Lion takes of a gradient that is zero but for rounding is chaos.
+OPTIMIZERS = (*("adamw", "sgd") * 3, "rowwise_adagrad", "adafactor", "adamw_8bit")
 
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),
     *("truncated", "dot", "dot", "dot", "reduce", "norm", "norm", "dropout", "embedding", "computed_ids", "rope"),
     *("gather", "one_hot", "cumsum"),
     *("shaped", "shaped", "concat", "attend", "call", "call", "name", "mean_error", "linear_scan"),
-    *("patches", "patches", "conv", "conv", "own"),
+    *("patches", "patches", "conv", "conv", "own", "routed", "slotted", "load"),
 )

@@ -2,8 +2,9 @@
 
 Mesh axes are decided one at a time. Candidates are the sharding rules of the op, and full replication. A candidate
 costs the resharding of its operands (a copy that exists already is free) and of the results to their default layouts.
-Weights stay: resharding a parameter or its gradient counts a thousandfold. Ties are broken by the least computation,
-then by the fewest partial results.
+Weights stay: resharding a matrix or its gradient counts a thousandfold, except where activations would have to be
+gathered that an earlier rule splits otherwise. Ties are broken by the least computation, then by the fewest partial
+results, then by resharding late: what is exchanged for one operation may serve the next as it is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from partita.compiler.passes.shard.resharding import IMPOSSIBLE, Resharding
 from partita.dsl.reprs import shortened
 from partita.dsl.types import Type
 
-# A parameter is resharded only if nothing else is possible.
-WEIGHT_PENALTY = 1000.0
+# A parameter is resharded only if nothing else is possible, or if it must be for the sake of an earlier rule.
+WEIGHT_PENALTY, RULE_PENALTY = 1e3, 1e6
 
 
 @frozen(cache_hash=True)
@@ -106,11 +107,12 @@ class Chooser:
         options: list[Option] = []
         sizes = self.mesh.sizes
         for over in self.mesh.sharding:
-            rated: list[tuple[tuple[float, float, int], ShardingRule]] = []
+            rated: list[tuple[tuple[float, float, int, float], ShardingRule, float]] = []
             for rule in (whole, *rules):
                 if not _divides(rule, over, chosen, operands, results, sizes):
                     continue
-                seconds = sum(self._operand(x, over, state) for x, state in zip(operands, rule.operands, strict=True))
+                before, forbidden = self._operands(rule, over, operands, results)
+                seconds = before
                 seconds += sum(self._result(y, over, state) for y, state in zip(results, rule.results, strict=True))
                 if seconds == IMPOSSIBLE:
                     continue
@@ -118,13 +120,15 @@ class Chooser:
                 partial = sum(
                     state in (SUM, MAX) and not y.deferred for y, state in zip(results, rule.results, strict=True)
                 )
-                rated.append(((float(f"{seconds:.9g}"), 1 / sizes[over] if shares else 1.0, partial), rule))
+                least = 1 / sizes[over] if shares else 1.0
+                key = _rounded(seconds + RULE_PENALTY * forbidden), least, partial, _rounded(before)
+                rated.append((key, rule, _rounded(seconds)))
             assert rated, (op, operands)
-            _, best = min(rated, key=lambda pair: pair[0])
+            _, best, _ = min(rated, key=lambda each: each[0])
             chosen[over] = best
-            for rate, rule in rated:
+            for _, rule, seconds in rated:
                 options.append(
-                    Option(over, rule, rate[0], rule is best, self._reshards_weights(rule, over, operands, results))
+                    Option(over, rule, seconds, rule is best, self._reshards_weights(rule, over, operands, results))
                 )
 
         def layouts(states: Sequence[Sequence[State]]) -> tuple[Layout, ...]:
@@ -135,6 +139,28 @@ class Chooser:
         return Choice(layouts(by_operand), layouts(by_result), tuple(options))
 
     # ------------------------------------------------------------ costs
+
+    def _operands(
+        self, rule: ShardingRule, over: str, operands: Sequence[Operand], results: Sequence[Result]
+    ) -> tuple[float, float]:
+        """The cost of what the rule needs of the operands, and how much of it should not be.
+
+        Activations are not gathered along an axis that an earlier rule of the layout splits in the result, too, nor
+        moved at all where a weight is moved: that is for their sake.
+        """
+        undone = _undone(rule, over, results) if any(x.stays for x in operands) else None
+        moves = any(self._moves(x, over, state) for x, state in zip(operands, rule.operands, strict=True))
+        seconds = forbidden = 0.0
+        for x, state in zip(operands, rule.operands, strict=True):
+            default, cost = x.default.state(over), self._operand(x, over, state)
+            leaves = not x.stays and is_split(default) and (moves or (state is None and default == undone))
+            seconds += cost
+            forbidden += cost if leaves else 0.0
+        return seconds, forbidden
+
+    def _moves(self, x: Operand, over: str, state: State) -> bool:
+        """Whether a weight has to be moved; a local step communicates nothing."""
+        return x.stays and self._operand(x, over, state) > WEIGHT_PENALTY * LOCAL_SECONDS
 
     def _operand(self, x: Operand, over: str, wanted: State) -> float:
         if x.free:
@@ -153,10 +179,8 @@ class Chooser:
     def _reshards_weights(
         self, rule: ShardingRule, over: str, operands: Sequence[Operand], results: Sequence[Result]
     ) -> bool:
-        least = WEIGHT_PENALTY * LOCAL_SECONDS  # a local step communicates nothing
-        return any(
-            x.stays and self._operand(x, over, state) > least for x, state in zip(operands, rule.operands, strict=True)
-        ) or any(
+        least = WEIGHT_PENALTY * LOCAL_SECONDS
+        return any(self._moves(x, over, state) for x, state in zip(operands, rule.operands, strict=True)) or any(
             y.stays and self._result(y, over, state) > least for y, state in zip(results, rule.results, strict=True)
         )
 
@@ -167,6 +191,19 @@ class Chooser:
             if name != over and is_split(other):
                 bytes /= self.mesh.sizes[name]
         return self.resharding.change_seconds(bytes, over, layout.state(over), wanted, default.state(over))
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.9g}")
+
+
+def _undone(rule: ShardingRule, over: str, results: Sequence[Result]) -> State:
+    """The axis along which a result is split by default, where a rule splits it along another."""
+    for y, state in zip(results, rule.results, strict=True):
+        default = y.default.state(over)
+        if is_split(default) and is_split(state) and state != default:
+            return default
+    return None
 
 
 def _divides(

@@ -1,9 +1,9 @@
 """The copies of values in other layouts: each is made once, where that is cheapest, for a given set of readers.
 
-A copy no larger than its source (reduced, or a part) belongs to the value: it is made on the value's stage, and anyone
-reads it. A larger one (gathered, exchanged) belongs to the stage and the pass that use it: it is not sent, and not kept
-from the forward pass for the backward pass. A partial sum is reduced once, to its default layout, from which other
-layouts are derived.
+A copy no larger than its source (reduced, a part, or exchanged) belongs to the value: it is made on the value's stage,
+and anyone reads it. A larger one (gathered), or one that another stage or pass makes, belongs to the stage and the pass
+that use it: it is not sent, and not kept from the forward pass for the backward pass. A partial sum is reduced once, to
+its default layout, from which other layouts are derived.
 """
 
 from __future__ import annotations
@@ -109,7 +109,11 @@ class Copies:
         else:
             phase, key = node.phase, (node.stage, group)
         moved = self.reshard(source, layout, node.stage, phase, node.scope, node)
-        known.expanded.setdefault(key, {})[layout] = moved
+        exchanged = moved.type.bytes <= source.type.bytes and GROUP[phase] == GROUP.get(known.phase)
+        if exchanged and not crosses and not known.weight:
+            known.kept[layout] = moved
+        else:
+            known.expanded.setdefault(key, {})[layout] = moved
         return moved
 
     def available(self, known: Materialized, node: Node) -> tuple[Layout, ...]:

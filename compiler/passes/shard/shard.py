@@ -114,6 +114,8 @@ class _Sharder:
         self.accumulators: list[Accumulator] = []
         # Accumulations, with the indices of their nodes.
         self.contributions: dict[tuple[str, int | None], list[tuple[int, Accumulate]]] = {}
+        # Layouts in which operations read parameters, other than their own.
+        self.moved: dict[Value, list[Layout]] = {}
         late = {value for node in graph.nodes if node.phase is Phase.UPDATE for value in node.inputs}
         self.statistics = late | {each.value for each in graph.updates}
         parameters = {parameter.name for parameter in graph.parameters}
@@ -218,6 +220,9 @@ class _Sharder:
             self.copies.read(self.known[value], layout, node)
             for value, layout in zip(node.inputs, choice.operands, strict=True)
         )
+        for value, operand, layout in zip(node.inputs, operands, choice.operands, strict=True):
+            if value.name in self.layouts and layout not in operand.available:
+                self._move(value, layout)
         op = local_op(node, choice.operands, choice.results, self.mesh)
         types = op.infer(*(value.type for value in inputs))
         outputs = tuple(
@@ -242,14 +247,29 @@ class _Sharder:
         if isinstance(known, Lazy):
             return Operand(value.type, (), known.default, free=True)
         if known.weight:
-            return Operand(value.type, (known.default,), known.default, stays=True)
+            return Operand(value.type, (known.default, *self.moved.get(value, ())), known.default, stays=True)
         available = self.copies.available(known, node)
         return Operand(value.type, available, known.default, stays=value in self.staying)
 
     def _result(self, value: Value, node: Node) -> Result:
         if value in self.gradients:
-            return Result(value.type, self.layouts[self.gradients[value]].compute, True, True)
+            parameter = self.gradients[value]
+            return Result(value.type, self.layouts[parameter].compute, True, not self._moves(parameter))
         return Result(value.type, self.defaults.default(value.tensor, value.type, node.span), value in self.deferred)
+
+    def _move(self, parameter: Value, layout: Layout) -> None:
+        """An operation reads a parameter in another layout than its own: its gradient is accumulated as it is made
+        there, and reduced to its own layout at the end of the step.
+        """
+        self.moved.setdefault(parameter, []).append(layout)
+        known = self.layouts[parameter.name]
+        own = known.compute
+        kept = ((over, state) for over, state in known.grad.states if own.state(over) in (None, layout.state(over)))
+        self.layouts[parameter.name] = evolve(known, grad=layout_of(kept))
+
+    def _moves(self, parameter: str) -> bool:
+        """Whether an operation reads a parameter in another layout than its own."""
+        return any(each.name == parameter for each in self.moved)
 
     def _unsupported_axis(self, node: Node, operands: Sequence[Operand]) -> str | None:
         """An axis along which an operand is split, and which the op itself cannot split."""
@@ -315,6 +335,8 @@ class _Sharder:
         if target not in self.layouts:
             return primary
         compute, stored = self.layouts[target].compute, self.layouts[target].grad
+        if self._moves(target):
+            compute = stored
         states: dict[str, State] = {}
         for over in self.mesh.sharding:
             wanted = stored.state(over) or compute.state(over)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
+import torch
 from attrs import frozen
 
 from partita.compiler.ops.attend import Attend, AttendGradient
@@ -12,6 +13,7 @@ from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernel
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
@@ -21,6 +23,7 @@ from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
+from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
@@ -29,6 +32,7 @@ from partita.compiler.optimizers.muon import Momentum, Muon, Orthogonalize
 from partita.compiler.optimizers.rowwise_adagrad import RowwiseAdagrad
 from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
+from tests.compiler.ops.placing import run
 
 # Multiples of six: each axis can be cut in two, in three, and in both, one within the other.
 A, B, C, D, E, F = Axis("a", 6), Axis("b", 6), Axis("c", 6), Axis("d", 6), Axis("e", 6), Axis("f", 6)
@@ -73,13 +77,28 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    "scatter_add",
+    *("scatter_add", "routed_outer"),
 )
 
 
 def _shuffled(type: Type, order: int) -> Type:
     orders = list(permutations(type.axes))
     return Type(type.dtype, orders[order % len(orders)])
+
+
+def fitted(case: Case, types: Sequence[Type], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Operands that follow from others as they must."""
+    if case.op.name in ("first_index", "exp_sum"):
+        # Their second operand is the maximum of the first.
+        over = types[0].position(case.op.over)  # type: ignore[attr-defined]
+        names = [name for name in types[0].names if name in types[1].names]
+        tensors[1] = tensors[0].amax(over).permute([names.index(name) for name in types[1].names])
+    if case.op.name in ("dispatch", "collect"):
+        # No two choices of one expert have one slot.
+        order = tuple(name for name in ("b", "c") if types[1].has(name))
+        tensors[2] = run(SlotIndex(order), [types[1]], [tensors[1]], {})[0]
+        tensors[2] = tensors[2].permute([types[1].names.index(name) for name in types[2].names])
+    return tensors
 
 
 POSITIVE = ("log", "sqrt", "rsqrt", "divide", "power", "power_exponent_gradient")
@@ -320,6 +339,35 @@ CASES: list[Case] = [
     Case("exp_sum", ExpSum("e"), (f(A, B, E), f(A, B)), differentiable=False),
     Case("pick", Pick("e"), (f(A, B, E), i(A, B)), limit=6, differentiable=False),
     Case("pick-guarded", Pick("e", True), (f(A, B, E), i(A, B)), limit=8, differentiable=False),
+    Case("top_k", TopK("s", T), (f(A, S, C),), differentiable=False),
+    Case("routed_dot", RoutedDot(("b",), "e"), (f(A, B), f(E, B, C), i(A, D)), limit=6),
+    Case("routed_dot-chosen", RoutedDot(("b",), "e"), (f(A, D, B), f(E, B, C), i(A, D)), limit=6),
+    Case("routed_dot-batch", RoutedDot(("b",), "e"), (f(A, D, B), f(E, D, B, C), i(A)), limit=6),
+    Case("routed_dot-vector", RoutedDot(("b", "c"), "e"), (f(A, B, C), f(E, B, C), i(A)), limit=6),
+    Case("routed_dot-guarded", RoutedDot(("b",), "e", True), (f(A, B), f(E, B, C), i(A)), limit=8),
+    Case(
+        "routed_outer",
+        RoutedOuter(("b",), "e", (E, B, C)),
+        (f(A, B), i(A, D), f(A, D, C)),
+        limit=6,
+        differentiable=False,
+    ),
+    Case(
+        "routed_outer-batch",
+        RoutedOuter(("b",), "e", (E, D, B, C), True),
+        (f(A, D, B), i(A), f(A, D, C)),
+        limit=8,
+        differentiable=False,
+    ),
+    Case("slot_index", SlotIndex(("c", "b")), (i(A, B, C),), limit=6, differentiable=False),
+    Case("slot_index-one", SlotIndex(("b",)), (i(A, B),), limit=6, differentiable=False),
+    Case("dispatch", Dispatch(("b", "c"), E, Z), (f(A, B, D), i(A, B, C), i(A, B, C)), limit=6),
+    Case("dispatch-chosen", Dispatch(("b", "c"), E, Z, True), (f(A, B, C, D), i(A, B, C), i(A, B, C)), limit=8),
+    Case("dispatch-one", Dispatch(("b",), E, Z), (f(B), i(B), i(B)), limit=6),
+    Case("collect", Collect("e", "z"), (f(A, E, Z, D), i(A, B, C), i(A, B, C)), limit=6),
+    Case("collect-one", Collect("e", "z", True), (f(E, Z), i(B), i(B)), limit=8),
+    Case("load", Load(("b",), E, "f64"), (i(A, B),), limit=6, differentiable=False),
+    Case("load-guarded", Load(("b", "c"), E, "f64", True), (i(A, B, C),), limit=8, differentiable=False),
     Case("microbatch", Microbatch("m", 12, (("m", "time", 3),)), (f(A, M, C),), differentiable=False),
     Case("iota", Iota(A), (), differentiable=False),
     Case("rope", Rope("b", "d", 100.0), (f(A, B, C, D),)),

@@ -17,7 +17,7 @@ from partita.compiler.passes.differentiate import differentiate
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
 from tests.compiler.interpret import interpret, prepare
-from tests.compiler.ops.op_cases import CASES, WITHOUT_CASE, Case
+from tests.compiler.ops.op_cases import CASES, WITHOUT_CASE, Case, fitted
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -58,7 +58,8 @@ def test_gradient_is_the_derivative(name: str, order: int, seed: int):
     case = BY_NAME[name]
     values = operands(case, order)
     generator = np.random.default_rng(seed)
-    feeds = {value: tensor(value.type, case, generator) for value in values}
+    types = [value.type for value in values]
+    feeds = dict(zip(values, fitted(case, types, [tensor(each, case, generator) for each in types]), strict=True))
     build = Builder([value.name for value in values])
     results = build.apply_all(case.op, *values)
     # Results after the first serve the gradient alone, and carry none.
@@ -107,7 +108,7 @@ def test_results_do_not_depend_on_the_order_of_axes(name: str):
     """Axes are known by name; how they lie in memory is the compiler's choice."""
     case = BY_NAME[name]
     generator = np.random.default_rng(2)
-    feeds = [tensor(type, case, generator) for type in case.operands]
+    feeds = fitted(case, case.operands, [tensor(type, case, generator) for type in case.operands])
     expected: list[torch.Tensor] = []
     for order in (0, 3, 10):
         values = operands(case, order)

@@ -18,6 +18,7 @@ from partita.compiler.ops.collective import Collective, Part, Reshard
 from partita.compiler.ops.communication import Transfer
 from partita.compiler.ops.convolution import Product
 from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import RoutedDot, RoutedOuter
 from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Accumulate
@@ -79,7 +80,8 @@ def test_arithmetic_has_a_size(case: Case):
     results = case.op.infer(*case.operands)
     flops, products = case.op.flops(case.operands, results), case.op.product_flops(case.operands, results)
     assert 0 <= products <= flops
-    assert (products > 0) == isinstance(case.op, (Dot, Product, Attend, AttendGradient, Orthogonalize))
+    makers = (Dot, Product, Attend, AttendGradient, RoutedDot, RoutedOuter, Orthogonalize)
+    assert (products > 0) == isinstance(case.op, makers)
     if case.op.matrices(case.operands, results) is not None:
         assert products > 0
     assert case.op.accessed(case.operands, results) >= sum(type.bytes for type in results)
