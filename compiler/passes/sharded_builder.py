@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from attrs import evolve
+
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.layout import MAX, SUM, Layout, State, global_type, layout_of, local_type
 from partita.compiler.ops.op import Op, ShardingRule
@@ -42,9 +44,10 @@ class ShardedBuilder(Builder):
         """Append a local operation whose results have these layouts."""
         stem = name or f"{self.scope}.{op.label}"
         types = op.infer(*(value.type for value in inputs))
+        names = [stem if not i else f"{stem}.{op.results[i]}" for i in range(len(types))]
         outputs = tuple(
-            Value(self.unique(stem if not i else f"{stem}.{op.results[i]}"), type, layout)
-            for i, (type, layout) in enumerate(zip(types, layouts, strict=False))
+            evolve(self.value(each, type), layout=layout)
+            for each, type, layout in zip(names, types, layouts, strict=True)
         )
         self.nodes.append(Node(op, tuple(inputs), outputs, self.scope, self.span, self.phase, self.stage))
         if op.literal is not None:

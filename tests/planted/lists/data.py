@@ -37,8 +37,8 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "return extended(Built, state, forward=build(model, state.train.precision, state.training))",
-        "return extended(Built, state, forward=build(model, state.train.precision))",
+        "forward = build(model, state.train.precision, state.training)",
+        "forward = build(model, state.train.precision)",
         f"{FILE}[skips]",
     ),
     Planted(
@@ -183,7 +183,7 @@ MISTAKES = [
     ),
     Planted(
         "integers-up-to-the-longest-axis",
-        "compiler/passes/build.py",
+        "compiler/passes/readers.py",
         "return min(axes, key=lambda axis: axis.size) if axes else None",
         "return max(axes, key=lambda axis: axis.size) if axes else None",
         f"{FILE}[tied]",
