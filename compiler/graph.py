@@ -10,7 +10,7 @@ Diagnostics, traces and profiles refer to scopes and source spans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -140,7 +140,8 @@ class Parameter:
 class Input:
     """What the data source yields for each step under `name`. `limit` is the axis that its integers index.
 
-    `batch` is the axis that is split into microbatches; None if the value is not split.
+    `ignored` are ids that stand for none, and may be out of range. `batch` is the axis that is split into microbatches;
+    None if the value is not split.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Input:
     limit: Axis | None = None
     batch: str | None = None
     span: Span | None = field(default=None, repr=False)
+    ignored: tuple[int, ...] = ()
 
 
 @frozen(eq=False)
@@ -220,7 +222,8 @@ class Scope:
 
 @frozen(eq=False)
 class Graph:
-    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`.
+    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`. `inside` has the
+    nodes in the body of each scan, as it was built.
 
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
@@ -239,6 +242,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     updates: tuple[NewValue, ...] = ()
     masters: tuple[Master, ...] = ()
+    inside: Mapping[Node, Sequence[Node]] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline(

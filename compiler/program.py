@@ -44,12 +44,13 @@ from partita.dsl.types import Axis, Type
 
 @frozen
 class InputRecord:
-    """A model input over the full batch. `limit`: the axis that its integers index."""
+    """A model input over the full batch. `limit`: the axis that its integers index, except those that are `ignored`."""
 
     name: str
     type: Type
     limit: Axis | None
     span: Span | None = field(default=None, eq=False, repr=False)
+    ignored: tuple[int, ...] = ()
 
     __repr__ = shortened
 

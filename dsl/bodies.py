@@ -18,7 +18,7 @@ from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
 from partita.dsl.known import CheckContext
 from partita.dsl.report import suggestion
-from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
+from partita.dsl.scope import UNKNOWN, Binding, Checked, Scope, Unknown, Value
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 from partita.dsl.walk import rebound
@@ -121,6 +121,8 @@ class BodyChecker:
                     self.sample(statement)
                 case tree.Repeat():
                     self.repeat(statement)
+                case tree.Scan():
+                    self.scan(statement)
                 case tree.Loss():
                     self.set_loss(statement)
                 case tree.Update():
@@ -275,12 +277,7 @@ class BodyChecker:
         count = self.count(statement.count)
         if not unreserved(statement.name, self.report):
             return
-        before: dict[str, Binding] = {}
-        for name in rebound(statement.body):
-            found = self.scope.find(name.text)
-            if found is not None and name.text not in before:
-                self.expressions.mark_read(found)
-                before[name.text] = found
+        before = self.bound_before(statement.body)
         types = {name: _carried_type(binding) for name, binding in before.items()}
         inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types.values()])
         checker = BodyChecker(self.known, inner, statement.body)
@@ -317,6 +314,98 @@ class BodyChecker:
         values = self.scope.add(step, carried_types, nodes, checked.depth + 1)
         for carried_name, value in zip(before, values, strict=True):
             self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
+
+    def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
+        """The names that a body rebinds, as they are bound before it."""
+        before: dict[str, Binding] = {}
+        for name in rebound(body):
+            found = self.scope.find(name.text)
+            if found is not None and name.text not in before:
+                self.expressions.mark_read(found)
+                before[name.text] = found
+        return before
+
+    def scan(self, statement: tree.Scan) -> None:
+        """`scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside are
+        seen at one position of it.
+        """
+        before = self.bound_before(statement.body)
+        try:
+            axis = self.expressions.axis(statement.axis)
+        except Refused as refused:
+            self.report.refused(refused)
+            axis = None
+        body = self.scanned(statement, axis, before) if axis is not None else None
+        if axis is None or body is None:
+            self.failed = True
+            for name, binding in before.items():
+                self.scope.bind(name, UNKNOWN, binding.span)
+            return
+        checked, captured, bound = body
+        carried = tuple(_carried_operand(binding) for binding in before.values())
+        step = spec.Scan(axis, statement.backward, checked.body, carried, captured, tuple(before), statement.axis.span)
+        types = (_carried_type(binding) for binding in before.values())
+        made = [Type(type.dtype, (axis, *type.axes)) for type in types if type is not None]
+        for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):
+            self.scope.bind(name, value, bound[name].span)
+
+    def scanned(
+        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding]
+    ) -> tuple[Checked, tuple[int, ...], Mapping[str, Binding]] | None:
+        """The body of a scan, what it captures, and its bindings; None after reporting errors."""
+        types = {name: _carried_type(binding) for name, binding in before.items()}
+        given = [type or Type("f32") for type in types.values()]
+        inner = Scope(self.scope, self.scope.substitution, given, axis.name)
+        # The parts of the body belong to the enclosing scope.
+        inner.segments, inner.counts = self.scope.segments, self.scope.counts
+        checker = BodyChecker(self.known, inner, statement.body)
+        for number, (name, type) in enumerate(types.items()):
+            inner.bind(name, Value(number, type) if type else UNKNOWN, before[name].span)
+        checker.statements(statement.body)
+        results = self.carried_results(inner, before, types)
+        if results is None or checker.failed or not self.scannable(statement, axis, before, types):
+            return None
+        checked = inner.finish(tuple(before), results)
+        return (checked, inner.captured, inner.bindings) if self.without(checked.body, axis, statement) else None
+
+    def scannable(
+        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding], types: Mapping[str, Type | None]
+    ) -> bool:
+        """Whether a scan carries something, without its axis and not too large with it. Reports errors."""
+        errors = self.report.errors
+        if not before:
+            message = f"this scan of `{axis.name}` carries nothing: no name bound before it is rebound inside"
+            help = "bind its first value before the scan: `let h = zeros([…])`"
+            self.report.error("E0227", message, statement.axis.span, help=help)
+        for name, type in types.items():
+            if type is not None and type.has(axis.name):
+                message = f"`{name}` is carried along `{axis.name}`, and has that axis before the scan"
+                help = f"start from one without it, such as `max({name}, over = {axis.name})`, under another name"
+                self.report.error("E0227", message, statement.axis.span, [f"before: {type}"], help)
+            elif type is not None and type.elements * axis.size > limits.ELEMENTS:
+                message = f"a tensor of {type.elements * axis.size:,} elements: `{name}` at all positions"
+                self.report.error("E0007", message, statement.axis.span)
+        return self.report.errors == errors
+
+    def without(self, body: spec.Body, axis: Axis, statement: tree.Scan) -> bool:
+        """Whether no value in the body of a scan has its axis. Reports an error."""
+        bodies = [(body, statement.axis.span)]
+        while bodies:
+            each, place = bodies.pop()
+            for step in each.steps:
+                if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
+                    bodies.append((step.body, step.span if each is body else place))
+            if each.updates:
+                message = f"a buffer is updated in a scan: `{axis.name}` has {axis.size} positions, and a step has one"
+                help = "update it after the scan, by what the scan carries"
+                self.report.error("E0227", message, each.updates[0].span, help=help)
+                return False
+            if any(type.has(axis.name) for type in each.types):
+                message = f"a value inside has axis `{axis.name}`, which is scanned: there is one position of it"
+                help = "make it before the scan, and use it inside; or rename the axis"
+                self.report.error("E0227", message, place, help=help)
+                return False
+        return True
 
     def count(self, written: tree.Expression) -> int | None:
         """The number of iterations; None after reporting errors."""

@@ -71,6 +71,7 @@ CODES: dict[str, Code] = {
     "E0224": Code("invalid arithmetic", "A division by zero, a root of a negative number, or a result that is too large or too close to zero.", "Check the numbers."),
     "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
     "E0226": Code("invalid output", "An output has a unique name, at the top level of a model.", "`output logits = dot(x, head, over = embed)`"),
+    "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Inside, one position of the axis is seen, so nothing there has it.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
     # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),
     "E0302": Code("unknown declaration", "`train`, a layout or the command line names something that is not declared.", "Check the spelling."),
@@ -92,6 +93,7 @@ CODES: dict[str, Code] = {
     "E0319": Code("rule after a rule for all", "The rules of an optimizer are tried in order: after one for `all`, no other applies.", "`update all -> …` as the last rule."),
     "E0330": Code("not in the Python file", "An `op` names a function that its Python file does not mention. The file is read for this, and not run.", "`forward = python(\"kernels.py\", \"fused_norm\")` for `def fused_norm(x, w):`."),
     # ------------------------------------------------------------ layout and placement
+    "E0401": Code("not supported yet", "This is part of the language, but this version does not implement it.", "Remove it, or use what `help` suggests."),
     "E0402": Code("unused mesh axis", "No rule uses a mesh axis larger than 1, so its ranks would do redundant work.", "Add a rule that uses it, or set its size to 1."),
     "E0403": Code("more stages than layers", "Every stage needs at least one iteration of the repeats that `stage` names.", "Fewer ranks, or fewer chunks."),
     "E0404": Code("stages do not match", "The number of layers per stage, or the stages of a `place` rule, do not match the number of stages.", "`stage layer -> pipe [3, 3]` for 6 layers on 2 stages."),

@@ -181,3 +181,5 @@ def _parameters(model: spec.Model) -> Iterator[tuple[str, Type, Span | None]]:
                 yield f"{path}.{step.name}", step.type, step.span
             elif isinstance(step, spec.CallBlock | spec.Repeat):
                 scopes.append((f"{path}.{step.scope}", step.body))
+            elif isinstance(step, spec.Scan):
+                scopes.append((path, step.body))

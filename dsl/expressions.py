@@ -332,11 +332,15 @@ class Expressions:
         renamed = tuple(pair for pair in composed(self.scope.substitution, arrows) if pair[0] in axes)
         for (given, type), argument in zip(operation.operands, tensors, strict=True):
             self._fits(called, given, argument, self._renamed(type, renamed, written))
-        type = self._renamed(operation.result, renamed, written)
-        options = {"name": called, "renamed": renamed}
-        step = spec.Apply(spec.OPERATION, tuple(each.value for each in tensors), options, type, written.span, name)
-        (value,) = self.scope.add(step, [type])
-        return [Tensor(value.number, type, _text(written), written.span)]
+        types = [self._renamed(type, renamed, written) for type in operation.results]
+        found: list[Result] = []
+        for number, type in enumerate(types):
+            options = {"name": called, "result": number, "renamed": renamed}
+            own = name if len(types) == 1 else None
+            step = spec.Apply(spec.OPERATION, tuple(each.value for each in tensors), options, type, written.span, own)
+            (value,) = self.scope.add(step, [type])
+            found.append(Tensor(value.number, value.type, _text(written), written.span))
+        return found
 
     def _renamed(self, type: Type, pairs: Sequence[tuple[str, str]], written: tree.Call) -> Type:
         """A declared type over the axes of a call. Raises Refused (E0216)."""

@@ -59,7 +59,7 @@ FUNCTIONS: Mapping[str, str] = _by_name(
         ("neg", "`-x`"),
         ("eq ne lt le gt ge", "comparisons are `x == y`, `x < y`, `x >= y` and so on"),
         ("float to astype type_as int", "`cast(x, f32)`"),
-        ("zeros ones full zeros_like ones_like", "numbers and tensors mix directly: `x * 0`"),
+        ("ones full ones_like", "numbers and tensors mix directly: `x * 0 + 1`"),
         ("randn rand randn_like rand_like", "`sample noise: [batch, seq] ~ normal(1.0)` is a statement"),
         ("layernorm", "`layer_norm(x, over = axis)`"),
         ("rmsnorm", "`rms_norm(x, over = axis)`"),
@@ -97,7 +97,10 @@ FUNCTIONS: Mapping[str, str] = _by_name(
             "group_norm groupnorm",
             "`layer_norm(split(x, channels -> [groups, part]), over = [part, height, width])`, merged again",
         ),
-        ("batch_norm batchnorm", _NOT_YET),
+        (
+            "batch_norm batchnorm batch_norm2d batchnorm2d",
+            "blocks to import: `batch_norm` and `batch_norm_image` of specs/zoo/blocks/batch_norm.par",
+        ),
         ("bce bce_loss bce_with_logits", "`binary_cross_entropy(logits, targets)`"),
         ("elu relu6 hardswish lstm gru rnn scan kl_div huber", _NOT_YET),
         (
@@ -130,6 +133,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("sinks attention_sink", "sink"),
             ("rope_scaling", "scaling"),
             ("theta rope_theta", "base"),
+            ("ignore_index ignore_id", "ignore"),
             ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
             ("learning_rate", "lr"),
             ("wd", "weight_decay"),

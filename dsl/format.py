@@ -283,7 +283,7 @@ def _starts(file: tree.File) -> Iterator[int]:
 def _statement_starts(statements: Sequence[tree.Statement]) -> Iterator[int]:
     for statement in statements:
         yield statement.span.start
-        if isinstance(statement, tree.Repeat):
+        if isinstance(statement, tree.Repeat | tree.Scan):
             yield from _statement_starts(statement.body)
 
 

@@ -17,7 +17,7 @@ from partita.dsl.declarations import Declarations
 from partita.dsl.known import CheckContext
 from partita.dsl.scope import Checked, Instance, Scope, composed
 from partita.dsl.source import Span
-from partita.dsl.walk import expressions_in, subexpressions, types_in
+from partita.dsl.walk import expressions_in, scanned_in, subexpressions, types_in
 
 
 @frozen
@@ -178,6 +178,7 @@ def _mentions(block: tree.Block, declarations: Declarations) -> Iterator[str]:
     """The axes that a block mentions, and those of the operations that it calls."""
     for type in (*(given.type for given in block.inputs), *types_in(block.body)):
         yield from (axis.text for axis in type.axes)
+    yield from (axis.text for axis in scanned_in(block.body))
     for expression in subexpressions([*expressions_in(block.body), *block.results.values]):
         if isinstance(expression, tree.Path) and expression.parts[0].text in declarations.axes:
             yield expression.parts[0].text

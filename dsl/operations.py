@@ -53,7 +53,8 @@ class Operations:
         errors = self.report.errors
         checker = BodyChecker(self.known, Scope(self.known.constants, {}), ())
         names = checker.inputs(written.inputs)
-        result = checker.type(written.result)
+        types = [checker.type(each) for each in written.results]
+        results = tuple(each for each in types if each is not None)
         if not names:
             message = f"op `{written.name.text}` takes no tensor"
             self.report.error("E0210", message, written.name.span, help="a tensor that nothing determines is a `param`")
@@ -61,16 +62,16 @@ class Operations:
         if "forward" not in entries:
             help = f"`forward = {FORM.strip('`')}`"
             self.report.error("E0305", f"op `{written.name.text}` needs `forward`", written.name.span, help=help)
-        if self.report.errors > errors or result is None:
+        if self.report.errors > errors or len(results) < len(types):
             return None
         operands = dict(zip(names, checker.scope.types, strict=True))
         forward = self.guarded(lambda: self.function(entries["forward"]))
         backward = None
         if "backward" in entries:
             backward = self.guarded(lambda: self.function(entries["backward"]))
-            self.guarded(lambda: _differentiable(entries["backward"], operands, result))
-        split = self.names("split", entries, lambda name: _splits(name, checker, operands, result))
-        linear = self.names("linear", entries, lambda name: _linear(name, operands, result))
+            self.guarded(lambda: _differentiable(entries["backward"], operands, results))
+        split = self.names("split", entries, lambda name: _splits(name, checker, operands, results))
+        linear = self.names("linear", entries, lambda name: _linear(name, operands, results))
         flops = self.guarded(lambda: _flops(entries["flops"], checker)) if "flops" in entries else ONE
         if self.report.errors > errors or forward is None or flops is None:
             return None
@@ -78,7 +79,7 @@ class Operations:
         return spec.Operation(
             written.name.text,
             tuple(operands.items()),
-            result,
+            results,
             forward,
             backward,
             split,
@@ -148,37 +149,39 @@ class Operations:
             return None
 
 
-def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type], result: Type) -> None:
-    """An axis of `split` is one of the result and of an operand. Raises Refused."""
+def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:
+    """An axis of `split` is one of all results and of an operand. Raises Refused."""
     checker.expressions.axis(name)
-    if not result.has(name.text):
-        help = f"axes of the result: {', '.join(result.names) or 'none'}"
-        raise refuse("E0203", f"the result has no axis `{name.text}`", name.span, help=help)
+    for position, result in enumerate(results, 1):
+        if not result.has(name.text):
+            which = "the result" if len(results) == 1 else f"result {position}"
+            help = f"axes of {which}: {', '.join(result.names) or 'none'}"
+            raise refuse("E0203", f"{which} has no axis `{name.text}`", name.span, help=help)
     if not any(type.has(name.text) for type in operands.values()):
         message = f"no operand has the axis `{name.text}`: a part of the result would not know which part it is"
         raise refuse("E0203", message, name.span)
 
 
-def _linear(name: tree.Name, operands: Mapping[str, Type], result: Type) -> None:
-    """What it may be linear in is a float operand, of a float result. Raises Refused."""
+def _linear(name: tree.Name, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:
+    """What it may be linear in is a float operand, of float results. Raises Refused."""
     if name.text not in operands:
         help = suggestion(name.text, operands, "its operands are")
         raise refuse("E0201", f"there is no operand `{name.text}`", name.span, help=help)
-    for what, type in ((f"`{name.text}`", operands[name.text]), ("the result", result)):
+    for what, type in ((f"`{name.text}`", operands[name.text]), *(("a result", each) for each in results)):
         if not type.is_float:
             raise refuse("E0205", f"{what} is {type.dtype}, and only floats are linear", name.span)
 
 
-def _differentiable(entry: tree.Entry, operands: Mapping[str, Type], result: Type) -> None:
-    """A gradient flows from a float result to float operands. Raises Refused."""
-    if not result.is_float:
-        raise refuse("E0205", f"the result is {result.dtype}, and has no gradient", entry.key.span)
+def _differentiable(entry: tree.Entry, operands: Mapping[str, Type], results: tuple[Type, ...]) -> None:
+    """A gradient flows from float results to float operands. Raises Refused."""
+    if not any(each.is_float for each in results):
+        raise refuse("E0205", "no result is a float, so none has a gradient", entry.key.span)
     if not any(type.is_float for type in operands.values()):
         raise refuse("E0205", "no operand is a float, so none has a gradient", entry.key.span)
 
 
 def _flops(entry: tree.Entry, checker: BodyChecker) -> spec.Literal:
-    """The FLOPs of an element of the result. Raises Refused."""
+    """The FLOPs of an element of the first result. Raises Refused."""
     quantity = constants.evaluate(entry.value, checker.expressions.number_of)
     value = number(quantity, Number(minimum=0, maximum=MOST_FLOPS), entry.value, "`flops`")
     return spec.Literal(float(value), quantity.formula)

@@ -34,6 +34,9 @@ def known_paths(model: spec.Model) -> ModelNames:
                     names |= {step.scope, step.name, *step.names}
                     repeats |= {step.scope, step.name}
                     bodies.append(step.body)
+                case spec.Scan():
+                    names |= {*step.names}
+                    bodies.append(step.body)
                 case spec.Parameter() | spec.Sample():
                     names.add(step.name)
                 case spec.Apply() if step.name is not None:

@@ -106,8 +106,21 @@ class _Reach:
                 inputs = self.turns(step, set(results), f"{path}.{step.scope}")
                 sources = (*step.carried, *step.captured)
                 return _values(o for i, o in enumerate(sources) if i in inputs)
+            case spec.Scan():
+                inputs = self.positions(step, frozenset(results), path)
+                sources = (*step.carried, *step.captured)
+                return _values(o for i, o in enumerate(sources) if i in inputs)
             case _:
                 return []
+
+    def positions(self, step: spec.Scan, wanted: frozenset[int], path: str) -> frozenset[int]:
+        """The inputs of a scan that are needed: every position is wanted, and so is what leads to it."""
+        while True:
+            inputs = self.body(step.body, _chosen(step.body.results, wanted), path)
+            more = wanted | {i for i in inputs if i < len(step.carried)}
+            if more == wanted:
+                return inputs
+            wanted = more
 
     def turns(self, step: spec.Repeat, carried: set[int], path: str) -> frozenset[int]:
         """The inputs of a repeat that are needed.
@@ -134,7 +147,7 @@ class _Reach:
 def _result_count(step: spec.Step) -> int:
     if isinstance(step, spec.CallBlock):
         return len(step.body.results)
-    return len(step.carried) if isinstance(step, spec.Repeat) else 1
+    return len(step.carried) if isinstance(step, spec.Repeat | spec.Scan) else 1
 
 
 def _values(operands: Iterable[spec.Operand]) -> list[int]:

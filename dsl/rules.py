@@ -388,6 +388,16 @@ def _scaling(use: Use, call: Call) -> tuple[Any, ...]:
     return (call.name, *call.arguments.values())
 
 
+@function("zeros", slots=[Slot("axes", AXES)])
+def _zeros(use: Use) -> Typed:
+    return Type("f32", tuple(use["axes"])), {}
+
+
+@function("zeros_like", slots=["x"])
+def _zeros_like(use: Use) -> Typed:
+    return use["x"].type, {}
+
+
 @function("iota", slots=[Slot("axis", AXIS)])
 def _iota(use: Use) -> Typed:
     return Type("i64", (use["axis"],)), {"axis": use["axis"].name}
@@ -465,7 +475,10 @@ def _labelled(use: Use) -> None:
         raise use.refuse("E0204", message, "targets", f"expected [{', '.join(rest.names)}]")
 
 
-@function("cross_entropy", slots=["logits", "targets", OVER_ONE, Slot("weights", default=None)])
+@function(
+    "cross_entropy",
+    slots=["logits", "targets", OVER_ONE, Slot("weights", default=None), Slot("ignore", NUMBER, None)],
+)
 def _cross_entropy(use: Use) -> Typed:
     _labelled(use)
     if use["weights"] is not None:
@@ -473,7 +486,13 @@ def _cross_entropy(use: Use) -> Typed:
             message = f"the weights are {use['weights'].type.dtype}"
             raise use.refuse("E0205", message, "weights", f"`cast({use['weights'].text}, f32)`")
         use.within("weights", use["targets"].type.names, "those of the targets")
-    return Type("f32"), {"over": use["over"].name, "weights": use["weights"] is not None}
+    options = {"over": use["over"].name, "weights": use["weights"] is not None}
+    ignore = use["ignore"]
+    if ignore is None:
+        return Type("f32"), options
+    if ignore != int(ignore) or abs(ignore) >= 2**31:
+        raise use.refuse("E0214", "`ignore` is an id, such as -1: an integer of 32 bits", "ignore")
+    return Type("f32"), options | {"ignore": int(ignore)}
 
 
 @function("accuracy", slots=["logits", "targets", OVER_ONE])

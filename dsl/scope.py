@@ -57,10 +57,18 @@ class Binding:
 
 
 class Scope:
-    """The body of a block, a model or a repeat, while it is checked."""
+    """The body of a block, a model, a repeat or a scan, while it is checked. Values of enclosing bodies are seen
+    without the axis that is `scanned`.
+    """
 
-    def __init__(self, outer: Scope | None, substitution: Mapping[str, str], inputs: Iterable[Type] = ()) -> None:
-        self.outer, self.substitution = outer, substitution
+    def __init__(
+        self,
+        outer: Scope | None,
+        substitution: Mapping[str, str],
+        inputs: Iterable[Type] = (),
+        scanned: str | None = None,
+    ) -> None:
+        self.outer, self.substitution, self.scanned = outer, substitution, scanned
         self.types = list(inputs)
         self.inputs = len(self.types)
         self.steps: list[spec.Step] = []
@@ -68,7 +76,7 @@ class Scope:
         self.bindings: dict[str, Binding] = {}
         self.segments: dict[str, Span] = {}
         self.depth, self.nodes = 1, 0
-        self._counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self._captured: dict[int, int] = {}  # number in the outer body -> number here
         self._captured_as: list[tuple[str, Type]] = []
 
@@ -88,10 +96,11 @@ class Scope:
 
     def _capture(self, name: str, value: Value) -> Value:
         here = self._captured.get(value.number)
+        type = value.type.without([self.scanned]) if self.scanned is not None else value.type
         if here is None:
             here = self._captured[value.number] = -1 - len(self._captured)
-            self._captured_as.append((name, value.type))
-        return Value(here, value.type)
+            self._captured_as.append((name, type))
+        return Value(here, type)
 
     def names(self) -> set[str]:
         """All names in scope."""
@@ -110,8 +119,8 @@ class Scope:
         """A free path segment for a call or a repeat: the name, or the first free one of `name_2`, `name_3`, …"""
         segment = name
         while segment in self.segments:
-            self._counts[name] = self._counts.get(name, 1) + 1
-            segment = f"{name}_{self._counts[name]}"
+            self.counts[name] = self.counts.get(name, 1) + 1
+            segment = f"{name}_{self.counts[name]}"
         return segment
 
     @property
@@ -141,7 +150,7 @@ class Scope:
                 step = evolve(step, operands=tuple(map(renumbered, step.operands)))
             elif captured and isinstance(step, spec.CallBlock):
                 step = evolve(step, arguments=tuple(map(renumbered, step.arguments)))
-            elif captured and isinstance(step, spec.Repeat):
+            elif captured and isinstance(step, spec.Repeat | spec.Scan):
                 carried = tuple(map(renumbered, step.carried))
                 step = evolve(step, carried=carried, captured=tuple(map(whole, step.captured)))
             steps.append(step)

@@ -147,7 +147,27 @@ class Repeat:
     __repr__ = shortened
 
 
-Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat
+@frozen(eq=False)
+class Scan:
+    """`scan axis`: the body at one position of the axis after the other, or with `backward` from the last one.
+
+    The inputs of `body` are the carried values, then the captured ones, which it sees without the axis; its results are
+    the carried values after one position, and those of all positions are the results of this step, with the axis first.
+    `carried` (the initial ones) and `captured` are numbered in the enclosing body, to whose scope the body belongs.
+    """
+
+    axis: Axis
+    backward: bool
+    body: Body
+    carried: tuple[Operand, ...]
+    captured: tuple[int, ...]
+    names: tuple[str, ...]
+    span: Span
+
+    __repr__ = shortened
+
+
+Step: TypeAlias = Apply | Parameter | Sample | CallBlock | Repeat | Scan
 
 
 @frozen(eq=False)
@@ -188,16 +208,16 @@ class PythonFunction:
 
 @frozen(eq=False)
 class Operation:
-    """`op name(operands) -> result { … }`: an operation that the file defines by Python functions.
+    """`op name(operands) -> results { … }`: an operation that the file defines by Python functions.
 
     `split` are axes along which it may be computed in parts, `linear` the operands in which it is linear, each with its
-    place. `flops` is what an element of the result takes. Without `backward`, its gradient is that of torch's autograd.
-    `ties` are its axes whose sizes the file computes from others.
+    place. `flops` is what an element of the first result takes. Without `backward`, its gradient is that of torch's
+    autograd. `ties` are its axes whose sizes the file computes from others.
     """
 
     name: str
     operands: tuple[tuple[str, Type], ...]
-    result: Type
+    results: tuple[Type, ...]
     forward: PythonFunction
     backward: PythonFunction | None
     split: Mapping[str, Span]
@@ -219,8 +239,8 @@ class Operation:
         return tuple(i for i, (name, _) in enumerate(self.operands) if name in self.linear)
 
 
-# The function of the `Apply` that a call of an `op` becomes. Its options are `name`, and `renamed`: pairs of axes of
-# the declaration and those that replace them.
+# The function of each `Apply` that a call of an `op` becomes, one for each result. Its options are `name`, the number
+# of the `result`, and `renamed`: pairs of axes of the declaration and those that replace them.
 OPERATION = "op"
 
 
@@ -256,7 +276,7 @@ def applications(body: Body) -> Iterator[Apply]:
         for step in stack.pop().steps:
             if isinstance(step, Apply):
                 yield step
-            elif isinstance(step, CallBlock | Repeat) and id(step.body) not in seen:
+            elif isinstance(step, CallBlock | Repeat | Scan) and id(step.body) not in seen:
                 seen.add(id(step.body))
                 stack.append(step.body)
 

@@ -228,6 +228,16 @@ class Repeat:
 
 
 @frozen
+class Scan:
+    """`scan axis { body }`, or `scan axis backward { body }`."""
+
+    axis: Name
+    backward: bool
+    body: tuple[Statement, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Update:
     """`update name = value`."""
 
@@ -262,7 +272,7 @@ class Output:
     span: Span = field(eq=False, repr=False)
 
 
-Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Update | Loss | Metric | Output
+Statement: TypeAlias = Param | Buffer | Sample | Let | Repeat | Scan | Update | Loss | Metric | Output
 
 
 @frozen
@@ -340,18 +350,18 @@ class Table:
 
 @frozen
 class Operation:
-    """`op name(inputs) -> result { settings }`."""
+    """`op name(inputs) -> results { settings }`."""
 
     name: Name
     inputs: tuple[Input, ...]
-    result: TensorType
+    results: tuple[TensorType, ...]
     table: Table
     span: Span = field(eq=False, repr=False)
 
     @property
     def types(self) -> tuple[TensorType, ...]:
-        """The types of its inputs and of its result."""
-        return (*(each.type for each in self.inputs), self.result)
+        """The types of its inputs and of its results."""
+        return (*(each.type for each in self.inputs), *self.results)
 
 
 @frozen

@@ -9,25 +9,25 @@ from partita.dsl.source import Span
 
 
 def rebound(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
-    """The names that the lets of a body bind, including those in repeats."""
+    """The names that the lets of a body bind, including those in repeats and scans."""
     for statement in statements:
         if isinstance(statement, tree.Let):
             yield from statement.names
-        elif isinstance(statement, tree.Repeat):
+        elif isinstance(statement, tree.Repeat | tree.Scan):
             yield from rebound(statement.body)
 
 
 def types_in(statements: Sequence[tree.Statement]) -> Iterator[tree.TensorType]:
-    """The types of parameters, buffers and samples, including those in repeats."""
+    """The types of parameters, buffers and samples, including those in repeats and scans."""
     for statement in statements:
         if isinstance(statement, tree.Param | tree.Buffer | tree.Sample):
             yield statement.type
-        elif isinstance(statement, tree.Repeat):
+        elif isinstance(statement, tree.Repeat | tree.Scan):
             yield from types_in(statement.body)
 
 
 def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expression]:
-    """The expressions of statements, including those in repeats."""
+    """The expressions of statements, including those in repeats and scans."""
     for statement in statements:
         match statement:
             case tree.Let(value=value) | tree.Loss(value=value) | tree.Metric(value=value):
@@ -39,6 +39,17 @@ def expressions_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Expres
             case tree.Repeat():
                 yield statement.count
                 yield from expressions_in(statement.body)
+            case tree.Scan():
+                yield from expressions_in(statement.body)
+
+
+def scanned_in(statements: Sequence[tree.Statement]) -> Iterator[tree.Name]:
+    """The axes of scans."""
+    for statement in statements:
+        if isinstance(statement, tree.Scan):
+            yield statement.axis
+        if isinstance(statement, tree.Repeat | tree.Scan):
+            yield from scanned_in(statement.body)
 
 
 def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expression]:
@@ -59,14 +70,14 @@ def subexpressions(expressions: Sequence[tree.Expression]) -> Iterator[tree.Expr
 
 
 def bindings_in(statements: Sequence[tree.Statement], inside: bool = False) -> dict[str, tuple[Span, bool]]:
-    """Where each name of a body is bound (outside repeats, if both), and whether that is inside a repeat."""
+    """Where each name of a body is bound (outside repeats and scans, if both), and whether that is inside one."""
     found: dict[str, tuple[Span, bool]] = {}
     for statement in statements:
         if isinstance(statement, tree.Let | tree.Param | tree.Buffer):
             found.update({name.text: (name.span, inside) for name in statement.names})
         elif isinstance(statement, tree.Sample):
             found[statement.name.text] = (statement.name.span, inside)
-        elif isinstance(statement, tree.Repeat):
+        elif isinstance(statement, tree.Repeat | tree.Scan):
             for name, place in bindings_in(statement.body, True).items():
                 found.setdefault(name, place)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from partita.runtime.python_functions import Functions
+from partita.runtime.python_functions import Functions, Wanted
 from partita.runtime.tracing.flight import Flight
 from partita.runtime.transports.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from partita.runtime.transports.transport import Collective, Tensors, Transport
@@ -46,15 +46,13 @@ class Context:
     flight: Flight | None = None
     waited: int = 0
 
-    def custom(
-        self, name: str, operands: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """The result of an operation that the file defines. Raises OperationFailed."""
-        return self.functions[name](operands, shape, dtype)
+    def custom(self, name: str, operands: Tensors, wanted: Wanted) -> Tensors:
+        """The results of an operation that the file defines. Raises OperationFailed."""
+        return self.functions[name](operands, wanted)
 
-    def custom_gradient(self, name: str, d: torch.Tensor, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def custom_gradient(self, name: str, ds: Tensors, operands: Tensors) -> Tensors:
         """The gradients of its float operands. Raises OperationFailed."""
-        return self.functions[name].gradients(d, operands)
+        return self.functions[name].gradients(ds, operands)
 
     def all_gather(self, axis: str, tensors: Tensors, dims: Sequence[int]) -> Collective:
         """Start an all-gather of each tensor along its dimension."""

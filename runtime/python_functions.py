@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from attrs import define
@@ -27,6 +27,10 @@ NAMES = {
 }
 
 
+# The shape and dtype of each result.
+Wanted: TypeAlias = Sequence[tuple[tuple[int, ...], torch.dtype]]
+
+
 @define(eq=False)
 class CustomFunction:
     """An operation's functions, ready to be called. Tensors come with their axes as declared, contiguous."""
@@ -35,27 +39,29 @@ class CustomFunction:
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None
 
-    def __call__(self, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The result, of this shape and dtype. Raises OperationFailed."""
+    def __call__(self, operands: Sequence[Tensor], wanted: Wanted) -> tuple[Tensor, ...]:
+        """The results, of these shapes and dtypes. Raises OperationFailed."""
         function = self.operation.forward
         with _ordinary(), torch.no_grad():
             given = [_alias(each) for each in operands]
             with self._guarded(function):
                 found = self.forward(*given)
-            return self._result(found, function, "result", shape, dtype, given)
+            return self._results(found, function, wanted, given)
 
-    def gradients(self, d: Tensor, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients of the float operands, given the cotangent of the result. Raises OperationFailed."""
+    def gradients(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients of the float operands, given the cotangents of the float results. Raises OperationFailed."""
         function = self.operation.backward or self.operation.forward
         with _ordinary(), torch.no_grad():
-            given = [_alias(each) for each in (d, *operands)]
+            cotangents, given = [_alias(each) for each in ds], [_alias(each) for each in operands]
             if self.backward is None:
-                return self._autograd(*given)
+                return self._autograd(cotangents, given)
             with self._guarded(function):
-                found = self.backward(*given)
-            return self._gradients(found, function, *given)
+                found = self.backward(*cotangents, *given)
+            return self._gradients(found, function, cotangents, given)
 
-    def _gradients(self, found: object, function: PythonFunction, d: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+    def _gradients(
+        self, found: object, function: PythonFunction, ds: Sequence[Tensor], operands: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         """What a function returned, if it is a gradient for each float operand."""
         floats = [each for each in operands if each.is_floating_point()]
         found = (found,) if isinstance(found, Tensor) else found
@@ -66,25 +72,42 @@ class CustomFunction:
             self._fail(function, message, [self._signature(operands)])
         names = [name for name, type in self.operation.operands if type.is_float]
         return tuple(
-            self._result(each, function, f"gradient of `{name}`", tuple(x.shape), x.dtype, (d, *operands))
+            self._result(each, function, f"gradient of `{name}`", tuple(x.shape), x.dtype, (*ds, *operands))
             for each, name, x in zip(found, names, floats, strict=True)
         )
 
-    def _autograd(self, d: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+    def _autograd(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The gradients by torch, which runs the forward again."""
         function = self.operation.forward
         floats = [each.requires_grad_() for each in operands if each.is_floating_point()]
         with torch.enable_grad(), self._guarded(function):
-            result = self.forward(*operands)
-        self._result(result, function, "result", tuple(d.shape), d.dtype, ())
-        if not result.requires_grad:
+            made = self.forward(*operands)
+        made = (made,) if isinstance(made, Tensor) else made
+        results = [x for x in made if x.is_floating_point()]
+        pairs = [(x, d) for x, d in zip(results, ds, strict=True) if x.requires_grad]
+        if not pairs:
             message = f"torch sees no way from the operands of `{function.name}` to its result, so there is no gradient"
             self._fail(function, message, (), "write a `backward`, or call it with `stop_gradient`")
         with self._guarded(function):
-            found = torch.autograd.grad(result, floats, d, allow_unused=True)
+            found = torch.autograd.grad([x for x, _ in pairs], floats, [d for _, d in pairs], allow_unused=True)
         return tuple(torch.zeros_like(x) if each is None else each for each, x in zip(found, floats, strict=True))
 
     # ------------------------------------------------------------ what functions return
+
+    def _results(
+        self, found: object, function: PythonFunction, wanted: Wanted, operands: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """What a function returned, if they are the results."""
+        if len(wanted) == 1:
+            return (self._result(found, function, "result", *wanted[0], operands),)
+        if not isinstance(found, (tuple, list)) or len(found) != len(wanted):
+            have = f"{len(found)} values" if isinstance(found, (tuple, list)) else f"`{type(found).__name__}`"
+            message = f"`{function.name}` must return {len(wanted)} results, not {have}"
+            self._fail(function, message, [self._signature(operands)])
+        results: list[Tensor] = []
+        for number, (each, want) in enumerate(zip(found, wanted, strict=True), 1):
+            results.append(self._result(each, function, f"result {number}", *want, (*results, *operands)))
+        return tuple(results)
 
     def _result(
         self,

@@ -67,7 +67,9 @@ def plan_step(
     updates = {each.name: each for each in update.parameters}
     return StepPlan(
         name=whole.name,
-        inputs=tuple(InputRecord(each.name, each.value.type, each.limit, each.span) for each in whole.inputs),
+        inputs=tuple(
+            InputRecord(each.name, each.value.type, each.limit, each.span, each.ignored) for each in whole.inputs
+        ),
         batch=batch,
         microbatches=schedule.microbatches,
         rounds=rounds,

@@ -55,7 +55,9 @@ def seconds(node: Node, device: Device, added: bool = False) -> float:
     elif matrices:
         flops *= device.products.efficiency(*matrices)
     computing = node.op.flops(operands, results) / flops
-    return device.launch + max(computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming))
+    return device.launch * node.op.launches() + max(
+        computing, node.op.accessed(operands, results) / (device.bandwidth * device.streaming)
+    )
 
 
 def product_flops(graph: Graph) -> float:

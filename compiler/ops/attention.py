@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.ops.op import Argument, Kernel, Op, agree, broadcast, permuted, wide_bytes
 from partita.compiler.ops.position import Positioned, Shards, offset_text
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 # Operands after q, k and v, in their order; and those of them that have a gradient.
 EXTRAS = ("mask", "bias", "segments", "sink")
@@ -51,6 +51,17 @@ class Attention(Positioned):
     def random(self) -> bool:  # type: ignore[override]
         """Whether it drops weights."""
         return bool(self.dropout)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it drops weights."""
+        return bool(self.dropout)
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """With random numbers of its own at each position."""
+        if not self.dropout:
+            return self
+        return evolve(self, numbered=((axis.name, axis.size), *self.numbered))
 
     @property
     def evaluated(self) -> Op | None:

@@ -50,6 +50,10 @@ class Sliding(Op):
     dilation: tuple[int, ...]
     fusible = False
 
+    def at_positions(self, axis: Axis) -> Op | None:
+        """It is applied at one position of a loop after the other."""
+        return None
+
     @property
     def window(self) -> dict[str, Any]:
         """The fields that all of them have."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
@@ -17,11 +19,12 @@ from partita.compiler.ops.op import (
     ShardingRule,
     agree,
     aligned_rules,
+    make,
     op,
     permuted,
     shape_text,
 )
-from partita.dsl.types import Type
+from partita.dsl.types import Axis, Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Node, Value
@@ -40,6 +43,10 @@ class _Function(Op):
     """What an operation and its gradient share: they run the user's functions, of which only bounds are known."""
 
     fusible = False
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """It is applied at one position of a loop after the other."""
+        return None
 
     @property
     def reads_context(self) -> bool:
@@ -61,7 +68,7 @@ class Custom(_Function):
 
     function: str
     operands: tuple[tuple[str, ...], ...]
-    result: Type
+    made: tuple[Type, ...]
     split_along: tuple[str, ...] = ()
     linear: tuple[int, ...] = ()
     each: float = 1.0
@@ -72,17 +79,27 @@ class Custom(_Function):
         """The function's name."""
         return self.function
 
+    @property
+    def results(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Numbers, from the second on."""
+        return ("", *(str(i) for i in range(1, len(self.made))))
+
+    def resized(self, axis: str, size: int) -> Op:
+        """With other results."""
+        made = tuple(type.resized(axis, size) for type in self.made)
+        return evolve(self, made=made)  # type: ignore[misc]
+
     def splitting_help(self, axis: str) -> str | None:
         """To declare it, or to reduce outside."""
-        if self.result.has(axis):
+        if all(type.has(axis) for type in self.made):
             return f"if op `{self.function}` can be computed in parts along `{axis}`, declare it: `split = [{axis}]`"
         return f"let op `{self.function}` keep the axis `{axis}`, and reduce its result by `sum` or `mean`"
 
     def infer(self, *types: Type) -> tuple[Type, ...]:
-        """The declared result."""
+        """The declared results."""
         assert [set(type.names) for type in types] == [set(names) for names in self.operands], (self, types)
-        assert agree(*types, self.result), (self, types)
-        return (self.result,)
+        assert agree(*types, *self.made), (self, types)
+        return self.made
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """As declared."""
@@ -90,40 +107,50 @@ class Custom(_Function):
         linear = []
         for position in self.linear:
             states: list[State] = [SUM if i == position else None for i in range(len(operands))]
-            linear.append(ShardingRule(tuple(states), (SUM,)))
+            linear.append(ShardingRule(tuple(states), (SUM,) * len(results)))
         return (*aligned_rules(operands, results, whole=whole), *linear)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """As declared."""
         return round(self.each * results[0].elements)
 
-    def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
-        """`custom_gradient`, for all float operands at once."""
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """`custom_gradient`, for all float operands at once; a result without a cotangent has one of zeros."""
         floats = [i for i, value in enumerate(node.inputs) if value.type.is_float]
-        if not floats:
+        if not floats or not any(d):
             return (None,) * len(node.inputs)
-        each = self.each * (BACKWARD if self.backward else AUTOGRAD)
-        gradient = CustomGradient(self.function, self.operands, self.result.names, self.split_along, each)
-        found = dict(zip(floats, build.apply_all(gradient, d, *node.inputs), strict=True))
+        pairs = [(each, x.type) for each, x in zip(d, node.outputs, strict=True) if x.type.is_float]
+        given = [_zeros(build, type) if each is None else each for each, type in pairs]
+        each = self.each * (BACKWARD if self.backward else AUTOGRAD) * node.outputs[0].type.elements
+        orders = tuple(type.names for type in self.made if type.is_float)
+        each /= given[0].type.elements
+        gradient = CustomGradient(self.function, self.operands, orders, self.split_along, each)
+        found = dict(zip(floats, build.apply_all(gradient, *given, *node.inputs), strict=True))
         return tuple(found.get(i) for i in range(len(node.inputs)))
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A call through the context, with what the function must return."""
-        (result,) = results
-        wanted = f"{shape_text(result.shape)}, {TORCH_DTYPES[result.dtype]}"
-        return f"c.custom({self.function!r}, {_in_order(arguments, self.operands)}, {wanted})"
+        wanted = ", ".join(f"({shape_text(type.shape)}, {TORCH_DTYPES[type.dtype]})" for type in results)
+        text = f"c.custom({self.function!r}, {_in_order(arguments, self.operands)}, ({wanted},))"
+        return text if len(results) > 1 else f"{text}[0]"
+
+
+def _zeros(build: Builder, type: Type) -> Value:
+    """Zeros of a type."""
+    zero = build.apply(make("constant", 0.0, type.dtype))
+    return build.apply(make("expand", type.axes), zero) if type.axes else zero
 
 
 @op("custom_gradient")
 class CustomGradient(_Function):
-    """Gradients of a `custom` operation for its float operands, from the cotangent of its result and its operands.
+    """Gradients of a `custom` operation for its float operands, from cotangents of its float results and its operands.
 
-    `result` has the axes of the cotangent in the order in which the function takes them.
+    `cotangents` has the axes of each cotangent in the order in which the function takes them.
     """
 
     function: str
     operands: tuple[tuple[str, ...], ...]
-    result: tuple[str, ...]
+    cotangents: tuple[tuple[str, ...], ...]
     split_along: tuple[str, ...] = ()
     each: float = 1.0
 
@@ -140,7 +167,7 @@ class CustomGradient(_Function):
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The types of the float operands, with their axes as declared."""
         assert agree(*types), (self, types)
-        _, *operands = types
+        operands = types[len(self.cotangents) :]
         return tuple(
             Type(type.dtype, tuple(type.axis(name) for name in names))
             for type, names in zip(operands, self.operands, strict=True)
@@ -148,16 +175,18 @@ class CustomGradient(_Function):
         )
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """As the operation; gradients of operands that are replicated then are partial. Linear in the cotangent."""
+        """As the operation; gradients of operands that are replicated then are partial. Linear in the cotangents."""
         split = tuple(
             ShardingRule(
                 tuple(name if type.has(name) else None for type in operands),
                 tuple(name if type.has(name) else SUM for type in results),
             )
-            for name in self.result
+            for name in self.cotangents[0]
             if name in self.split_along
         )
-        return (*split, ShardingRule((SUM, *[None] * (len(operands) - 1)), (SUM,) * len(results)))
+        count = len(self.cotangents)
+        linear = ShardingRule(((SUM,) * count + (None,) * (len(operands) - count)), (SUM,) * len(results))
+        return (*split, linear)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """In proportion to the operation's."""
@@ -165,7 +194,7 @@ class CustomGradient(_Function):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A call through the context."""
-        d, *operands = arguments
-        cotangent = permuted(d.text, d.type.names, self.result)
-        text = f"c.custom_gradient({self.function!r}, {cotangent}, {_in_order(operands, self.operands)})"
+        count = len(self.cotangents)
+        given = _in_order(arguments[:count], self.cotangents), _in_order(arguments[count:], self.operands)
+        text = f"c.custom_gradient({self.function!r}, {given[0]}, {given[1]})"
         return text if len(results) > 1 else f"{text}[0]"

@@ -89,6 +89,14 @@ class Dot(Op):
         a, b = node.inputs
         return _ordered(build, d, b, a.type), _ordered(build, a, d, b.type)
 
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """None: operands may have any axes."""
+        return ()
+
+    def total(self, axis: str) -> Op | None:
+        """It is summed over, too."""
+        return Dot((axis, *self.over))
+
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
         """Operands viewed as matrices."""
         plan = _Plan(self, operands)

@@ -49,6 +49,10 @@ class Gather(Positioned):
         """The table's rows."""
         return (self.over,)
 
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """None: ids and the table may have any axes."""
+        return ()
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The ids' axes, then the table's others."""
         ids, table = types

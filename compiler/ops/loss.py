@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, as_tensor, op, permuted, wide_bytes
+from partita.compiler.ops.intervals import Interval
+from partita.compiler.ops.op import (
+    Argument,
+    Op,
+    ShardingRule,
+    accumulation,
+    agree,
+    aligned_rules,
+    as_tensor,
+    op,
+    permuted,
+    wide_bytes,
+)
 from partita.compiler.ops.pointwise import pointwise
 from partita.compiler.ops.position import Positioned, Shards, start_argument
 from partita.compiler.ops.reduce import Reduce
@@ -78,6 +90,45 @@ class NegativeLogLikelihood(Op):
         logits, targets = arguments
         text = permuted(logits.text, logits.type.names, [*targets.type.names, self.over])
         return f"kernels.nll({text}, {targets.text}{', guarded=True' if self.guarded else ''})"
+
+
+@op("known_targets")
+class KnownTargets(Op):
+    """The targets, with 0 for those that are no index of `axis`, as `ignore` may be.
+
+    What is computed for targets that are `ignore` does not count. With `guarded`, others may be out of range, too.
+    """
+
+    axis: Axis
+    ignore: int
+    guarded: bool = False
+    cheap = True
+
+    def ids(self, operands: Sequence[Type]) -> tuple[int, Axis] | None:
+        """The targets."""
+        return 0, self.axis
+
+    @property
+    def ignored(self) -> int | None:
+        """`ignore`."""
+        return self.ignore
+
+    def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
+        """Indices of the axis."""
+        return 0, self.axis.size - 1
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The targets' type."""
+        return types
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis."""
+        return aligned_rules(operands, results)
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """`where`."""
+        text = arguments[0].text
+        return f"torch.where(({text} >= 0) & ({text} < {self.axis.size}), {text}, 0)"
 
 
 @op("nll_gradient")

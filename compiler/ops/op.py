@@ -131,6 +131,11 @@ class Op:
         return False
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers itself, rather than taking some."""
+        return False
+
+    @property
     def reads_context(self) -> bool:
         """Whether its source reads the context `c`: the device, the rank's coordinates, the microbatch, the step."""
         return False
@@ -143,6 +148,11 @@ class Op:
         """The position of the operand that holds indices, and the axis that they index. An operation with such an
         operand also has a field `guarded`: whether indices may be out of range.
         """
+        return None
+
+    @property
+    def ignored(self) -> int | None:
+        """An id that stands for none, and may be out of range."""
         return None
 
     def fans(self, type: Type) -> tuple[int, int] | None:
@@ -197,6 +207,20 @@ class Op:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
         the results.
         """
+        return None
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """The operation at all positions of an axis at once, which operands have besides their own; None if it cannot
+        be applied so.
+        """
+        return self
+
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """The operands that must be repeated along an axis that only others have: by default all that lack it."""
+        return tuple(i for i, type in enumerate(operands) if not type.has(axis))
+
+    def total(self, axis: str) -> Op | None:
+        """The operation whose result is the sum of its own over the positions of an axis that all operands have."""
         return None
 
     def resized(self, axis: str, size: int) -> Op:
@@ -256,7 +280,19 @@ class Op:
         """Bytes of buffers that it holds while it communicates."""
         return 0
 
+    def launches(self) -> int:
+        """How many kernels it runs, one after the other."""
+        return 1
+
     # ------------------------------------------------------------ gradient and source
+
+    def gradients(self, build: Builder, node: Node, d: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """As `gradient`, from the cotangents of all results, None for those without; by default the first alone has
+        one.
+        """
+        first, *others = d
+        assert not any(others), node
+        return (None,) * len(node.inputs) if first is None else self.gradient(build, node, first)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Cotangents of the inputs, one per input (None: no gradient flows), built from primitives.

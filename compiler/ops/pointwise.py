@@ -208,6 +208,12 @@ class Pointwise(Op):
         """The function's temporaries."""
         return FUNCTIONS[self.function].temporaries * results[0].bytes
 
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """The widest operand, if it lacks the axis."""
+        own = [len(type.axes) - type.has(axis) for type in operands]
+        widest = own.index(max(own))
+        return () if operands[widest].has(axis) else (widest,)
+
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """From the table, summed over the axes along which an operand was broadcast."""
         derivative = FUNCTIONS[self.function].derivative

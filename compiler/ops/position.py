@@ -212,6 +212,15 @@ class Random(Positioned):
         """For the seed and the step."""
         return True
 
+    @property
+    def draws(self) -> bool:
+        """All of its result."""
+        return True
+
+    def at_positions(self, axis: Axis) -> Op | None:
+        """With numbers of its own at each position."""
+        return evolve(self, axes=(axis, *self.axes), whole=((axis.name, axis.size), *self.whole))  # type: ignore[misc]
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """`dtype` and `axes`."""
         return (Type(self.dtype, self.axes),)

@@ -35,6 +35,10 @@ class Arrange(Op):
     rearranges = True
     is_view = True
 
+    def at_positions(self, axis: Axis) -> Op | None:
+        """With the axis first."""
+        return Arrange((axis.name, *self.order))
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The same axes in `order`."""
         assert sorted(self.order) == sorted(types[0].names), (self.order, types[0])

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from partita.compiler.graph import Builder, Graph, Input, NewValue, Parameter, Scope, Value
+from partita.compiler.graph import Builder, Graph, Input, NewValue, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
 from partita.compiler.ops.pointwise import Constant, cast
 from partita.compiler.ops.position import Random
-from partita.compiler.ops.shape import Expand
+from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
-from partita.compiler.passes.readers import Readers
+from partita.compiler.passes.loops import Loop
+from partita.compiler.passes.readers import Readers, with_inside
 from partita.dsl import spec
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
@@ -35,11 +36,12 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
     values = builder.body(model.body, scope, arguments)
-    readers = Readers(builder.nodes)
+    readers = Readers(with_inside(builder.nodes, builder.inside))
     return Graph(
         name=model.name,
+        inside=builder.inside,
         inputs=tuple(
-            Input(name, value, readers.limit(value), span=model.span)
+            Input(name, value, readers.limit(value), span=model.span, ignored=readers.ignored(value))
             for name, value in zip(model.body.inputs, arguments, strict=True)
         ),
         parameters=tuple(
@@ -72,6 +74,7 @@ class _Builder(Builder):
         self.operations = operations
         self.parameters: list[tuple[Value, spec.Parameter]] = []
         self.scopes: list[Scope] = []
+        self.inside: dict[Node, list[Node]] = {}  # the nodes in the body of a scan
         self.updates: list[NewValue] = []
 
     def typed(self, type: Type) -> Type:
@@ -94,9 +97,12 @@ class _Builder(Builder):
     def body(self, body: spec.Body, scope: str, arguments: Sequence[Value]) -> list[Value]:
         """Expand a body in a scope. Returns all its values, from which `results` selects."""
         values = list(arguments)
-        for step in body.steps:
+        for position, step in enumerate(body.steps):
             self.scope, self.span = scope, step.span
-            if isinstance(step, spec.Apply):
+            if isinstance(step, spec.Apply) and step.function == spec.OPERATION:
+                if step.options["result"] == 0:
+                    values.extend(self.custom(body.steps[position:], scope, values))
+            elif isinstance(step, spec.Apply):
                 values.append(self.application(step, scope, values))
             elif isinstance(step, spec.Parameter):
                 value = self.value(f"{scope}.{step.name}", self.typed(step.type))
@@ -112,6 +118,8 @@ class _Builder(Builder):
                     for argument, type in zip(step.arguments, step.body.types, strict=False)
                 ]
                 values.extend(self.results(step.body, self.body(step.body, inner, given), inner))
+            elif isinstance(step, spec.Scan):
+                values.extend(self.scanned(step, scope, values))
             else:
                 values.extend(self.repeated(step, scope, values))
         self.updates += [NewValue(values[each.buffer].name, values[each.value], each.span) for each in body.updates]
@@ -136,10 +144,28 @@ class _Builder(Builder):
             carried = self.results(step.body, everything, inner)
         return carried
 
+    def scanned(self, step: spec.Scan, scope: str, values: Sequence[Value]) -> list[Value]:
+        """Expand the body of a scan once; returns the carried values at all positions."""
+        types = [self.typed(type) for type in step.body.types[: len(step.carried)]]
+        pairs = zip(step.carried, types, strict=True)
+        initial = [self.operand(operand, values, type.dtype) for operand, type in pairs]
+        initial = [arranged(self, value, type.names) for value, type in zip(initial, types, strict=True)]
+        loop = Loop(step.axis, step.backward)
+        states = [self.value(f"{scope}.{name}", type) for name, type in zip(step.names, types, strict=True)]
+        before, scopes = self.nodes, len(self.scopes)
+        self.nodes = []
+        everything = self.body(step.body, scope, [*states, *(loop.seen(self, values[i]) for i in step.captured)])
+        made = self.results(step.body, everything, scope)
+        made = [arranged(self, value, type.names) for value, type in zip(made, types, strict=True)]
+        nodes, self.nodes = self.nodes, before
+        del self.scopes[scopes:]
+        self.scope, self.span = scope, step.span
+        results, inside = loop.closed(self, nodes, states, initial, made, [f"{scope}.{name}" for name in step.names])
+        self.inside[self.nodes[-1]] = inside
+        return results
+
     def application(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
         """Lower one function."""
-        if step.function == spec.OPERATION:
-            return self.custom(step, scope, values)
         dtype = self.typed(step.type).dtype
         if step.function in COMPARISONS:
             tensors = [values[o] for o in step.operands if not isinstance(o, spec.Literal)]
@@ -149,10 +175,15 @@ class _Builder(Builder):
         site = Site(self, operands, step.options, self.typed(step.type), name, self.training)
         return lower(step.function, site)
 
-    def custom(self, step: spec.Apply, scope: str, values: Sequence[Value]) -> Value:
-        """Lower an operation of the file's own. Its operands have the dtypes that it declares."""
+    def custom(self, steps: Sequence[spec.Step], scope: str, values: Sequence[Value]) -> tuple[Value, ...]:
+        """Lower an operation of the file's own, of which the first steps are the results. Its operands have the dtypes
+        that it declares.
+        """
+        step = steps[0]
+        assert isinstance(step, spec.Apply)
         declared = self.operations[step.options["name"]]
         renamed = dict(step.options["renamed"])
+        results = [each.type for each in steps[: len(declared.results)] if isinstance(each, spec.Apply)]
 
         def over(names: Iterable[str]) -> tuple[str, ...]:
             return tuple(renamed.get(name, name) for name in names)
@@ -162,17 +193,17 @@ class _Builder(Builder):
             for operand, (_, type) in zip(step.operands, declared.operands, strict=True)
         ]
         sizes = {axis.name: axis.size for value in operands for axis in value.type.axes}
-        sizes |= {axis.name: axis.size for axis in step.type.axes}
+        sizes |= {axis.name: axis.size for type in results for axis in type.axes}
         op = Custom(
             declared.name,
             tuple(over(type.names) for _, type in declared.operands),
-            self.typed(step.type),
+            tuple(self.typed(type) for type in results),
             over(declared.split),
             declared.positions,
             float(declared.flops.at({name: sizes[new] for name, new in renamed.items() if new in sizes} | sizes)),
             declared.backward is not None,
         )
-        return self.apply(op, *operands, name=f"{scope}.{step.name or declared.name}")
+        return self.apply_all(op, *operands, name=f"{scope}.{step.name or declared.name}")
 
     def sample(self, step: spec.Sample, scope: str) -> Value:
         """A tensor drawn again at each step; its random key is its full name."""

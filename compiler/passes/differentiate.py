@@ -75,11 +75,7 @@ def differentiate(graph: Graph) -> Graph:
         if not any(value in wanted for value in node.outputs):
             continue
         build.at(node)
-        d, *others = (cotangent(value, node) for value in node.outputs)
-        assert not any(others), node
-        if d is None:
-            continue
-        gradients = node.op.gradient(build, node, d)
+        gradients = node.op.gradients(build, node, [cotangent(value, node) for value in node.outputs])
         for value, d in zip(node.inputs, gradients, strict=True):
             if d is not None and value in wanted:
                 contributions.setdefault(value, []).append((d, node))

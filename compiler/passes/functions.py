@@ -18,10 +18,10 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.linear_scan import LinearScan
 from partita.compiler.ops.lookup import Gather, OneHot
-from partita.compiler.ops.loss import NegativeLogLikelihood
+from partita.compiler.ops.loss import KnownTargets, NegativeLogLikelihood
 from partita.compiler.ops.normalize import Normalize
 from partita.compiler.ops.op import accumulation, make
-from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Constant, Detach, Pointwise, cast, constant, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
@@ -128,7 +128,16 @@ def _arg_max(site: Site) -> Value:
 def _cross_entropy(site: Site) -> Value:
     build = site.build
     logits, targets, *weights = site.operands
-    nll = build.apply_all(NegativeLogLikelihood(site.options["over"]), logits, targets)[0]
+    over, ignore = site.options["over"], site.options.get("ignore")
+    if ignore is not None:
+        counts = pointwise(build, "not_equal", targets, constant(build, ignore, targets))
+        targets = build.apply(KnownTargets(logits.type.axis(over), ignore), targets)
+    nll = build.apply_all(NegativeLogLikelihood(over), logits, targets)[0]
+    if ignore is not None:
+        # Those that are ignored have weight 0.
+        counted = cast(build, counts, nll.type.dtype)
+        each = [cast(build, weight, nll.type.dtype) for weight in weights]
+        weights = [pointwise(build, "multiply", counted, *each) if each else counted]
     if not weights:
         return _mean(build, nll, nll.type.names, site.name)
     weight = cast(build, weights[0], nll.type.dtype)
@@ -137,6 +146,10 @@ def _cross_entropy(site: Site) -> Value:
     whole = total(build, weight, weight.type.names, weight.type.dtype)
     if len(weight.type.axes) < len(nll.type.axes):
         whole = scaled(build, whole, nll.type.elements / weight.type.elements)
+    if ignore is not None:
+        # If all are ignored, the sum is zero, and so is the mean.
+        none = pointwise(build, "equal", whole, constant(build, 0.0, whole))
+        whole = pointwise(build, "where", none, constant(build, 1.0, whole), whole)
     return pointwise(build, "divide", weighted, whole, name=site.name)
 
 
@@ -308,6 +321,11 @@ def _dropout(site: Site) -> Value:
 def _iota(site: Site) -> Value:
     (axis,) = site.type.axes
     return site.build.apply(Iota(axis), name=site.name)
+
+
+@lowering("zeros", "zeros_like")
+def _zeros(site: Site) -> Value:
+    return site.build.apply(Expand(site.type.axes), constant(site.build, 0, site.type), name=site.name)
 
 
 @lowering("expand")

@@ -7,10 +7,12 @@ every layout, an id outside looks up zeros and is counted by a metric; the run e
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from attrs import evolve
 
 from partita.compiler.graph import Builder, Graph, Guard, Node, Value
-from partita.compiler.ops.intervals import ANY, Interval
+from partita.compiler.ops.intervals import ANY, Interval, union
 from partita.compiler.ops.pointwise import cast, constant, pointwise
 from partita.compiler.ops.reduce import total
 from partita.dsl.types import BYTES, Axis, Type
@@ -18,7 +20,7 @@ from partita.dsl.types import BYTES, Axis, Type
 
 def guarded(graph: Graph) -> Graph:
     """The graph with guards on the lookups whose ids may be out of range."""
-    bounds = _bounds(graph)
+    known = _bounds(graph)
     build = Builder(graph.names)
     nodes: list[Node] = []
     guards: list[Guard] = []
@@ -28,12 +30,11 @@ def guarded(graph: Graph) -> Graph:
         if lookup is not None:
             position, axis = lookup
             ids = node.inputs[position]
-            least, most = bounds.get(ids, _range(ids.type))
-            if least < 0 or most >= axis.size:
+            if not within(known.get(ids, _range(ids.type)), axis) and not _checked(graph, ids, node.op.ignored):
                 node = evolve(node, op=evolve(node.op, guarded=True))  # type: ignore[misc]
                 guard = Guard(f"ids.{len(guards)}", axis, node.span)
                 build.nodes = []
-                counts.append((guard.name, _outside(build.at(node), ids, axis)))
+                counts.append((guard.name, _outside(build.at(node), ids, axis, node.op.ignored)))
                 nodes += build.nodes
                 guards.append(guard)
         nodes.append(node)
@@ -42,21 +43,38 @@ def guarded(graph: Graph) -> Graph:
     return evolve(graph, nodes=tuple(nodes), metrics=(*graph.metrics, *counts), guards=tuple(guards))
 
 
-def _outside(build: Builder, ids: Value, axis: Axis) -> Value:
-    """The number of ids below zero or beyond the axis."""
+def _checked(graph: Graph, ids: Value, ignored: int | None) -> bool:
+    """Whether ids that may be `ignored` are those of an input, all others of which are checked as they are read."""
+    producers = graph.producers()
+    while (node := producers.get(ids)) is not None and node.op.transparent:
+        (ids,) = node.inputs
+    return any(each.value == ids and ignored in each.ignored for each in graph.inputs)
+
+
+def _outside(build: Builder, ids: Value, axis: Axis, ignored: int | None = None) -> Value:
+    """The number of ids below zero or beyond the axis, but for those that are `ignored`."""
     below = pointwise(build, "less", ids, constant(build, 0, ids))
     above = pointwise(build, "greater_equal", ids, constant(build, axis.size, ids))
     either = pointwise(build, "add", cast(build, below, "i64"), cast(build, above, "i64"))
+    if ignored is not None:
+        counts = pointwise(build, "not_equal", ids, constant(build, ignored, ids))
+        either = pointwise(build, "multiply", either, cast(build, counts, "i64"))
     return total(build, either, either.type.names, "i64")
 
 
 def _bounds(graph: Graph) -> dict[Value, Interval]:
+    limited = {
+        each.value: union([(0, each.limit.size - 1), *((id, id) for id in each.ignored)])
+        for each in graph.inputs
+        if each.limit is not None
+    }
+    return bounds(graph.nodes, limited)
+
+
+def bounds(nodes: Sequence[Node], given: Mapping[Value, Interval]) -> dict[Value, Interval]:
     """The intervals of integers, where they are known better than by their dtype."""
-    found: dict[Value, Interval] = {}
-    for each in graph.inputs:
-        if each.limit is not None:
-            found[each.value] = (0, each.limit.size - 1)
-    for node in graph.nodes:
+    found = dict(given)
+    for node in nodes:
         if len(node.outputs) == 1 and not node.output.type.is_float and node.output.type.dtype != "bool":
             operands = [found.get(value, _range(value.type)) for value in node.inputs]
             types = [value.type for value in node.inputs]
@@ -65,6 +83,11 @@ def _bounds(graph: Graph) -> dict[Value, Interval]:
             # Arithmetic that leaves the dtype's range wraps around.
             found[node.output] = (low, high) if least <= low and high <= most else (least, most)
     return found
+
+
+def within(interval: Interval, axis: Axis) -> bool:
+    """Whether all indices of an interval are of the axis."""
+    return interval[0] >= 0 and interval[1] < axis.size
 
 
 def _range(type: Type) -> Interval:

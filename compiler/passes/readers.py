@@ -43,6 +43,11 @@ class Reader:
         return (source for name in names for source in ((name,) if self.axes is None else self.axes[name]))
 
 
+def with_inside(nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """The nodes, each after those in its body, if it is a scan."""
+    return [each for node in nodes for each in (*inside.get(node, ()), node)]
+
+
 class Readers:
     """The readers of inputs and parameters, including those behind transparent operations. A dropout is not one of
     these, even if it drops nothing.
@@ -76,6 +81,11 @@ class Readers:
                 if best is not None and isinstance(best.op, ArgMax):  # accuracy
                     axes.append(best.inputs[0].type.axis(best.op.over))
         return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def ignored(self, value: Value) -> tuple[int, ...]:
+        """The ids of an input that stand for none where it is an index."""
+        found = {each.node.op.ignored for each in self.readers.get(value, ())}
+        return tuple(sorted(each for each in found if each is not None))
 
     def decays(self, value: Value) -> bool:
         """Whether a `dot` or an `embedding` reads a parameter."""

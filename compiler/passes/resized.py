@@ -87,6 +87,9 @@ class Resized:
         if isinstance(step, spec.Repeat):
             count = self.counts.get(id(step), step.count)
             return evolve(step, body=self.body(step.body), count=count, carried=self.operands(step.carried))
+        if isinstance(step, spec.Scan):
+            axis = Axis(step.axis.name, self.size(step.axis))
+            return evolve(step, axis=axis, body=self.body(step.body), carried=self.operands(step.carried))
         if isinstance(step, spec.Parameter):
             return evolve(step, type=self.type(step.type), initial=self.initial_of(step))
         if isinstance(step, spec.Sample):

@@ -476,7 +476,7 @@ def elements(body: spec.Body) -> float:
     for step in body.steps:
         if isinstance(step, spec.Parameter):
             found += step.type.elements
-        elif isinstance(step, spec.CallBlock):
+        elif isinstance(step, spec.CallBlock | spec.Scan):
             found += elements(step.body)
         elif isinstance(step, spec.Repeat):
             found += step.count * elements(step.body)

@@ -23,7 +23,7 @@ phase.
 
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
-    input       [name] value [limit AXIS] [cut AXIS]
+    input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
     parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen]
     master      parameter value
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
@@ -59,6 +59,7 @@ from partita.compiler.graph import (
 )
 from partita.compiler.layout import REPLICATED, Layout
 from partita.compiler.ops import OPS
+from partita.compiler.ops.body import Body
 from partita.compiler.ops.op import Op, accumulation, attributes
 from partita.compiler.ops.pointwise import FUNCTIONS, Pointwise
 from partita.dsl.source import Span
@@ -85,6 +86,8 @@ def attribute_text(value: Any) -> str:
     """An attribute of an op, or an argument of a call, as text."""
     if isinstance(value, (Axis, Type)):
         return f"<{value}>"
+    if isinstance(value, Body):
+        value = value.literal()
     if isinstance(value, tuple):
         inner = ", ".join(attribute_text(item) for item in value)
         return f"({inner}{',' if len(value) == 1 else ''})"
@@ -175,7 +178,8 @@ class GraphWriter:
         name = f"{each.name} " if each.name != each.value.name.rsplit(".", 1)[-1] else ""
         limit = f" limit {each.limit}" if each.limit is not None else ""
         cut = f" cut {each.batch}" if each.batch is not None else ""
-        return f"input {name}{self.value(each.value)}{limit}{cut}"
+        ignored = f" ignored {','.join(map(str, each.ignored))}" if each.ignored else ""
+        return f"input {name}{self.value(each.value)}{limit}{ignored}{cut}"
 
     def parameter(self, each: Parameter) -> str:
         """`parameter %m.w: f32[embed=64] normal(std=0.02)`."""
@@ -376,10 +380,11 @@ class GraphReader:
 
     def input(self, text: str) -> Input:
         """Parses an input."""
-        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: cut (\S+))?", text)
+        match = matched(rf"(?:(\w+) )?({VALUE})(?: limit (\S+))?(?: ignored (\S+))?(?: cut (\S+))?", text)
         value = self.value(match[2])
         limit = parse_axis(match[3]) if match[3] else None
-        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[4])
+        ignored = tuple(map(int, match[4].split(","))) if match[4] else ()
+        return Input(match[1] or value.name.rsplit(".", 1)[-1], value, limit, match[5], ignored=ignored)
 
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""

@@ -164,7 +164,7 @@ def bodies(body: spec.Body) -> Iterator[spec.Body]:
         top = stack.pop()
         yield top
         for step in top.steps:
-            if isinstance(step, (spec.CallBlock, spec.Repeat)) and id(step.body) not in seen:
+            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)) and id(step.body) not in seen:
                 seen.add(id(step.body))
                 stack.append(step.body)
 

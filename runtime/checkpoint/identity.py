@@ -96,7 +96,7 @@ def digest_of(model: spec.Model) -> str:
     numbers[id(model.body)] = 0
     for body in bodies:  # grows during the loop
         for step in body.steps:
-            if isinstance(step, (spec.CallBlock, spec.Repeat)) and id(step.body) not in numbers:
+            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)) and id(step.body) not in numbers:
                 numbers[id(step.body)] = len(bodies)
                 bodies.append(step.body)
         steps = [_step(step, numbers) for step in body.steps]
@@ -118,6 +118,9 @@ def _step(step: spec.Step, numbers: Mapping[int, int]) -> list[Any]:
         case spec.Repeat():
             own = [step.scope, step.count, numbers[id(step.body)]]
             return ["repeat", *own, _plain(step.carried), _plain(step.captured)]
+        case spec.Scan():
+            own = [step.axis.name, step.backward, numbers[id(step.body)]]
+            return ["scan", *own, _plain(step.carried), _plain(step.captured)]
 
 
 def _kind(type: Type) -> list[Any]:
@@ -150,7 +153,7 @@ def _sources(given: spec.Spec) -> list[Source]:
         for step in body.steps:
             if isinstance(step.span, Span):
                 found.setdefault(id(step.span.source), step.span.source)
-            if isinstance(step, (spec.CallBlock, spec.Repeat)):
+            if isinstance(step, (spec.CallBlock, spec.Repeat, spec.Scan)):
                 bodies.append(step.body)
     return list(found.values())
 

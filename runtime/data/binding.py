@@ -53,6 +53,7 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
             program.batch if each.type.has(program.batch) else None,
             each.limit.size if each.limit else None,
             each.limit.name if each.limit else None,
+            each.ignored,
         )
         for each in program.inputs
     )

@@ -22,7 +22,8 @@ class Input:
     """An input of the model, to be bound by name to what the source yields.
 
     `type` has the sizes of the global batch; `batch_axis` is None if the input lacks that axis. `limit` is the size of
-    the axis that an integer input indexes (its values must be below it), `limit_axis` the name of that axis.
+    the axis that an integer input indexes (its values must be below it, or `ignored`), `limit_axis` the name of that
+    axis.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Input:
     batch_axis: str | None = None
     limit: int | None = None
     limit_axis: str | None = None
+    ignored: tuple[int, ...] = ()
 
     @property
     def batch(self) -> int:

@@ -135,7 +135,9 @@ def check_limit(
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> None:
-    """Refuse (E0605) ids outside [0, limit)."""
+    """Refuse (E0605) ids outside [0, limit) that are not ignored."""
+    if given.ignored:
+        ids = ids[~np.isin(ids, given.ignored)]
     if given.limit is None or ids.size == 0:
         return
     largest, smallest = int(ids.max()), int(ids.min())

@@ -220,7 +220,11 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
         batch = program.batch if each.type.has(program.batch) else None
         inputs.append(Input(each.name, each.type, batch, limit))
     noise = Noise(tuple(inputs), seed)
+    ignored = {each.name: each.ignored[0] for each in program.inputs if each.ignored}
     drawn = [noise.batch(1), noise.batch(2), noise.holdout_batch(0), noise.holdout_batch(1)]
+    for arrays in drawn:
+        for given, target in ignored.items():
+            arrays[given].flat[::3] = target
     return [{name: torch.from_numpy(array) for name, array in batch.items()} for batch in drawn]
 
 

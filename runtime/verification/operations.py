@@ -62,28 +62,27 @@ def examine(model: Model, functions: Functions, precision: str) -> list[Examined
 
 
 def _examined(operation: Operation, function: CustomFunction, precision: str) -> Examined:
-    failure: OperationFailed | None = None
+    failures: list[OperationFailed] = []
     for dtype in dict.fromkeys(("f64", precision)):
         for sizes in _sizes(operation):
             trial = Trial(operation, function, sizes, dtype)
             try:
                 trial.begin()
             except OperationFailed as failed:
-                failure = failed
+                failures.append(failed)
                 continue
             trial.run()
             doubt = trial.doubt
-            if dtype != "f64" and failure is not None:
+            if dtype != "f64":
                 what = f"op `{operation.name}` does not run in f64, in which programs are compared"
-                doubt = Diagnostic("W0702", what, operation.forward.span, failure.diagnostics[0].notes)
+                doubt = Diagnostic("W0702", what, operation.forward.span, failures[0].diagnostics[0].notes)
             return Examined(operation.name, trial.tried, tuple(trial.problems), dtype == "f64", doubt)
-    assert failure is not None
-    return Examined(operation.name, 0, failure.diagnostics, False)
+    return Examined(operation.name, 0, failures[-1].diagnostics, False)
 
 
 def _sizes(operation: Operation) -> Iterator[Sizes]:
     """Small sizes of an operation's axes, then the declared ones."""
-    types = [*(type for _, type in operation.operands), operation.result]
+    types = [*(type for _, type in operation.operands), *operation.results]
     declared = {axis.name: axis.size for type in types for axis in type.axes}
     nothing: frozenset[str] = frozenset()
     # The search takes no more than is declared; small sizes that are all different may be more.
@@ -135,38 +134,45 @@ class Trial:
             found.append(x.to(self.type(type)))
         return found
 
-    def cotangent(self, seed: int) -> Tensor:
-        """A random cotangent of the result."""
-        generator = torch.Generator().manual_seed(seed)
-        type = self.operation.result
-        return torch.randn(self.shape(type), generator=generator, dtype=torch.float64).to(self.type(type))
+    @property
+    def floats(self) -> list[Type]:
+        """The types of the results that have a cotangent."""
+        return [type for type in self.operation.results if type.is_float]
 
-    def forward(self, operands: Sequence[Tensor]) -> Tensor:
-        """The result, whose shape follows from the operands where these have been cut."""
+    def cotangents(self, seed: int) -> list[Tensor]:
+        """Random cotangents of the float results."""
+        generator = torch.Generator().manual_seed(seed)
+        return [
+            torch.randn(self.shape(type), generator=generator, dtype=torch.float64).to(self.type(type))
+            for type in self.floats
+        ]
+
+    def forward(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The results, whose shapes follow from the operands where these have been cut."""
         sizes = dict(self.sizes)
         for (_, type), x in zip(self.operation.operands, operands, strict=True):
             sizes.update(zip(type.names, x.shape, strict=True))
-        type = self.operation.result
-        found = self.function([x.clone() for x in operands], tuple(sizes[n] for n in type.names), self.type(type))
-        return found.clone()
+        results = self.operation.results
+        wanted = [(tuple(sizes[name] for name in type.names), self.type(type)) for type in results]
+        return [x.clone() for x in self.function([x.clone() for x in operands], wanted)]
 
-    def gradients(self, d: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+    def gradients(self, ds: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the float operands."""
-        return [x.clone() for x in self.function.gradients(d.clone(), [x.clone() for x in operands])]
+        found = self.function.gradients([d.clone() for d in ds], [x.clone() for x in operands])
+        return [x.clone() for x in found]
 
     @property
     def differentiable(self) -> bool:
         """Whether it has a gradient."""
-        return self.operation.result.is_float and any(type.is_float for _, type in self.operation.operands)
+        return bool(self.floats) and any(type.is_float for _, type in self.operation.operands)
 
     def begin(self) -> None:
         """Run it once, and its gradient. Raises OperationFailed."""
         for self.positive in (False, True):
-            result = self.forward(self.drawn(0))
-            if not result.is_floating_point() or bool(result.isfinite().all()):
+            if all(bool(x.isfinite().all()) for x in self.forward(self.drawn(0))):
                 break
         if self.differentiable:
-            self.gradients(self.cotangent(0), self.drawn(0))
+            self.gradients(self.cotangents(0), self.drawn(0))
 
     def run(self) -> None:
         """Try everything that is declared."""
@@ -176,7 +182,7 @@ class Trial:
         self.purity()
         if self.problems:
             return  # nothing can be said of what is another each time
-        if first.is_floating_point() and not bool(first.isfinite().all()):
+        if not all(bool(x.isfinite().all()) for x in first):
             message = f"op `{operation.name}` has no finite result on random data, so nothing can be said of it"
             self.doubt = Diagnostic("W0702", message, self.place)
             return
@@ -187,7 +193,7 @@ class Trial:
             self.linearity(position, operation.linear[name])
         if self.differentiable:
             self.slopes()
-        if not _same(first, self.forward(operands)):
+        if not all(map(_same, first, self.forward(operands))):
             self.problem(
                 f"`{operation.forward.name}` remembers something: it no longer returns what it did", self.place
             )
@@ -221,9 +227,9 @@ class Trial:
         operands = self.drawn(1)
         backward = self.operation.backward
         runs: list[tuple[PythonFunction, Callable[[list[Tensor]], list[Tensor]]]]
-        runs = [(self.operation.forward, lambda given: [self.function(given, *self.wanted)])]
+        runs = [(self.operation.forward, lambda given: list(self.function(given, self.wanted)))]
         if self.differentiable and backward is not None:
-            runs.append((backward, lambda given: list(self.function.gradients(self.cotangent(1), given))))
+            runs.append((backward, lambda given: list(self.function.gradients(self.cotangents(1), given))))
         for function, call in runs:
             results = []
             for _ in range(POINTS):
@@ -242,32 +248,32 @@ class Trial:
                 return
 
     @property
-    def wanted(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of the whole result."""
-        return self.shape(self.operation.result), self.type(self.operation.result)
+    def wanted(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The shapes and dtypes of the whole results."""
+        return [(self.shape(type), self.type(type)) for type in self.operation.results]
 
     def split(self, axis: str, span: Span) -> None:
         """Parts along an axis make up the whole, of the result and of the gradients."""
         help = f"remove `{axis}` from `split`"
         size = self.sizes[axis]
         for parts in (count for count in (*PARTS, size) if size % count == 0):
-            operands, d = self.drawn(2), self.cotangent(2)
-            cut = [
-                self.cut(x, type, axis, parts) for x, (_, type) in zip(operands, self.operation.operands, strict=True)
-            ]
-            columns = list(zip(*cut, strict=True))
-            position = self.operation.result.position(axis)
-            together = torch.cat([self.forward(column) for column in columns], position)
-            error = self.error(together, self.forward(operands))
-            if error:
-                message = f"it cannot be split along `{axis}`: its results in {parts} parts do not make up the whole"
-                return self.problem(message, span, (error,), help)
+            operands, ds = self.drawn(2), self.cotangents(2)
+            types = [type for _, type in self.operation.operands]
+            columns = self.cut_all(operands, types, axis, parts)
+            pieces = [self.forward(column) for column in columns]
+            for i, whole in enumerate(self.forward(operands)):
+                position = self.operation.results[i].position(axis)
+                error = self.error(torch.cat([piece[i] for piece in pieces], position), whole)
+                if error:
+                    said = f"its results in {parts} parts do not make up the whole"
+                    message = f"it cannot be split along `{axis}`: {said}"
+                    return self.problem(message, span, (error,), help)
             if not self.differentiable:
                 continue
-            ds = self.cut(d, self.operation.result, axis, parts)
-            pieces = [self.gradients(*pair) for pair in zip(ds, columns, strict=True)]
+            cotangents = self.cut_all(ds, self.floats, axis, parts)
+            pieces = [self.gradients(*pair) for pair in zip(cotangents, columns, strict=True)]
             floats = [(name, type) for name, type in self.operation.operands if type.is_float]
-            for i, (whole, (name, type)) in enumerate(zip(self.gradients(d, operands), floats, strict=True)):
+            for i, (whole, (name, type)) in enumerate(zip(self.gradients(ds, operands), floats, strict=True)):
                 own = [piece[i] for piece in pieces]
                 made = torch.cat(own, type.position(axis)) if type.has(axis) else torch.stack(own).sum(0)
                 error = self.error(made, whole)
@@ -275,9 +281,15 @@ class Trial:
                     message = f"its gradient for `{name}` cannot be split along `{axis}`, in {parts} parts"
                     return self.problem(message, span, (error,), help)
 
-    def cut(self, x: Tensor, type: Type, axis: str, parts: int) -> Sequence[Tensor]:
-        """An operand in parts, or the whole operand for each part."""
-        return x.chunk(parts, type.position(axis)) if type.has(axis) else [x] * parts
+    def cut_all(
+        self, tensors: Sequence[Tensor], types: Sequence[Type], axis: str, parts: int
+    ) -> list[tuple[Tensor, ...]]:
+        """For each part of an axis the parts of all tensors, and those whole that lack the axis."""
+        cut = [
+            x.chunk(parts, type.position(axis)) if type.has(axis) else [x] * parts
+            for x, type in zip(tensors, types, strict=True)
+        ]
+        return list(zip(*cut, strict=True))
 
     def linearity(self, position: int, span: Span) -> None:
         """The result for a sum is the sum of the results."""
@@ -288,8 +300,10 @@ class Trial:
             terms = [self.drawn(4 + k)[position] for k in range(count - 1)]
             terms.append(operands[position] - sum(terms))
             given = [[*operands[:position], term, *operands[position + 1 :]] for term in terms]
-            made = torch.stack([self.forward(each) for each in given]).sum(0)
-            error = self.error(made, self.forward(operands))
+            results = [self.forward(each) for each in given]
+            whole = self.forward(operands)
+            errors = [self.error(torch.stack(terms).sum(0), x) for *terms, x in zip(*results, whole, strict=True)]
+            error = next(filter(None, errors), None)
             if error:
                 message = f"it is not linear in `{name}`: its results for {count} terms do not add up"
                 return self.problem(message, span, (error,), f"remove `{name}` from `linear`")
@@ -308,8 +322,8 @@ class Trial:
                 message = f"{source} is not its gradient for `{name}`, by finite differences"
                 return self.problem(message, function.span, wrong[0])
         operands = self.drawn(5)
-        one, other = self.cotangent(5), self.cotangent(6)
-        both = self.gradients(one + other, operands)
+        one, other = self.cotangents(5), self.cotangents(6)
+        both = self.gradients([a + b for a, b in zip(one, other, strict=True)], operands)
         for i, whole in enumerate(both):
             made = self.gradients(one, operands)[i] + self.gradients(other, operands)[i]
             error = self.error(made, whole)
@@ -319,15 +333,17 @@ class Trial:
 
     def slope(self, i: int, k: int, seed: int) -> tuple[str, ...] | None:
         """How the gradient for an operand differs from the slope in a random direction, if it does."""
-        operands, d = self.drawn(seed), self.cotangent(seed)
+        operands, ds = self.drawn(seed), self.cotangents(seed)
         direction = torch.randn(operands[i].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         step = STEP[self.dtype]
         moved = []
         for sign in (1, -1):
             x = (operands[i].double() + sign * step * direction).to(operands[i].dtype)
-            moved.append(self.forward([*operands[:i], x, *operands[i + 1 :]]).double())
-        change = d.double() * (moved[0] - moved[1]) / (2 * step)
-        along = self.gradients(d, operands)[k].double() * direction
+            results = self.forward([*operands[:i], x, *operands[i + 1 :]])
+            moved.append([each.double() for each in results if each.is_floating_point()])
+        changes = [d.double() * (up - down) / (2 * step) for d, up, down in zip(ds, *moved, strict=True)]
+        change = torch.cat([each.reshape(-1) for each in changes])
+        along = self.gradients(ds, operands)[k].double() * direction
         expected, found = float(change.sum()), float(along.sum())
         scale = float(change.abs().sum() + along.abs().sum())
         if not abs(found - expected) > SLOPE[self.dtype] * max(scale, 1e-3):

@@ -105,7 +105,10 @@ simple_statements = st.one_of(
 )
 statements = st.recursive(
     simple_statements,
-    lambda inner: st.builds(lambda e, n, body: node(tree.Repeat, e, n, body), expressions, names, several(inner, 0)),
+    lambda inner: st.one_of(
+        st.builds(lambda e, n, body: node(tree.Repeat, e, n, body), expressions, names, several(inner, 0)),
+        st.builds(lambda n, b, body: node(tree.Scan, n, b, body), names, st.booleans(), several(inner, 0)),
+    ),
     max_leaves=4,
 )
 tables = several(settings, 0, 4).map(lambda found: node(tree.Table, found))
@@ -139,7 +142,7 @@ declarations = st.one_of(
         several(statements, 0),
         several(expressions),
     ),
-    st.builds(lambda n, i, r, t: node(tree.Operation, n, i, r, t), names, inputs, types, tables),
+    st.builds(lambda n, i, r, t: node(tree.Operation, n, i, r, t), names, inputs, several(types), tables),
     st.builds(lambda n, i, b: node(tree.Model, n, i, b), names, inputs, several(statements, 0)),
     st.builds(lambda n, a, t: node(tree.Mesh, n, a, t), names, several(entries), st.none() | tables),
     st.builds(lambda n, m, r: node(tree.Layout, n, m, r), names, names, several(rules, 0, 4)),
@@ -194,6 +197,8 @@ def words(item):
             return ["let", *separated(item.names), "=", *words(item.value)]
         case tree.Repeat():
             return ["repeat", *words(item.count), "as", *words(item.name), *braces(item.body)]
+        case tree.Scan():
+            return ["scan", *words(item.axis), *(["backward"] if item.backward else []), *braces(item.body)]
         case tree.Loss():
             return ["loss", *words(item.value)]
         case tree.Update():
@@ -217,7 +222,7 @@ def words(item):
             return ["block", *words(item.name), "(", *separated(item.inputs), ")", *body]
         case tree.Operation():
             inputs = ["(", *separated(item.inputs), ")"]
-            return ["op", *words(item.name), *inputs, "->", *words(item.result), *words(item.table)]
+            return ["op", *words(item.name), *inputs, "->", *separated(item.results), *words(item.table)]
         case tree.Model():
             return ["model", *words(item.name), "(", *separated(item.inputs), ")", *braces(item.body)]
         case tree.Table():

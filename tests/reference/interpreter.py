@@ -55,6 +55,7 @@ class Walk:
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
     scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
+    position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
     def run(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -100,6 +101,8 @@ class Walk:
                         made = self.body(step.body, f"{path}.{step.scope}.{iteration}", [*carried, *captured])
                         carried = self.results(step.body, made)
                     add(carried)
+                case spec.Scan():
+                    add(self.scanned(step, path, values))
         for each in body.updates:
             name, axes = values[each.buffer].source, values[each.buffer].axes
             self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
@@ -107,6 +110,28 @@ class Walk:
 
     def scope(self, path: str, name: str) -> None:
         self.scopes[".".join(part for part in path.split(".") if not part.isdigit())] = name
+
+    def scanned(self, step: spec.Scan, path: str, values: Sequence[Named]) -> list[Named]:
+        """One position after the other; what is drawn is drawn for all positions, and each takes its own."""
+        axis = step.axis.name
+        count = self.sizes.get(axis, step.axis.size)
+        carried = [self.operand(each, values) for each in step.carried]
+        captured = [values[index] for index in step.captured]
+        found: list[list[Named]] = []
+        outer, drawn_before = self.position, dict(self.drawn)
+        for t in reversed(range(count)) if step.backward else range(count):
+            self.position = (*outer, (axis, t, count))
+            self.drawn = dict(drawn_before)
+            seen = [x.at(axis, t) if axis in x.axes else x for x in captured]
+            given = [x.ordered(type.names) for x, type in zip([*carried, *seen], step.body.types, strict=False)]
+            carried = self.results(step.body, self.body(step.body, path, given))
+            found.append(carried)
+        self.position = outer
+        columns = zip(*(found[::-1] if step.backward else found), strict=True)
+        return [
+            Named(torch.stack([x.ordered(column[0].axes).data for x in column]), (axis, *column[0].axes))
+            for column in columns
+        ]
 
     def results(self, body: spec.Body, values: Sequence[Named]) -> list[Named]:
         return [self.operand(each, values) for each in body.results]
@@ -132,9 +157,17 @@ class Walk:
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
-        shape = self.shape(step.type)
+        shape = (*self.positions(), *self.shape(step.type))
         data = drawn.sample(step.distribution.name, argument, self.seed, self.step, path, shape)
-        return Named(data, step.type.names)
+        return Named(self.here(data), step.type.names)
+
+    def positions(self) -> tuple[int, ...]:
+        """The sizes of the axes that are scanned around, the outermost first."""
+        return tuple(size for _, _, size in self.position)
+
+    def here(self, data: Tensor) -> Tensor:
+        """What was drawn for all positions, at this one."""
+        return data[tuple(t for _, t, _ in self.position)]
 
     def read(self, x: Named) -> Reading | None:
         return self.readings.get(x.source) if x.source else None
@@ -248,7 +281,8 @@ class Walk:
             x.ordered([renamed.get(name, name) for name in type.names]).data.clone()
             for x, (_, type) in zip(operands, declared.operands, strict=True)
         ]
-        return Named(scope[declared.forward.name](*given), step.type.names)
+        made = scope[declared.forward.name](*given)
+        return Named(made[o["result"]] if isinstance(made, tuple) else made, step.type.names)
 
     def _dropout(self, step, path, o, x: Named) -> Named:
         if not self.training or not o["rate"]:
@@ -260,7 +294,8 @@ class Walk:
         """What a dropout keeps."""
         key = f"{name}.keep"
         count = self.drawn[key] = self.drawn.get(key, 0) + 1
-        return drawn.kept(rate, self.seed, self.step, key if count == 1 else f"{key}~{count}", shape)
+        whole = (*self.positions(), *shape)
+        return self.here(drawn.kept(rate, self.seed, self.step, key if count == 1 else f"{key}~{count}", whole))
 
     def _cast(self, step, path, o, x: Named) -> Named:
         dtype = step.type.dtype
@@ -335,6 +370,11 @@ class Walk:
 
     def _rope(self, step, path, o, x: Named) -> Named:
         return named.rope(x, o)
+
+    def _zeros(self, step, path, o, *like: Named) -> Named:
+        return Named(torch.zeros(self.shape(step.type), dtype=torch.float64), step.type.names)
+
+    _zeros_like = _zeros
 
     def _iota(self, step, path, o) -> Named:
         (size,) = self.shape(step.type)

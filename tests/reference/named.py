@@ -37,6 +37,10 @@ class Named:
         data = self.data.permute([self.axes.index(name) for name in axes if name in self.axes])
         return data[tuple(slice(None) if name in self.axes else None for name in axes)]
 
+    def at(self, axis: str, position: int) -> Named:
+        """One position of an axis."""
+        return Named(self.data.select(self.axes.index(axis), position), tuple(n for n in self.axes if n != axis))
+
     def ordered(self, axes: Sequence[str]) -> Named:
         """The same with its axes in another order."""
         assert sorted(axes) == sorted(self.axes), (axes, self.axes)
@@ -263,6 +267,14 @@ def likelihood(logits: Named, targets: Named, over: str) -> Named:
 
 def cross_entropy(logits: Named, targets: Named, rest: Sequence[Named], o: Mapping[str, Any]) -> Named:
     loss = likelihood(logits, targets, o["over"])
+    ignore = o.get("ignore")
+    if ignore is not None:
+        counts = targets.to(loss.axes) != ignore
+        weight = rest[0].to(loss.axes) if o["weights"] else torch.ones((), dtype=torch.float64)
+        weight = weight * counts
+        if not bool(counts.any()):
+            return Named((loss.data * 0).sum())
+        return Named((loss.data * weight).sum() / weight.sum())
     if not o["weights"]:
         return mean(loss, loss.axes)
     weight = elementwise(lambda a, b: a + 0 * b, rest[0], loss)

@@ -114,6 +114,15 @@ def counted(x, ids):
 def counted_backward(d, x, ids):
     n = (ids + 1).to(x.dtype)
     return d * n * (1 - torch.tanh(x * n).square())
+
+
+def moments(x):
+    return x.mean(-1), torch.tanh(x * x).mean(-1)
+
+
+def moments_backward(d, e, x):
+    t = torch.tanh(x * x)
+    return (d[..., None] + e[..., None] * (1 - t * t) * 2 * x) / x.shape[-1]
 """
 # For each: what its second operand is, in which operands it is linear, and whether it can be split along the last axis.
 OWN_FUNCTIONS = {
@@ -121,6 +130,7 @@ OWN_FUNCTIONS = {
     "product": ("matrix", ("x", "w"), False),
     "running": ("", ("x",), False),
     "counted": ("ids", (), True),
+    "moments": ("two", (), False),
 }
 
 
@@ -202,6 +212,8 @@ class Maker:
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
     planted: bool = False  # whether a step is made bad
+    scanning: int = 0  # how deep in scans, which update no buffers
+    updating: set[str] = field(factory=set)  # blocks that do
 
     # ------------------------------------------------------------ choices
 
@@ -236,7 +248,8 @@ class Maker:
         return f"{'' if dtype == 'f32' else dtype}[{', '.join(self.shuffled(axes))}]"
 
     def fits(self, axes) -> bool:
-        return len(axes) <= MOST_AXES and self.elements(axes) <= MOST_ELEMENTS
+        # In a scan, its axis is none.
+        return len(axes) <= MOST_AXES and set(axes) <= set(self.sizes) and self.elements(axes) <= MOST_ELEMENTS
 
     def elements(self, axes) -> int:
         return prod(self.sizes[name] for name in axes)
@@ -537,7 +550,7 @@ class Maker:
         if ids is None:
             return None
         over = self.limits[ids.text]
-        if over in ids.axes:
+        if over in ids.axes or over not in self.sizes:
             return None
         table = self.parameter(frozenset((over, *self.some(self.others({over}), 0, 2))))
         if self.chance(25):
@@ -727,7 +740,10 @@ class Maker:
         along = self.some(q.axes - {"batch"}, 1, 1)
         if not along:
             return None
-        over = self.one([name for name in ("seq", "spot", "left") if name not in along])
+        axes = [name for name in ("seq", "spot", "left") if name not in along and name in self.sizes]
+        if not axes:
+            return None
+        over = self.one(axes)
         if self.elements(q.axes) * self.sizes[over] > MOST_ELEMENTS:
             return None
         shared = frozenset(name for name in sorted(q.axes) if self.chance(70)) | {over, *along}
@@ -779,7 +795,7 @@ class Maker:
         x = self.expression(depth)
         function = self.one(sorted(OWN_FUNCTIONS))
         second, linear, last = OWN_FUNCTIONS[function]
-        over = self.some(x.axes - {"batch"} if second else self.reducible(x), 1, 1)
+        over = self.some(x.axes - {"batch"} if second in ("row", "matrix", "ids") else self.reducible(x), 1, 1)
         if not over:
             return None
         axes = [*self.shuffled(x.axes - {*over}), *over]
@@ -800,6 +816,8 @@ class Maker:
                 return None
             parts.append(self.widened(evolve(ids, text=f"minimum(abs({ids}), 2)"), x.axes))
             inputs.append(f"ids: i64[{', '.join(axes)}]")
+        elif second == "two":
+            result = axes[:-1]
         splits = [name for name in result if name in axes or second == "matrix"]
         splits = [name for name in splits if last or name != over[0]]
         chosen = [name for name in splits if name == "batch" or self.chance(60)]
@@ -809,8 +827,14 @@ class Maker:
         lines += [f"  split = [{', '.join(self.shuffled(chosen))}]"] if chosen else []
         lines += [f"  linear = [{', '.join(linear)}]"] if linear and self.chance(70) else []
         lines += ["  flops = 2 * size(batch)"] if self.chance(30) else []
-        header = f"op {name}({', '.join(inputs)}) -> [{', '.join(result)}] {{"
+        results = [f"[{', '.join(result)}]"] * (1 + (second == "two"))
+        header = f"op {name}({', '.join(inputs)}) -> {', '.join(results)} {{"
         self.operations[name] = "\n".join([header, *self.shuffled(lines), "}"])
+        if second == "two":
+            names = [self.fresh("v") for _ in results]
+            self.line(f"let {', '.join(names)} = {name}({x})")
+            self.body.scope |= {each: self._made(each, result, x) for each in names}
+            return self._made(self.one(("({0} - {1})", "{0}", "{1}")).format(*names), result, x)
         return self._made(f"{name}({', '.join(map(str, parts))})", result, *parts)
 
     def _call(self, depth: int) -> Expression | None:
@@ -819,7 +843,9 @@ class Maker:
 
     def callable(self, block: Block) -> bool:
         """Whether there are ids for a block that takes some."""
-        return block.ids is None or self._ids_of(block) is not None
+        if self.scanning and block.name in self.updating:
+            return False
+        return block.mentions <= set(self.sizes) and (block.ids is None or self._ids_of(block) is not None)
 
     def _ids_of(self, block: Block) -> Expression | None:
         return self.named("i64", lambda e: e.axes == block.ids and self.limits.get(e.text) == block.limit)
@@ -827,7 +853,13 @@ class Maker:
     def call(self, block: Block, depth: int) -> Expression:
         """A call of a block, now and then over another axis."""
         axes, arguments, arrow = block.axes, [], ""
-        if "seq" in axes and "spot" not in block.mentions and block.ids is None and self.chance(30):
+        if (
+            "seq" in axes
+            and not {"spot"} & block.mentions
+            and "spot" in self.sizes
+            and block.ids is None
+            and self.chance(30)
+        ):
             axes, arrow = axes - {"seq"} | {"spot"}, ", seq -> spot"
         arguments.append(str(self.widened(self.within(self.expression(depth), axes), axes)))
         if block.ids is not None:
@@ -966,15 +998,59 @@ class Maker:
             axes = outer.scope[n].axes
             x = self.widened(self.within(self.expression(2), axes), axes)
             text = f"{n} * 0.7 + {x} * 0.5" if self.chance(60) else str(x)
-            if text == n:
+            if self.body.scope[n].axes != axes:
+                text = f"{x} * 0.5"  # after a scan it has one more
+            elif text == n:
                 text = f"{n} * 0.7"  # a repeat of nothing leaves stages empty, which is refused
             self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
         self.indent -= 1
         self.inside -= 1
         self.line("}")
         self.limits = {name: axis for name, axis in limits.items() if name not in carried}
         self.body = outer
         outer.scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
+
+    def scan(self) -> None:
+        """A scan that carries one or two names, in a world without its axis."""
+        outer, sizes = self.body, dict(self.sizes)
+        axis = self.one(("seq", "seq", "spot", "ffn", "vocab", "heads"))
+        candidates = [
+            n
+            for n in outer.rebindable
+            if outer.scope[n].dtype == "f32"
+            and axis not in outer.scope[n].axes
+            and self.fits(outer.scope[n].axes | {axis})
+        ]
+        carried = self.some(candidates, 1, 2)
+        if not carried or axis not in sizes:
+            return
+        self.line(f"scan {axis}{self.one(('', '', ' backward'))} {{")
+        scope = {n: evolve(e, axes=e.axes - {axis}) for n, e in outer.scope.items()}
+        scope |= {n: evolve(outer.scope[n], alone=False) for n in carried}
+        self.body = Body(scope, set(carried))
+        limits = dict(self.limits)
+        del self.sizes[axis]
+        self.scanning += 1
+        self.indent += 1
+        self.inside += 1
+        for _ in range(self.random.randint(0, 2)):
+            self.statement()
+        for n in carried:
+            axes = outer.scope[n].axes
+            x = self.widened(self.within(self.expression(2), axes), axes)
+            alike = self.body.scope[n].axes == axes
+            text = f"tanh({n} * 0.7 + {x} * 0.5)" if alike and self.chance(70) else f"tanh({x})"
+            self.line(f"let {n} = {text}{self.slots()}")
+            self.body.scope[n] = Expression(n, "f32", axes)
+        self.indent -= 1
+        self.inside -= 1
+        self.line("}")
+        self.sizes = sizes
+        self.scanning -= 1
+        self.limits = {name: over for name, over in limits.items() if name not in carried}
+        self.body = outer
+        outer.scope |= {n: evolve(outer.scope[n], alone=False, axes=outer.scope[n].axes | {axis}) for n in carried}
 
     def statement(self) -> None:
         kind = self.random.randrange(20)
@@ -986,8 +1062,10 @@ class Maker:
             self.several()
         elif kind == 5:
             self.parameter(frozenset(self.some(self.others(), 0, 2)))
-        elif kind == 6:
+        elif kind == 6 and not self.scanning:
             self.buffer()
+        elif kind == 7 and self.inside < 3:
+            self.scan()
         else:
             self.let()
 
@@ -1026,6 +1104,8 @@ class Maker:
         declared = "\n".join(own for name, own in self.operations.items() if f"{name}(" in text)
         called.append(frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", declared)))
         mentions = frozenset(name for name in self.sizes if re.search(rf"\b{name}\b", text)).union(*called)
+        if "update " in text or any(f"{block}(" in text for block in self.updating):
+            self.updating.add(name)
         self.blocks.append(Block(name, axes, len(results), ids, limit, mentions))
         return text
 
@@ -1114,6 +1194,12 @@ class Maker:
         logits = self.widened(self.within(self.expression(2), axes), axes)
         weights = self.named("f32", lambda e: e.alone and e.axes <= ids.axes) if self.chance(35) else None
         extra = f", weights = ({weights} * {weights} + 0.1)" if weights is not None else ""
+        if self.chance(30):
+            ignored = self.one(("-1", "0", "1"))
+            # Ids of data are not negative: some of them may be made so.
+            if ignored == "-1":
+                ids = evolve(ids, text=f"where({ids} == {self.one('01')}, -1, {ids})")
+            extra += f", ignore = {ignored}"
         return f"cross_entropy({logits}, {ids}, over = {over}{extra})"
 
     def metric(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.text.graph import graph_text, parse_graph
@@ -205,6 +206,89 @@ train {
     assert loss == pytest.approx(float(squares + (y[1:] - y[:-1]).mean()), rel=1e-9)
     done = here("verify", "own.par", "--allow-python", cwd=tmp_path)
     assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+MOMENTS = """\
+import torch
+
+
+def moments(x, w):
+    return (x * w).mean(-1), x.square().mean(-1), (x > 0).sum(-1)
+"""
+
+MOMENTS_BACKWARD = """
+
+def moments_backward(d, e, x, w):
+    n = x.shape[-1]
+    return (d[..., None] * w + 2 * e[..., None] * x) / n, (d[..., None] * x).sum((0, 1)) / n
+"""
+
+SEVERAL = """\
+axis batch = 8, seq = 6, embed = 8
+
+op moments(x: [batch, seq, embed], w: [embed]) -> [batch, seq], [batch, seq], i64[batch, seq] {
+  forward = python("kernels.py", "moments")
+  backward = python("kernels.py", "moments_backward")
+  split = [batch, seq]
+}
+
+model m(x: [batch, seq, embed]) {
+  param w, v: [embed] ~ normal(1.0)
+  let mean, square, count = moments(x * v, w)
+  let _mean, other, _count = moments(x, w)
+  loss mean(square * square) + mean(mean * other * cast(count, f32))
+}
+
+mesh m(data = 2, tensor = 2)
+
+layout l on m {
+  shard batch -> data
+  shard seq, embed -> tensor
+}
+
+schedule s = gpipe(microbatches = 2)
+
+train {
+  data = random()
+  optimizer = sgd(lr = 0.1)
+  steps = 2
+}
+"""
+
+
+@pytest.mark.parametrize("backward", [True, False], ids=["backward", "autograd"])
+def test_an_operation_may_have_several_results(tmp_path: Path, backward: bool):
+    """Each may be used or not; those that are not have no cotangent."""
+    file = SEVERAL if backward else SEVERAL.replace('  backward = python("kernels.py", "moments_backward")\n', "")
+    path = written(tmp_path, MOMENTS + MOMENTS_BACKWARD, file=file)
+    done = here("verify", "own.par", "--allow-python", cwd=tmp_path)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    plan = prepare(checked(path, "train.precision=f64"), allow_python=True)
+    (batch, *_) = batches(plan.program, 0)
+    run = VirtualRun(plan)
+    w, v = (
+        torch.tensor(run.parameters()[f"m.{name}"].tolist(), dtype=torch.float64, requires_grad=True) for name in "wv"
+    )
+    loss, norm = run.step(1, batch)
+    x = batch["x"].double()
+    y = x * v
+    mean, square, count = (y * w).mean(-1), y.square().mean(-1), (y > 0).sum(-1)
+    expected = square.square().mean() + (mean * x.square().mean(-1) * count).mean()
+    expected.backward()
+    assert loss == pytest.approx(float(expected), rel=1e-9)
+    assert norm == pytest.approx(float((w.grad.square().sum() + v.grad.square().sum()).sqrt()), rel=1e-9)
+
+
+def test_what_is_wrong_with_one_of_several_results_is_said(tmp_path: Path):
+    for body, said in (
+        ("x[..., 0]", "`moments` must return 3 results, not `Tensor`"),
+        ("x[..., 0], x[..., 1]", "`moments` must return 3 results, not 2 values"),
+        ("x[..., 0], x[0, ..., 1], x[..., 0].long()", "the result 2 is f32[3], not f32[2, 3]"),
+    ):
+        written(tmp_path, f"def moments(x, w):\n    return {body}\n" + MOMENTS_BACKWARD, file=SEVERAL)
+        done = here("run", "own.par", *VIRTUAL, "--allow-python", cwd=tmp_path)
+        assert done.returncode == 1
+        assert said in done.stderr, done.stderr
 
 
 def test_what_is_declared_of_axes_holds_for_those_that_replace_them(tmp_path: Path):

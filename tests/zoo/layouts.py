@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load, load_text
-from partita.dsl.spec import Body, CallBlock, Repeat, Spec
+from partita.dsl.spec import Body, Repeat, Spec
 from tests.files import SPECS
 
 FILES = sorted(SPECS.glob("*.par")) + sorted((SPECS / "zoo").glob("*.par"))
@@ -73,7 +73,7 @@ def draw(random: Random, path: Path) -> Drawn:
     name = random.choice([name for name, chunks in SCHEDULES.items() if pipe > 1 or 1 in chunks])
     chunks = random.choice(SCHEDULES[name])
     microbatches = pipe * random.choice((1, 2)) if pipe > 1 else random.choice((1, 2, 4))
-    rules = _rules(random, spec, [each for each in mesh if each != "pipe"])
+    rules = _rules(random, spec, {each: size for each, size in mesh.items() if each != "pipe"})
     if pipe > 1:
         rules.append(f"stage {', '.join(dict.fromkeys(each for each, _ in repeats))} -> pipe")
     arguments = f"microbatches = {microbatches}" + ("" if name in OWN_CHUNKS else f", chunks = {chunks}")
@@ -86,7 +86,7 @@ def draw(random: Random, path: Path) -> Drawn:
     return Drawn(path, added, tuple(overrides))
 
 
-def _rules(random: Random, spec: Spec, splitting: list[str]) -> list[str]:
+def _rules(random: Random, spec: Spec, splitting: dict[str, int]) -> list[str]:
     """Rules for all mesh axes but the pipeline's, with what is stored split in addition."""
     model, _ = spec.trained
     names = sorted(_names(model.body) - {"batch"})
@@ -95,13 +95,14 @@ def _rules(random: Random, spec: Spec, splitting: list[str]) -> list[str]:
         if axis == "data" and "batch" in spec.axes:
             rules.append("shard batch -> data")
         if axis != "data" or random.random() < 0.3:
-            some = random.sample(names, min(len(names), random.choice((1, 2, 4, 8))))
+            fitting = [name for name in names if spec.axes[name].size % splitting[axis] == 0] or names
+            some = random.sample(fitting, min(len(fitting), random.choice((1, 2, 4, 8))))
             rules.append(f"shard {', '.join(some)} -> {axis}")
     random.shuffle(rules)
     if splitting and random.random() < 0.5:
-        over = random.sample(splitting, random.randint(1, min(2, len(splitting))))
+        over = random.sample(sorted(splitting), random.randint(1, min(2, len(splitting))))
         rules.append(f"shard {random.choice(('param', 'grad', 'state'))} -> {', '.join(over)}")
-    if any(isinstance(step, Repeat | CallBlock) for step in model.body.steps) and random.random() < 0.25:
+    if any(isinstance(step, Repeat) for step in model.body.steps) and random.random() < 0.25:
         rules.append("recompute all")
     return rules
 

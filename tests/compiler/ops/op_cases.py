@@ -8,7 +8,9 @@ from itertools import permutations
 import torch
 from attrs import frozen
 
+from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
+from partita.compiler.ops.body import body_of
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
@@ -16,12 +18,13 @@ from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
 from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
-from partita.compiler.ops.loss import ExpSum, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
+from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise
+from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
+from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
@@ -77,7 +80,7 @@ class Case:
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
     *("adamw", "sgd", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
-    *("scatter_add", "routed_outer"),
+    *("scatter_add", "scan", "routed_outer"),
 )
 
 
@@ -124,6 +127,21 @@ def _pointwise() -> list[Case]:
         cases += [Case(f"{name}-{k}", op, types, 2, positive, last) for k, types in enumerate(shapes)]
     return cases
 
+
+def _scan() -> tuple[Op, Op]:
+    """h[t] = tanh(h[t−1]·w + x[t]) along `t`, with states [a, b], and a loop of the kind that its gradient is."""
+    x, w, state = Value("x", f(A, B)), Value("w", f(B)), Value("h", f(A, B))
+    build = Builder()
+    made = pointwise(build, "tanh", pointwise(build, "multiply_add", state, w, x))
+    forward = Scan(T, body_of(build.nodes, [state, x, w], [made, made]), 1, 1, 1)
+    build = Builder()
+    flow = pointwise(build, "multiply", pointwise(build, "add", state, x), w)
+    summed = build.apply(Reduce("sum", ("a",), "f64"), flow)
+    body = body_of(build.nodes, [state, x, w], [flow, flow, summed])
+    return forward, Scan(T, body, 1, 1, 1, initial=False, backward=True, linear=(0,))
+
+
+FORWARD, LINEAR = _scan()
 
 ATTEND: Callable[..., Attend] = lambda causal=False, mask=False, bias=False, **more: Attend(  # noqa: E731
     "t", "d", causal, 0.7, mask, bias, **more
@@ -320,6 +338,11 @@ CASES: list[Case] = [
         (f(A, T, D), f(A, T, D), f(A, T, E), f(A, T, E), f(A, T), f(A, T, E)),
         differentiable=False,
     ),
+    # Its gradient has tests of its own: the states at all positions carry it, not its first result.
+    Case("scan", FORWARD, (f(A, B), f(T, A, B), f(B)), differentiable=False),
+    Case("scan-linear", LINEAR, (f(T, A, B), f(B)), differentiable=False),
+    Case("states_before", StatesBefore("t"), (f(A, B), f(A, T, B)), differentiable=False),
+    Case("states_before-backward", StatesBefore("t", True), (f(A), f(T, A)), differentiable=False),
     Case("nll", NegativeLogLikelihood("e"), (f(A, B, E), i(A, B)), limit=6),
     Case(
         "nll_gradient",
@@ -328,6 +351,7 @@ CASES: list[Case] = [
         limit=6,
         differentiable=False,
     ),
+    Case("known_targets", KnownTargets(E, -1), (i(A, B),), limit=8, differentiable=False),
     Case("nll-guarded", NegativeLogLikelihood("e", True), (f(A, B, E), i(A, B)), limit=8),
     Case(
         "nll_gradient-guarded",
@@ -375,13 +399,14 @@ CASES: list[Case] = [
     Case("random", Random("normal", 1.0, "k", (A, B), (("a", 6), ("b", 6)), "f64"), (), differentiable=False),
     Case("dropout", Dropout(0.25), (f(A, B), bools(A, B))),
     *(
-        Case(name, Custom(name, (("a", "b"), ("b",)), f(A, B), ("a",), (1,)), (f(A, B), f(B)))
+        Case(name, Custom(name, (("a", "b"), ("b",)), (f(A, B),), ("a",), (1,)), (f(A, B), f(B)))
         for name in ("weighted", "by_autograd")
     ),
-    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), f(A, B), ("a", "b"), (0,)), (f(A, B), i(A))),
+    Case("both", Custom("both", (("a", "b"), ("b",)), (f(A, B), f(A), i(A, B)), ("a",)), (f(A, B), f(B))),
+    Case("scaled", Custom("scaled", (("a", "b"), ("a",)), (f(A, B),), ("a", "b"), (0,)), (f(A, B), i(A))),
     Case(
         "custom_gradient",
-        CustomGradient("weighted", (("a", "b"), ("b",)), ("a", "b"), ("a",)),
+        CustomGradient("weighted", (("a", "b"), ("b",)), (("a", "b"),), ("a",)),
         (f(A, B), f(A, B), f(B)),
         differentiable=False,
     ),

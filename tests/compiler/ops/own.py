@@ -12,6 +12,7 @@ from partita.runtime.python_functions import CustomFunction
 _PLACE = Span(Source("own.py", ""), 0, 0)
 _A, _B = Axis("a", 6), Axis("b", 6)
 _MATRIX, _ROW = Type("f64", (_A, _B)), Type("f64", (_B,))
+_COLUMN, _COUNTS = Type("f64", (_A,)), Type("i64", (_A, _B))
 
 
 def weighted(x, w):
@@ -24,18 +25,25 @@ def weighted_backward(d, x, w):
     return p * (g - (p * g).sum(-1, keepdim=True)), (d * p).sum(0)
 
 
+def both(x, w):
+    return torch.softmax(x, -1) * torch.tanh(w), (x * x).sum(-1), (x > 0).long()
+
+
 def scaled(x, ids):
     return x * (ids + 1)[:, None]
 
 
-def _operation(name: str, second: Type, backward: bool) -> Operation:
+def _operation(name: str, second: Type, backward: bool, more: tuple[Type, ...] = ()) -> Operation:
     function = PythonFunction(_PLACE.source, name, _PLACE)
     operands = (("x", _MATRIX), ("y", second))
-    return Operation(name, operands, _MATRIX, function, function if backward else None, {}, {}, Literal(1), {}, _PLACE)
+    return Operation(
+        name, operands, (_MATRIX, *more), function, function if backward else None, {}, {}, Literal(1), {}, _PLACE
+    )
 
 
 FUNCTIONS = {
     "weighted": CustomFunction(_operation("weighted", _ROW, True), weighted, weighted_backward),
     "by_autograd": CustomFunction(_operation("by_autograd", _ROW, False), weighted, None),
+    "both": CustomFunction(_operation("both", _ROW, False, (_COLUMN, _COUNTS)), both, None),
     "scaled": CustomFunction(_operation("scaled", Type("i64", (_A,)), False), scaled, None),
 }

@@ -32,7 +32,7 @@ EXACT = {
     *("slice", "pad", "concat", "gather", "scatter_add", "pick", "iota", "random"),
     *("microbatch", "top_k", "routed_dot", "routed_outer", "slot_index", "dispatch", "collect", "load"),
     *("slice", "pad", "shift", "concat", "gather", "scatter_add", "pick", "iota", "random"),
-    *("microbatch", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
+    *("microbatch", "states_before", "linear_scan", "linear_scan_blocks", "linear_scan_gradient", "block_ends"),
     *("cumsum", "block_sums", "one_hot"),
     *("add", "subtract", "multiply", "negate", "maximum", "minimum", "where", "relu", "abs"),
     *("relu_gradient", "abs_gradient", *COMPARISONS),

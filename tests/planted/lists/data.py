@@ -219,8 +219,8 @@ MISTAKES = [
     Planted(
         "ids-bounded-by-one-more",
         "compiler/passes/guard.py",
-        "if least < 0 or most >= axis.size:",
-        "if least < 0 or most > axis.size:",
+        "return interval[0] >= 0 and interval[1] < axis.size",
+        "return interval[0] >= 0 and interval[1] <= axis.size",
         "tests/compiler/passes/test_guard.py",
     ),
     Planted(

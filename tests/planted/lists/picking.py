@@ -5,6 +5,7 @@ from tests.planted.planted import Planted
 DERIVATIVE = "tests/compiler/ops/test_ops.py::test_gradient_is_the_derivative"
 BLOCKS = "tests/compiler/ops/test_blockwise.py::test_replacement_equals_the_node"
 WAYS = "tests/compiler/ops/test_sharding_rules.py::test_every_way_is_sound"
+IGNORED = "tests/reference/test_ignored_targets.py"
 VERIFY = "verify tests/planted/files/picking.par"
 
 MISTAKES = [
@@ -49,6 +50,27 @@ MISTAKES = [
         'f"{text}{start_argument(self.axis, self.shards)})"',
         'f"{text})"',
         VERIFY,
+    ),
+    Planted(
+        "mean-over-ignored-targets-too",
+        "compiler/passes/functions.py",
+        'counts = pointwise(build, "not_equal", targets',
+        'counts = pointwise(build, "greater_equal", targets',
+        IGNORED,
+    ),
+    Planted(
+        "nothing-divided-by-nothing",
+        "compiler/passes/functions.py",
+        'whole = pointwise(build, "where", none, constant(build, 1.0, whole), whole)',
+        "none = whole",
+        IGNORED,
+    ),
+    Planted(
+        "ignored-ids-counted-as-out-of-range",
+        "compiler/passes/guard.py",
+        "    if ignored is not None:\n        counts",
+        "    if False:\n        counts",
+        IGNORED,
     ),
     Planted(
         "either-for-both",

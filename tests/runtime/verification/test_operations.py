@@ -10,7 +10,7 @@ from partita.dsl.load import load
 from partita.runtime.python_functions import functions_of
 from partita.runtime.verification.operations import examine
 from tests.commands import here
-from tests.runtime.own import BACKWARD, ENTRIES, FORWARD, written
+from tests.runtime.own import BACKWARD, ENTRIES, FILE, FORWARD, written
 
 FORWARD_ONLY = ENTRIES.replace('  backward = python("kernels.py", "norm_backward")\n', "")
 SCALED = """
@@ -158,6 +158,19 @@ LIES = {
         "the result is f32[6, 8, 8], not f32[8, 6, 8]",
     ),
 }
+
+
+def test_a_lie_about_the_second_result_is_found(tmp_path: Path):
+    kernels = "def norm(x, w):\n    return x * w, (x - x.mean(1, keepdim=True)).sum(-1)\n"
+    file = FILE.replace("-> [batch, seq, embed] {", "-> [batch, seq, embed], [batch, seq] {")
+    file = file.replace("dot(norm(x, w), up", "dot(y, up").replace(
+        "    let h =", "    let y, z = norm(x, w)\n    let h ="
+    )
+    file = file.replace("dot(NORM,", "dot(x,").replace("heads -> embed)", "heads -> embed) + expand(z, embed)")
+    spec, diagnostics = load(written(tmp_path, kernels, FORWARD_ONLY.replace("  linear = [w]\n", ""), file=file))
+    assert spec is not None, "\n".join(each.render() for each in diagnostics)
+    (found,) = examine(spec.model, functions_of(spec.model, True), "f32")
+    assert [f"{each.span.line}:{each.span.column}" for each in found.problems] == ["5:19"]
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -1,0 +1,141 @@
+"""The body of a loop: operations as an attribute of one, numbered instead of named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from partita.compiler.layout import SUM, State
+from partita.compiler.ops.op import OPS, Argument, Op, ShardingRule, as_tensor, attributes
+from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Node, Value
+
+
+@frozen(cache_hash=True)
+class Step:
+    """An operation of a body, and its operands by their numbers."""
+
+    op: Op
+    operands: tuple[int, ...]
+
+
+@frozen(cache_hash=True)
+class Body:
+    """The operations at one position. Values are numbered: the inputs, then the results of each step."""
+
+    inputs: tuple[Type, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+
+    def literal(self) -> tuple[Any, ...]:
+        """The body as nested tuples of axes, types and Python literals, of which the field of an operation makes it."""
+        steps = []
+        for step in self.steps:
+            fields = [(each.name, getattr(step.op, each.name)) for each in attributes(type(step.op))]
+            told = tuple((name, value.literal() if isinstance(value, Body) else value) for name, value in fields)
+            steps.append((step.op.name, step.operands, told))
+        return (self.inputs, tuple(steps), self.results)
+
+    def types(self) -> list[Type]:
+        """The types of all values."""
+        found = list(self.inputs)
+        for step in self.steps:
+            found.extend(step.op.infer(*(found[i] for i in step.operands)))
+        return found
+
+    def each(self) -> Iterator[tuple[Op, list[Type], list[Type]]]:
+        """Every operation, with the types of its operands and results."""
+        types, first = self.types(), len(self.inputs)
+        for step in self.steps:
+            operands = [types[i] for i in step.operands]
+            count = len(step.op.infer(*operands))
+            yield step.op, operands, types[first : first + count]
+            first += count
+
+    def states(self, inputs: Sequence[State], axis: str) -> list[State] | None:
+        """The states of all values along a mesh axis, from those of the inputs; None if some operation has no rule for
+        its operands. Where an operation makes `axis`, it makes it split.
+        """
+        found = list(inputs)
+        for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
+            have = tuple(found[i] for i in step.operands)
+            rules = [rule for rule in each.sharding_rules(operands, results) if rule.operands == have]
+            if not any(have):
+                rules = [rule for rule in rules if axis in rule.results]
+                rules = rules or [ShardingRule(have, (None,) * len(results))]
+            if not rules:
+                return None
+            for state, type in zip(rules[0].results, results, strict=True):
+                if state not in (None, SUM, axis) or (type.has(axis) and state != axis):
+                    return None
+                found.append(state)
+        return found
+
+    def resized(self, axis: str, size: int) -> Body:
+        """The body after an axis has been cut."""
+        inputs = tuple(type.resized(axis, size) if type.has(axis) else type for type in self.inputs)
+        steps = tuple(evolve(step, op=step.op.resized(axis, size)) for step in self.steps)
+        return evolve(self, inputs=inputs, steps=steps)
+
+    def sharded(self, axis: str, size: int, mesh_axis: str, parts: int) -> Body:
+        """The body on a shard; only operations that see the axis are told."""
+        steps = []
+        for (each, operands, results), step in zip(self.each(), self.steps, strict=True):
+            there = any(type.has(axis) for type in (*operands, *results))
+            steps.append(evolve(step, op=each.sharded(axis, size, mesh_axis, parts)) if there else step)
+        return evolve(self.resized(axis, size), steps=tuple(steps))
+
+    def source(self) -> str:
+        """A Python function of the inputs that returns a tuple of the results."""
+        names = [f"v{i}" for i in range(len(self.inputs))]
+        arguments = [Argument(*pair) for pair in zip(names, self.inputs, strict=True)]
+        lines: list[str] = []
+        for each, _, results in self.each():
+            taken = [arguments[i] for i in self.steps[len(lines)].operands]
+            text = each.emit(each.taken(taken, results), results)
+            name = f"v{len(arguments)}"
+            if each.literal is not None:
+                arguments.append(Argument(text, results[0], literal=True))
+                lines.append("")
+                continue
+            lines.append(f"{name} := {text}")
+            if len(results) == 1:
+                arguments.append(Argument(name, results[0]))
+            else:
+                arguments.extend(Argument(f"{name}[{i}]", type) for i, type in enumerate(results))
+        given = ", ".join(names)
+        made = ", ".join(_tensor(arguments[i]) for i in self.results)
+        inner = ", ".join([*(f"({line})" for line in lines if line), f"({made},)"])
+        return f"lambda {given}: ({inner},)[-1]"
+
+
+def as_body(value: Body | tuple[Any, ...]) -> Body:
+    """A body from nested tuples (`Body.literal`)."""
+    if isinstance(value, Body):
+        return value
+    inputs, steps, results = value
+    return Body(inputs, tuple(Step(OPS[name](**dict(told)), operands) for name, operands, told in steps), results)
+
+
+def _tensor(argument: Argument) -> str:
+    return as_tensor(argument).text
+
+
+def body_of(nodes: Sequence[Node], inputs: Sequence[Value], results: Sequence[Value]) -> Body:
+    """A body of nodes, in order; those that no result needs are left out."""
+    alive, kept = set(results), []
+    for node in reversed(nodes):
+        if any(value in alive for value in node.outputs):
+            kept.append(node)
+            alive.update(node.inputs)
+    numbers = {value: i for i, value in enumerate(inputs)}
+    steps = []
+    for node in reversed(kept):
+        steps.append(Step(node.op, tuple(numbers[value] for value in node.inputs)))
+        for value in node.outputs:
+            numbers[value] = len(numbers)
+    return Body(tuple(value.type for value in inputs), tuple(steps), tuple(numbers[value] for value in results))
