@@ -222,8 +222,8 @@ class Scope:
 
 @frozen(eq=False)
 class Graph:
-    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`. `inside` has the
-    nodes in the body of each scan, as it was built.
+    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`. `inside` has
+    the nodes in the body of each scan, as it was built.
 
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
