@@ -37,8 +37,8 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "forward = build(model, state.train.precision, state.training)",
-        "forward = build(model, state.train.precision)",
+        "forward = build(model, state.train.precision, state.training, state.outputs)",
+        "forward = build(model, state.train.precision, True, state.outputs)",
         f"{FILE}[skips]",
     ),
     Planted(
