@@ -786,7 +786,8 @@ class Maker:
             sink = self.within(self.expression(depth), scores - {over})
             arguments.append(f"sink = {sink}")
             parts.append(sink)
-        if self.chance(15):
+        # In a scan it may not drop weights of what is carried; and any block may be called there.
+        if not self.inside and self.chance(30):
             arguments.append("dropout = 0.25")
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
