@@ -164,6 +164,14 @@ class RoutedDot(Routed):
         count = type.axis(self.along).size if type.has(self.along) else 1
         return summed, max(1, type.elements // summed // count)
 
+    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """x, or a matrix of each expert."""
+        if position > 1:
+            return None
+        operand, other = operands[position], operands[1 - position]
+        shared = [name for name in operand.names if other.has(name) and name not in self.over]
+        return self.over, (*shared, *(name for name in operand.names if name == self.along))
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x's remaining axes, those of the ids, then w's."""
         x, w, ids = types

@@ -56,7 +56,7 @@ class Loop:
         scope, span = build.scope, build.span
         self.made.update(states)
         inside = [node for node in nodes if not self._moved(build, node)]
-        self._check_lookups(inside)
+        self._check_lookups(build, inside)
         for node in inside:
             if node.op.draws:
                 message = f"`{node.op.label}` draws random numbers, and depends on what the scan carries"
@@ -74,9 +74,11 @@ class Loop:
         build.nodes.append(Node(op, tuple(operands), results, scope, span, build.phase, build.stage))
         return list(results[len(states) :]), inside
 
-    def _check_lookups(self, inside: Sequence[Node]) -> None:
+    def _check_lookups(self, build: Builder, inside: Sequence[Node]) -> None:
         """Nothing counts the ids in a loop that are out of range: they must be known to be within it."""
-        known = bounds([*self.literals.values(), *inside], {})
+        before = bounds(build.nodes, {})
+        given = {value: before[tensor] for value, tensor in self.tensors.items() if tensor in before}
+        known = bounds([*self.literals.values(), *inside], before | given)
         for node in inside:
             lookup = node.op.ids([value.type for value in node.inputs])
             if lookup is not None:

@@ -27,7 +27,7 @@ def prepare(
     body = [*writer.body(), f"return [{', '.join(results)}]"]
     source = HEADER.format(name="test") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in body)
     namespace: dict[str, object] = {}
-    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, functions=FUNCTIONS)
+    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, rates=(0.0,), functions=FUNCTIONS)
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
