@@ -38,8 +38,10 @@ class Named:
         return data[tuple(slice(None) if name in self.axes else None for name in axes)]
 
     def at(self, axis: str, position: int) -> Named:
-        """One position of an axis."""
-        return Named(self.data.select(self.axes.index(axis), position), tuple(n for n in self.axes if n != axis))
+        """One position of an axis; ids are still those of the input."""
+        source = None if self.data.is_floating_point() else self.source
+        data = self.data.select(self.axes.index(axis), position)
+        return Named(data, tuple(name for name in self.axes if name != axis), source)
 
     def ordered(self, axes: Sequence[str]) -> Named:
         """The same with its axes in another order."""
