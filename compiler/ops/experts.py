@@ -164,6 +164,10 @@ class RoutedDot(Routed):
         count = type.axis(self.along).size if type.has(self.along) else 1
         return summed, max(1, type.elements // summed // count)
 
+    def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
+        """None: what has an axis that others lack multiplies each of its positions."""
+        return ()
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x's remaining axes, those of the ids, then w's."""
         x, w, ids = types
