@@ -20,7 +20,7 @@ MISTAKES = [
         "runtime/kernels/experts.py",
         "expert, slot = ids.long() - experts[0], slots - places[0]",
         "expert, slot = ids.long(), slots - places[0]",
-        f"{VERIFY} layout=inner",
+        VERIFY,
     ),
     Planted(
         "second-choices-before-first-ones",
