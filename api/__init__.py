@@ -14,7 +14,7 @@ Overrides are strings as on the command line, or mappings from keys to values. F
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ from partita.dsl.load import load as load_file
 from partita.overrides import Override, written
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from partita.compiler.planner.search import Plan
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from partita.runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
-__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "plan", "summary", "train", "verify"]
+__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "outputs", "plan", "summary", "train", "verify"]
 
 
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
@@ -96,6 +98,24 @@ def train(
     from partita.runtime.trained import train as train_spec
 
     return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python)
+
+
+def outputs(
+    path: str | Path,
+    *overrides: Override,
+    parameters: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    names: Sequence[str] = (),
+) -> dict[str, Tensor]:
+    """The model's outputs of these `names`, or all, for one batch on this machine's CPU: `parameters` (with buffers) by
+    full name, as `train` returns them, and `inputs` by name. What no output reads may be left out.
+
+    Tensors have their axes in the order of their types in the file. Raises ValueError if one is missing or has another
+    shape.
+    """
+    from partita.runtime.outputs import outputs as outputs_of
+
+    return outputs_of(load(path, *overrides), parameters, inputs, names)
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:

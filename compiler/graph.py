@@ -225,7 +225,8 @@ class Graph:
 
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
-    nodes compute the updates from accumulators and `masters`.
+    nodes compute the updates from accumulators and `masters`. `asked` are outputs of the model; the split turns them
+    into accumulators.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     updates: tuple[NewValue, ...] = ()
     masters: tuple[Master, ...] = ()
+    asked: tuple[tuple[str, Value], ...] = ()
 
     def __repr__(self) -> str:
         return outline(
@@ -262,6 +264,7 @@ class Graph:
             self.loss,
             *(value for _, value in self.metrics),
             *(update.value for update in self.updates),
+            *(value for _, value in self.asked),
             *(gradient.value for gradient in self.gradients),
         )
 

@@ -6,7 +6,7 @@ Every intermediate form can be printed as text (`partita compile --emit`).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
@@ -94,6 +94,24 @@ def compile_spec(
         if not training:
             return _evaluation(state)
         return _timed("assemble", assembled, _scheduled(state))
+
+
+def compile_outputs(given: language.Spec, names: Sequence[str] = ()) -> Compilation:
+    """The program that computes outputs of the model, those of some `names` or all: forward only, as in evaluation, and
+    a whole batch at once. Accumulators `output NAME` hold them.
+
+    Raises Refused: also if there are no such outputs (E0302).
+    """
+    model, _ = given.trained
+    known = [name for name, _ in model.outputs]
+    for name in names or () if known else ("any",):
+        if name not in known:
+            message = f"model `{model.name}` has no output `{name}`" if known else f"model `{model.name}` has no output"
+            help = f"it has: {', '.join(known)}" if known else "`output logits = dot(x, head, over = embed)`"
+            raise refuse("E0302", message, model.span, help=help)
+    with _collector_paused():
+        state = _configured(evolve(given, schedule=None), training=False, placement=None, gpu=False)
+        return _timed("assemble", assembled, _rest(_joint(evolve(state, outputs=tuple(names or known)))))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
@@ -186,7 +204,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
-    return extended(Built, state, forward=build(model, state.train.precision, state.training))
+    return extended(Built, state, forward=build(model, state.train.precision, state.training, state.outputs))
 
 
 def _place(state: Built) -> Placed:

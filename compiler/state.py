@@ -30,8 +30,9 @@ class Configured:
     """The inputs of a compilation.
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
-    processes `rounds` batches as if they were one. With `compiled`, torch compiles the program's functions. `again` are
-    the calls and iterations that `recompute auto` has chosen. `times` are seconds by pass.
+    processes `rounds` batches as if they were one; or it computes `outputs` instead of the loss. With `compiled`, torch
+    compiles the program's functions. `again` are the calls and iterations that `recompute auto` has chosen. `times` are
+    seconds by pass.
     """
 
     spec: language.Spec
@@ -44,6 +45,7 @@ class Configured:
     training: bool = True
     placement: Placement | None = None
     rounds: int = 1
+    outputs: tuple[str, ...] = ()
     compiled: bool = False
     again: frozenset[str] = frozenset()
     warnings: tuple[Diagnostic, ...] = ()

@@ -153,7 +153,7 @@ class Models:
             model.name.span,
             checked.nodes,
             outputs,
-            answering.body if outputs else None,
+            answering.body,
             operations=self._operations(answering.body),
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
@@ -248,9 +248,8 @@ OPERATION = "op"
 class Model:
     """A model: its body's inputs are bound by name to what `train.data` yields. `loss` is a scalar float.
 
-    `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`, the
-    body with what is computed for them alone; None if there are none. `operations` are the
-    file's own that it uses.
+    `nodes` is the number of steps when all blocks and repeats are expanded. `outputs` are values of `answering`: the
+    body, and what is computed for them alone. `operations` are the file's own that it uses.
     """
 
     name: str
@@ -261,7 +260,7 @@ class Model:
     span: Span
     nodes: int
     outputs: tuple[tuple[str, int], ...] = ()
-    answering: Body | None = None
+    answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
     operations: Mapping[str, Operation] = field(factory=dict)
 
     def __repr__(self) -> str:

@@ -25,10 +25,11 @@ EQUAL = Pointwise("equal")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
-def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
+def build(model: spec.Model, precision: str, training: bool = True, outputs: Sequence[str] = ()) -> Graph:
     """The forward graph of a model. With `training` false, dropout is the identity.
 
     What `training()` decides is still open (`partita.compiler.passes.mode`): both kinds of steps have the same stages.
+    With `outputs`, the graph computes these, and no loss, metrics and updates.
     """
     builder = _Builder(precision, training, model.operations)
     scope = model.name
@@ -37,8 +38,10 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
     for name, type in zip(model.body.inputs, model.body.types, strict=False):
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
-    values = builder.body(model.body, scope, arguments)
+    values = builder.body(model.answering if outputs else model.body, scope, arguments)
     readers = _Readers([each for node in builder.nodes for each in (*builder.inside.get(node, ()), node)])
+    if outputs:
+        loss = builder.apply(Constant(0.0, accumulation(precision)))
     return Graph(
         name=model.name,
         inputs=tuple(
@@ -58,10 +61,11 @@ def build(model: spec.Model, precision: str, training: bool = True) -> Graph:
             for value, step in builder.parameters
         ),
         nodes=tuple(builder.nodes),
-        loss=values[model.loss],
-        metrics=tuple((name, values[index]) for name, index in model.metrics),
+        loss=loss if outputs else values[model.loss],
+        metrics=() if outputs else tuple((name, values[index]) for name, index in model.metrics),
         scopes=tuple(builder.scopes),
-        updates=tuple(builder.updates),
+        updates=() if outputs else tuple(builder.updates),
+        asked=tuple((name, values[index]) for name, index in model.outputs if name in outputs),
     )
 
 

@@ -6,13 +6,12 @@ what the loop reads, lookups, and random numbers, which so differ from position 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
 from partita.compiler.graph import Builder, Node, Value
 from partita.compiler.ops.body import body_of
-from partita.compiler.ops.intervals import Interval
 from partita.compiler.ops.scan import Scan
 from partita.compiler.ops.shape import Expand
 from partita.compiler.passes.guard import bounds, within
@@ -57,7 +56,7 @@ class Loop:
         scope, span = build.scope, build.span
         self.made.update(states)
         inside = [node for node in nodes if not self._moved(build, node)]
-        self._check_lookups(inside, bounds([*build.nodes, *nodes], {}))
+        self._check_lookups(build, inside)
         for node in inside:
             if node.op.draws:
                 message = f"`{node.op.label}` draws random numbers, and depends on what the scan carries"
@@ -75,8 +74,11 @@ class Loop:
         build.nodes.append(Node(op, tuple(operands), results, scope, span, build.phase, build.stage))
         return list(results[len(states) :]), inside
 
-    def _check_lookups(self, inside: Sequence[Node], known: Mapping[Value, Interval]) -> None:
+    def _check_lookups(self, build: Builder, inside: Sequence[Node]) -> None:
         """Nothing counts the ids in a loop that are out of range: they must be known to be within it."""
+        before = bounds(build.nodes, {})
+        given = {value: before[tensor] for value, tensor in self.tensors.items() if tensor in before}
+        known = bounds([*self.literals.values(), *inside], before | given)
         for node in inside:
             lookup = node.op.ids([value.type for value in node.inputs])
             if lookup is not None:

@@ -35,6 +35,7 @@ from partita.dsl.source import Span
 from partita.dsl.types import Type
 
 LOSS = "loss"
+OUTPUT = "output "  # prefix of the accumulators of the model's outputs
 # Costs of converting a value from one state to another. A part of an available value is almost free; splitting is
 # better than computing over the full batch, and a full-batch sum better than a full-batch tensor. Where a sum meets a
 # value that depends on parameters, a full-batch sum beats a partial one, to which only linear functions apply.
@@ -97,6 +98,8 @@ class _Splitter:
         self._gradients()
         metrics = tuple((name, self._metric(name, value)) for name, value in self.source.metrics)
         updates = tuple(map(self.endings.update, self.source.updates))
+        for name, value in self.source.asked:
+            self._accumulated(f"{OUTPUT}{name}", value)
         result = evolve(
             self.source,
             inputs=tuple(self.inputs),
@@ -107,6 +110,7 @@ class _Splitter:
             accumulators=tuple(self.accumulators),
             updates=updates,
             masters=tuple(self.endings.masters.values()),
+            asked=(),
         )
         return without_dead(result)
 

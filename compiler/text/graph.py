@@ -30,6 +30,7 @@ phase.
     gradient    parameter value [stage STAGE]
     metric      name value
     update      buffer value
+    output      name value
     guard       name AXIS
 """
 
@@ -227,6 +228,7 @@ class GraphWriter:
             f"loss {self.name(graph.loss)}",
             *(f"metric {name} {self.name(value)}" for name, value in graph.metrics),
             *(f"update {each.buffer} {self.name(each.value)}" for each in graph.updates),
+            *(f"output {name} {self.name(value)}" for name, value in graph.asked),
             *map(self.gradient, graph.gradients),
             *(f"guard {each.name} {each.axis}" for each in graph.guards),
         ]
@@ -457,6 +459,7 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         "accumulator": reader.accumulator,
         "master": reader.master,
         "update": reader.new_value,
+        "output": reader.metric,
         "loss": lambda text: reader.values[text],
         "metric": reader.metric,
         "gradient": reader.gradient,
@@ -487,4 +490,5 @@ def parse_graph(text: str, more: Mapping[str, Callable[[str], object]] | None = 
         guards=tuple(found["guard"]),
         updates=tuple(found["update"]),
         masters=tuple(found["master"]),
+        asked=tuple(found["output"]),
     )

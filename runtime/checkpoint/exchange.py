@@ -36,6 +36,7 @@ from partita.runtime.checkpoint.store import Store, commit_name, steps_in
 from partita.runtime.kernels.dtypes import DTYPES
 
 FLOAT_CODES = ("F64", "F32", "F16", "BF16")
+INTEGER_CODES = ("I64", "I32", "I16", "I8", "U8")  # of buffers
 MOST_SHOWN = 8
 
 
@@ -202,7 +203,8 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         shape = form.shape(tensor.type)
         bindings.append(Binding(tensor, form, part.get_dtype(), shape))
         found = tuple(part.get_shape())
-        if found != shape or part.get_dtype() not in FLOAT_CODES:
+        codes = FLOAT_CODES if tensor.type.is_float else INTEGER_CODES
+        if found != shape or part.get_dtype() not in codes:
             axes = _reordered(tensor.type, found) if found != shape else None
             wrong.append(((form.name, tensor.name), (part.get_dtype(), found, tensor.type, shape, axes)))
     if missing:

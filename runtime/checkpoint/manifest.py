@@ -17,7 +17,7 @@ from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
 from partita.dsl import limits
 from partita.dsl.diagnostic import refuse
-from partita.dsl.types import FLOATS, Axis, Type
+from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
 from partita.runtime.bad_steps import History
 from partita.runtime.checkpoint.checksummed import Reader, checked
 from partita.runtime.data_files import MOST_FILES, DataFile
@@ -218,7 +218,10 @@ def _pair(reader: Reader, most: int) -> tuple[str, int]:
 
 def _tensor(reader: Reader, mesh: Mesh) -> Tensor:
     name, dtype, axes, split, at = reader.record("name", "dtype", "axes", "split", "at")
-    type = Type(dtype.text("|".join(FLOATS)), tuple(Axis(*_pair(each, limits.AXIS_SIZE)) for each in axes.each(64)))
+    type = Type(
+        dtype.text("|".join((*FLOATS, *INTEGERS))),
+        tuple(Axis(*_pair(each, limits.AXIS_SIZE)) for each in axes.each(64)),
+    )
     if len(set(type.names)) != len(type.names) or not 0 < type.elements <= limits.ELEMENTS:
         axes.fail("a list of different axes with sizes")
     states = []

@@ -212,6 +212,7 @@ class Maker:
     indent: int = 1
     inside: int = 0  # how deep in blocks and repeats
     planted: bool = False  # whether a step is made bad
+    constants: dict[str, str] = field(factory=dict)
     scanning: int = 0  # how deep in scans, which update no buffers
     updating: set[str] = field(factory=set)  # blocks that do
 
@@ -293,7 +294,19 @@ class Maker:
             return f"size({self.one(sorted(self.sizes))}) / {self.one(('4', '8', '3'))}"
         if self.chance(5):
             return f"1 / sqrt(size({self.one(sorted(self.sizes))}))"
+        if self.chance(10):
+            return self.constant()
         return self.one(NUMBERS)
+
+    def constant(self) -> str:
+        """The name of a number: a new one, which may be computed from another, or one that is there already."""
+        known = self.one(sorted(self.constants)) if self.constants else None
+        if known and self.chance(50):
+            return known
+        name = self.fresh("number_")
+        value = self.one((*NUMBERS, "25%", f"size({self.one(sorted(self.sizes))}) / 4"))
+        self.constants[name] = f"{known} / 2" if known and self.chance(30) else value
+        return name
 
     def _name(self, depth: int) -> Expression | None:
         return self.named()
@@ -1363,6 +1376,7 @@ class Maker:
         text = "\n".join(
             [
                 axes,
+                *(f"const {name} = {self.constants[name]}" for name in self.shuffled(self.constants)),
                 *(own for name, own in self.operations.items() if f"{name}(" in "\n".join([*blocks, model])),
                 *blocks,
                 model,

@@ -37,8 +37,8 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "return extended(Built, state, forward=build(model, state.train.precision, state.training))",
-        "return extended(Built, state, forward=build(model, state.train.precision))",
+        "return extended(Built, state, forward=build(model, state.train.precision, state.training, state.outputs))",
+        "return extended(Built, state, forward=build(model, state.train.precision, True, state.outputs))",
         f"{FILE}[skips]",
     ),
     Planted(

@@ -121,8 +121,8 @@ MISTAKES = [
     Planted(
         "rotation-not-turned-back",
         "compiler/ops/position.py",
-        "self.base, not self.inverse, self.shards)",
-        "self.base, self.inverse, self.shards)",
+        "self.scaling, not self.inverse, self.shards)",
+        "self.scaling, self.inverse, self.shards)",
         f"{DERIVATIVE}[rope]",
     ),
     Planted(

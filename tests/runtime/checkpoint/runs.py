@@ -17,24 +17,19 @@ from partita.runtime.regions import assemble
 from partita.runtime.training import StepResult, VirtualRun
 from tests.files import checked
 
-# Two stages, three mesh axes, a tied parameter, everything that draws random numbers, buffers.
+# Two stages, three mesh axes, a tied parameter, everything that draws random numbers.
 TEXT = """
 axis batch = 8, seq = 4, embed = 8, heads = 2, key = 4, ffn = 16, vocab = 6
 
 block mlp(x: [batch, seq, embed]) {
   param up: [embed, ffn] ~ normal(0.5)
   param down: [ffn, embed] ~ normal(0.5)
-  buffer level: [ffn] ~ ones()
-  let h = silu(dot(rms_norm(x, over = embed), up, over = embed))
-  update level = 0.9 * level + 0.1 * sqrt(mean(h * h, over = [batch, seq]) + 0.1)
-  return x + dropout(dot(h / level, down, over = ffn), rate = 0.25)
+  return x + dropout(dot(silu(dot(rms_norm(x, over = embed), up, over = embed)), down, over = ffn), rate = 0.25)
 }
 
 model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
   param wte: [vocab, embed] ~ normal(0.5)
   param gain: [embed] ~ ones()
-  buffer seen: i64[vocab] ~ zeros()
-  update seen = seen + sum(cast(expand(tokens, vocab) == iota(vocab), i64), over = [batch, seq])
   sample eps: [batch, embed] ~ normal(0.1)
   let x = embedding(tokens, wte, over = vocab) + eps
   repeat 4 as layer { let x = mlp(x) }

@@ -1,0 +1,93 @@
+"""T5 is that of `transformers`, given the lengths that ours draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tests.reference import drawn
+from tests.zoo.against import Against, Batch
+
+pytestmark = pytest.mark.soak
+
+BATCH, SOURCE, TARGET, VOCAB = 3, 20, 16, 31
+SIZES = ("batch=3", "source=20", "target=16", "embed=12", "heads=3", "key=4", "ffn=24", "vocab=31")
+BUCKETS = ("buckets=8", "farthest=12")
+CONFIG = T5Config(
+    vocab_size=VOCAB,
+    d_model=12,
+    d_kv=4,
+    d_ff=24,
+    num_layers=2,
+    num_heads=3,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    decoder_start_token_id=0,
+)
+ATTENTION = """
+    t5.{ours}.wq = {theirs}.q.weight [heads * key, embed]
+    t5.{ours}.wk = {theirs}.k.weight [heads * key, embed]
+    t5.{ours}.wv = {theirs}.v.weight [heads * key, embed]
+    t5.{ours}.wo = {theirs}.o.weight [embed, heads * key]
+"""
+MLP = """
+    t5.{ours}.norm.scale = {theirs}.layer_norm.weight [embed]
+    t5.{ours}.up = {theirs}.DenseReluDense.wi.weight [ffn, embed]
+    t5.{ours}.down = {theirs}.DenseReluDense.wo.weight [embed, ffn]
+"""
+ENCODER, DECODER = "encoder.block.{encoder}.layer", "decoder.block.{decoder}.layer"
+FIRST = "block.0.layer.0.SelfAttention.relative_attention_bias.weight [buckets, heads]"
+WEIGHTS = (
+    f"""
+    t5.table = shared.weight [vocab, embed]
+    t5.both_sides.table = encoder.{FIRST}
+    t5.one_side.table = decoder.{FIRST}
+    t5.norm.scale = encoder.final_layer_norm.weight [embed]
+    t5.norm_2.scale = decoder.final_layer_norm.weight [embed]
+    t5.encoder.encoder_attention.norm.scale = {ENCODER}.0.layer_norm.weight [embed]
+    t5.decoder.decoder_attention.norm.scale = {DECODER}.0.layer_norm.weight [embed]
+    t5.decoder.cross_attention.norm.scale = {DECODER}.1.layer_norm.weight [embed]
+    """
+    + ATTENTION.format(ours="encoder.encoder_attention", theirs=f"{ENCODER}.0.SelfAttention")
+    + ATTENTION.format(ours="decoder.decoder_attention", theirs=f"{DECODER}.0.SelfAttention")
+    + ATTENTION.format(ours="decoder.cross_attention", theirs=f"{DECODER}.1.EncDecAttention")
+    + MLP.format(ours="encoder.mlp", theirs=f"{ENCODER}.1")
+    + MLP.format(ours="decoder.mlp", theirs=f"{DECODER}.2")
+)
+
+
+def batch(step: int) -> Batch:
+    """Texts; and which positions of the source are there, from the sample of the language."""
+    generator = torch.Generator().manual_seed(step)
+    tokens, targets = (torch.randint(0, VOCAB, (BATCH, SOURCE + TARGET), generator=generator) for _ in range(2))
+    length = drawn.sample("uniform", 1.0, 0, step, "t5.length", (BATCH,))
+    present = torch.arange(SOURCE) < ((0.75 + 0.25 * length) * SOURCE)[:, None]
+    assert not bool(present.all())
+    return {"tokens": tokens, "targets": targets, "present": present}
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    source, target = batch["tokens"].split([SOURCE, TARGET], 1)
+    found = model(source, attention_mask=batch["present"].long(), decoder_input_ids=target).logits
+    return F.cross_entropy(found.flatten(0, 1), batch["targets"][:, SOURCE:].flatten())
+
+
+T5 = Against(
+    file="t5.par",
+    overrides=(*SIZES, *BUCKETS),
+    theirs=lambda: T5ForConditionalGeneration(CONFIG),
+    weights=WEIGHTS,
+    loss=loss,
+    batch=batch,
+)
+
+
+def test_the_same_numbers():
+    T5.same_numbers()
+
+
+def test_the_same_training():
+    T5.same_training()
