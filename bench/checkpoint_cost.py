@@ -105,7 +105,7 @@ def main() -> None:
             copied = perf_counter() - start
         for _ in range(arguments.steps):
             step += 1
-            cluster.run([rank.step(step, rank.tensors(dataset.batch(step)), 1e-3)])
+            cluster.run([rank.step(step, rank.tensors(dataset.batch(step)), (1e-3,))])
         if saves:
             cluster.run([checkpoints.finish()])
         return perf_counter() - start, process_time() - worked, copied

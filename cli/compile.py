@@ -147,6 +147,9 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
         print_text(console, f"replicated, not stored split over {axis}: {', '.join(names)}; no axis divides evenly")
     if summary.recomputed:
         print_text(console, f"recompute auto: {_recomputed(summary.recomputed)}")
+    if len(summary.rules) > 1:
+        print_table(console, _optimizer(summary, console.width))
+        console.print()
     print_table(console, _memory(summary, console.width))
     most, there = max(summary.peak_memory), state.device.memory
     if most > there:
@@ -195,6 +198,18 @@ def _stages(summary: Summary, width: int) -> Table:
         *(Column(heading, right=True) for heading in ("F", "B", "W", "saved")),
     )
     return Table(columns, rows, width)
+
+
+def _optimizer(summary: Summary, width: int) -> Table:
+    """A row for each rule of the optimizer."""
+    from partita.cli.table import Column, Table
+
+    rows = [
+        (each.rule, count_text(each.elements), bytes_text(each.state), ", ".join(each.parameters))
+        for each in summary.rules
+    ]
+    numbers = (Column("elements", right=True), Column("state", right=True))
+    return Table((Column("optimizer"), *numbers, Column("of", spare=1)), rows, width)
 
 
 def _span(numbers: list[int]) -> str:

@@ -184,6 +184,8 @@ def show_tensor(found: Explanation, console: Console) -> None:
         stored.append((STORED[kept.what], str(kept.layout), str(kept.type), because))
     columns = [Column("stored"), Column("layout"), Column("per rank", spare=1), Column("because")]
     print_table(console, Table(columns, stored, console.width))
+    if found.rule is not None:
+        print_text(console, f"optimizer: {_rule(found.rule)}")
     if found.instead:
         print_text(console, f"`{found.operation}` cannot be split so; it is replaced by {', '.join(found.instead)}")
     if found.alternatives:

@@ -10,7 +10,7 @@ Diagnostics, traces and profiles refer to scopes and source spans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -108,9 +108,9 @@ class Parameter:
     """A trained tensor or a buffer. `value` is what the model computes with; the master copy has type `master`.
 
     `initial` is its initializer, `fans` its (fan-in, fan-out) as its `dot` reads it. `decays` is whether weight decay
-    applies: whether a `dot` or an `embedding` reads it. A `buffer` has no gradient. `kept` are stages that keep it even
-    if no operation of a microbatch reads it there: those that compute updates of buffers from it, and those where
-    another program of the run reads it.
+    applies: whether a `dot` or an `embedding` reads it. A `buffer` and what is `frozen` have no gradient. `kept` are
+    stages that keep it even if no operation of a microbatch reads it there: those that compute updates of buffers from
+    it, and those where another program of the run reads it.
     """
 
     value: Value
@@ -121,6 +121,7 @@ class Parameter:
     span: Span | None = field(default=None, repr=False)
     buffer: bool = False
     kept: tuple[int, ...] = ()
+    frozen: bool = False
 
     __repr__ = shortened
 
@@ -132,7 +133,7 @@ class Parameter:
     @property
     def trained(self) -> bool:
         """Whether it has a gradient and an update by the optimizer."""
-        return not self.buffer
+        return not self.buffer and not self.frozen
 
 
 @frozen(eq=False)
@@ -221,7 +222,8 @@ class Scope:
 
 @frozen(eq=False)
 class Graph:
-    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`.
+    """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`. `inside` has
+    the nodes in the body of each scan, as it was built.
 
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
@@ -241,6 +243,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     updates: tuple[NewValue, ...] = ()
     masters: tuple[Master, ...] = ()
+    inside: Mapping[Node, Sequence[Node]] = field(factory=dict)
     asked: tuple[tuple[str, Value], ...] = ()
 
     def __repr__(self) -> str:

@@ -54,6 +54,11 @@ def layout_of(states: Iterable[tuple[str, State]]) -> Layout:
     return Layout(found) if found else REPLICATED
 
 
+def within_axes(layout: Layout, type: Type) -> Layout:
+    """The layout of a tensor of `type` that goes with one that has more axes: split along those that it has too."""
+    return layout_of((over, state if is_split(state) and type.has(state) else None) for over, state in layout.states)
+
+
 def state_text(state: State) -> str:
     """A state for display: the name of an axis, `sum`, `max`, or `replicated`."""
     return {None: "replicated", SUM: "sum", MAX: "max"}.get(state) or str(state)

@@ -21,6 +21,7 @@ from partita.compiler.fit.remat import fitted
 from partita.compiler.fit.schedule import scheduled
 from partita.compiler.graph import Node
 from partita.compiler.mesh import mesh_of
+from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.differentiate import differentiate
@@ -204,7 +205,12 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
-    return extended(Built, state, forward=build(model, state.train.precision, state.training, state.outputs))
+    forward = build(model, state.train.precision, state.training, state.outputs)
+    if not state.training:
+        return extended(Built, state, forward=forward)
+    found = assign(forward, state.train.optimizer)
+    warnings = (*state.warnings, *found.warnings)
+    return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
 
 
 def _place(state: Built) -> Placed:
@@ -257,7 +263,8 @@ def _shard(state: Microbatched) -> Sharded:
     # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
     gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
-    sharded = shard(state.step, defaults, Resharding(state.mesh), portable_values(state.step), hoist)
+    resharding, portable = Resharding(state.mesh), portable_values(state.step)
+    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates)
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
@@ -275,8 +282,8 @@ def _cut(state: Sharded) -> Cut:
 
 
 def _update(state: Cut) -> Partitioned:
-    call = state.train.optimizer if state.training else None
-    update = update_graph(state.partitioned, state.sharded.parameters, Resharding(state.mesh), call, state.train.clip)
+    resharding, updates = Resharding(state.mesh), state.updates
+    update = update_graph(state.partitioned, state.sharded.parameters, resharding, updates, state.train.clip)
     return extended(Partitioned, state, update=update)
 
 

@@ -21,7 +21,7 @@ wait as soon as its stage is done, and to its end after the last microbatch of a
 `m` are master parameters, `x` unsplit inputs, `p` the result of the prologue, `f` the frame of this stage and
 microbatch (a list whose slots hold values passed between functions or stages), `a` the stage's accumulators, `t` the
 totals that the rank holds (the results of its stages' `reduce`, and received totals of tied parameters), `v` optimizer
-states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rate`, `device`, `coordinates` by
+states, `s` the statistics vector, `c` the context: `seed`, `step`, `microbatch`, `rates`, `device`, `coordinates` by
 mesh axis, and the collectives.
 """
 
@@ -33,7 +33,7 @@ from attrs import field, frozen
 
 from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Instruction, Message, Traffic, Transfer
-from partita.compiler.layout import Layout
+from partita.compiler.layout import Layout, within_axes
 from partita.compiler.mesh import Mesh
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl.reprs import count, outline, shortened
@@ -69,11 +69,19 @@ class InputPart:
 
 
 @frozen
-class ParameterRecord:
-    """A parameter: its master type, initializer, stages, and the names of its optimizer states.
+class StateRecord:
+    """A tensor that the optimizer keeps for a parameter, zero at first; `type` is the global type."""
 
-    `type` is the global type. Each rank stores the shard of the master given by `layout`, and the shard of each
-    optimizer state given by `state_layout`.
+    name: str
+    type: Type
+
+
+@frozen
+class ParameterRecord:
+    """A parameter: its master type, initializer, stages, and its optimizer states.
+
+    `type` is the global type. Each rank stores the shard of the master given by `layout`, and updates the shard given
+    by `state_layout`; of each optimizer state it stores what belongs to that shard (`stored`).
     """
 
     name: str
@@ -83,9 +91,13 @@ class ParameterRecord:
     initial: Call
     fans: tuple[int, int]
     stages: tuple[int, ...]
-    states: tuple[str, ...]
+    states: tuple[StateRecord, ...]
 
     __repr__ = shortened
+
+    def stored(self, state: StateRecord) -> Layout:
+        """The layout of one of its states."""
+        return within_axes(self.state_layout, state.type)
 
 
 @frozen

@@ -5,13 +5,15 @@ Each state extends the one before by the results of its own passes; what takes a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
 from partita.compiler.costs.devices import Device
 from partita.compiler.graph import Graph
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.optimizer import Update
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.place import Pipeline
 from partita.compiler.passes.shard.shard import ShardedGraph
@@ -64,9 +66,13 @@ class Configured:
 
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
-    """Adds the model as a graph, the same for training and evaluation except for what is random."""
+    """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
+    parameter, the rule of the optimizer and, if it is trained, its update.
+    """
 
     forward: Graph
+    rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
+    updates: Mapping[str, Update] = field(factory=dict)
 
 
 @frozen(eq=False, kw_only=True)

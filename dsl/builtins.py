@@ -174,7 +174,11 @@ WEIGHT_DECAY = Setting("weight_decay", NOT_NEGATIVE, 0.0)
 DECAY = Setting("decay", Keyword(("dot", "all")), "dot")
 BETA = Number(minimum=0, exclusive_maximum=1)
 
-OPTIMIZERS: Registry[Signature] = Registry("optimizer", "partita.compiler.optimizers", ("adamw", "sgd"))
+OPTIMIZERS: Registry[Signature] = Registry(
+    "optimizer",
+    "partita.compiler.optimizers",
+    ("adamw", "sgd", "lion", "adafactor", "muon", "adamw_8bit", "rowwise_adagrad"),
+)
 
 # Of data sources that can hold out a fraction.
 HOLDOUT = Setting("holdout", SHARE, 0.0)

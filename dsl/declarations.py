@@ -34,6 +34,7 @@ class Declarations:
     meshes: dict[str, tree.Mesh] = field(factory=dict)
     layouts: dict[str, tree.Layout] = field(factory=dict)
     schedules: dict[str, tree.Schedule] = field(factory=dict)
+    optimizers: dict[str, tree.Optimizer] = field(factory=dict)
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
@@ -50,6 +51,7 @@ KINDS: dict[type, tuple[str, str]] = {
     tree.Mesh: ("mesh", "meshes"),
     tree.Layout: ("layout", "layouts"),
     tree.Schedule: ("schedule", "schedules"),
+    tree.Optimizer: ("optimizer", "optimizers"),
 }
 
 # The tables of entries, each with the other one of the same namespace.

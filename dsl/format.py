@@ -274,7 +274,7 @@ def _starts(file: tree.File) -> Iterator[int]:
                 yield from (entry.span.start for entry in table.entries)
             case tree.Train(table=table) | tree.Operation(table=table):
                 yield from (entry.span.start for entry in table.entries)
-            case tree.Layout(rules=rules):
+            case tree.Layout(rules=rules) | tree.Optimizer(rules=rules):
                 yield from (rule.span.start for rule in rules)
             case tree.Expect(claims=claims):
                 yield from (claim.span.start for claim in claims)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from attrs import evolve, frozen
 
 from partita.dsl import tree
-from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, SCHEDULES, TRAIN, Kind, OneOf
+from partita.dsl.builtins import CHOICES, DEFAULT_SCHEDULE, MESH, OPTIMIZERS, SCHEDULES, TRAIN, Kind, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import FOLLOWS, PARALLEL, meant
@@ -22,6 +22,9 @@ from partita.dsl.settings import called
 from partita.dsl.source import Source, Span
 
 PLACE = "command line"
+OVERRIDDEN = (
+    "axes, constants, `MESH.AXIS`, `train.KEY`, `SCHEDULE.ARGUMENT` and `OPTIMIZER.TARGET.ARGUMENT` can be overridden"
+)
 MOST_SHOWN = 3  # of the suggested names
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -33,11 +36,13 @@ class Chosen:
     model: tree.Expression | None = None
     layout: tree.Expression | None = None
     schedule: tree.Schedule | None = None
+    optimizer: bool = False
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of declarations that it chose."""
-        return tuple(kind for kind in CHOICES if getattr(self, kind) is not None)
+        chosen = tuple(kind for kind in CHOICES if getattr(self, kind) is not None)
+        return (*chosen, "optimizer") if self.optimizer else chosen
 
 
 def apply_overrides(declarations: Declarations, overrides: Sequence[str], report: Report) -> Chosen:
@@ -102,18 +107,21 @@ class _Override:
             return evolve(self.chosen, layout=self.value)
         if first.text == "train" and rest:
             self._train(tuple(rest))
+            if [name.text for name in rest] == ["optimizer"]:
+                return evolve(self.chosen, optimizer=True)
         elif first.text in there.axes and not rest:
             there.axes[first.text] = evolve(there.axes[first.text], value=self.value)
         elif first.text in there.constants and not rest:
             there.constants[first.text] = evolve(there.constants[first.text], value=self.value)
         elif first.text in there.meshes and len(rest) == 1:
             there.meshes[first.text] = self._mesh(there.meshes[first.text], rest[0])
+        elif first.text in there.optimizers and rest:
+            there.optimizers[first.text] = self._optimizer(there.optimizers[first.text], rest)
         elif first.text in there.schedules and len(rest) == 1:
             there.schedules[first.text] = with_argument(there.schedules[first.text], rest[0], self.value)
         else:
             written = ".".join(name.text for name in self.key)
-            kinds = "axes, constants, `MESH.AXIS`, `train.KEY` and `SCHEDULE.ARGUMENT`"
-            help = self._found() or f"{kinds} can be overridden"
+            help = self._found() or OVERRIDDEN
             raise refuse("E0315", f"there is no `{written}` to override", first.span, help=help)
         return self.chosen
 
@@ -136,8 +144,9 @@ class _Override:
                 return f"did you mean {listed(found[:MOST_SHOWN], 'or')}?"
         if last in FOLLOWS:
             return FOLLOWS[last]
-        first = [*there.axes, *there.constants, *CHOICES, "train", *there.meshes, *there.schedules]
-        near = nearest(self.key[0].text, first)
+        kinds = [*there.axes, *there.constants, *CHOICES, "train"]
+        declared = [*kinds, *there.meshes, *there.schedules, *there.optimizers]
+        near = nearest(self.key[0].text, declared)
         return f"did you mean `{near}`?" if near not in (None, self.key[0].text) else None
 
     def _mesh(self, mesh: tree.Mesh, axis: tree.Name) -> tree.Mesh:
@@ -163,12 +172,37 @@ class _Override:
         entries = list(train.table.entries)
         found = next((i for i, entry in enumerate(entries) if entry.key.text == key.text), None)
         before = entries[found].value if found is not None else None
+        name = tree.single(before) if before is not None else None
+        if rest and key.text == "optimizer" and name is not None and name.text in self.declarations.optimizers:
+            message = f"optimizer `{name.text}` has rules: name one by its target"
+            raise refuse("E0315", message, rest[0].span, help=self._found())
         entry = tree.Entry(key, _replaced(before, kinds[key.text], key, rest, self.value), self.value.span)
         if found is None:
             entries.append(entry)
         else:
             entries[found] = entry
         self.declarations.train[0] = evolve(train, table=evolve(train.table, entries=tuple(entries)))
+
+    def _optimizer(self, optimizer: tree.Optimizer, rest: Sequence[tree.Name]) -> tree.Optimizer:
+        """`OPTIMIZER.TARGET` replaces the call of the rule that has this target, `OPTIMIZER.TARGET.ARGUMENT` an
+        argument of it.
+        """
+        texts = [each.text for each in rest]
+        targets = {str(path): rule for rule in optimizer.rules for path in rule.targets}
+        for end in range(len(rest), 0, -1):
+            rule = targets.get(".".join(texts[:end]))
+            if isinstance(rule, tree.UpdateRule):
+                call = _replaced(rule.call, OneOf(OPTIMIZERS), rest[end - 1], rest[end:], self.value)
+                if not isinstance(call, tree.Call):
+                    raise refuse(
+                        "E0306", "a rule updates by a call", self.value.span, help="such as `adamw(lr = 1e-3)`"
+                    )
+                changed = evolve(rule, call=call)
+                return evolve(optimizer, rules=tuple(changed if each is rule else each for each in optimizer.rules))
+            if rule is not None:
+                raise refuse("E0315", f"`freeze {targets_text(rule)}` has no arguments to override", rest[end - 1].span)
+        message = f"no rule of optimizer `{optimizer.name.text}` has the target `{'.'.join(texts)}`"
+        raise refuse("E0315", message, rest[0].span, help=suggestion(texts[0], list(targets), "its targets:"))
 
     def _schedule(self, rest: Sequence[tree.Name]) -> tree.Schedule:
         """`schedule=…`: a declared one, or a built-in that inherits the arguments it takes; or `schedule.KEY=…`."""
@@ -197,6 +231,11 @@ class _Override:
         return tree.Schedule(call.name, evolve(call, arguments=(*call.arguments, *more)), self.value.span)
 
 
+def targets_text(rule: tree.FreezeRule | tree.UpdateRule) -> str:
+    """The targets of a rule."""
+    return ", ".join(map(str, rule.targets))
+
+
 def _axes(mesh: tree.Mesh) -> list[str]:
     return [entry.key.text for entry in mesh.axes]
 
@@ -209,6 +248,12 @@ def _full_names(there: Declarations) -> Iterator[str]:
         yield from (f"{name}.{each}" for each in (*_axes(mesh), *MESH))
     for name, schedule in there.schedules.items():
         yield from _arguments(name, schedule.call, OneOf(SCHEDULES))
+    for name, optimizer in there.optimizers.items():
+        for rule in optimizer.rules:
+            if isinstance(rule, tree.UpdateRule):
+                for path in rule.targets:
+                    yield f"{name}.{path}"
+                    yield from _arguments(f"{name}.{path}", rule.call, OneOf(OPTIMIZERS))
     if there.train:
         written = {entry.key.text: entry.value for entry in there.train[0].table.entries}
         for setting in TRAIN.settings:

@@ -20,7 +20,8 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-DECLARATIONS = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "train", "expect")
+_DECLARED = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer")
+DECLARATIONS = (*_DECLARED, "train", "expect")
 # What an operand begins with.
 OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
 RESERVED = ("param", "state", "grad", "all", "auto")  # cannot be declared; all but `param` are ordinary names elsewhere
@@ -266,6 +267,7 @@ PHRASES = (
         frozenset(("PARAM", "SAMPLE", "LET", "REPEAT", "SCAN", "LOSS", "METRIC", "BUFFER", "UPDATE", "OUTPUT")),
     ),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
+    ("a rule", frozenset(("FREEZE", "UPDATE"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "AND", "OR"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
@@ -361,6 +363,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "place": _place,
     "recompute": lambda s, paths: tree.Recompute(paths, s),
     "schedule": lambda s, name, call: tree.Schedule(_name(s, name), call, s),
+    "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
+    "freeze": lambda s, paths: tree.FreezeRule(paths, s),
+    "update_rule": lambda s, paths, call: tree.UpdateRule(paths, call, s),
     "train": lambda s, table: tree.Train(table, s),
     "table": lambda s, *entries: tree.Table(entries, s),
     "expect": lambda s, *claims: tree.Expect(claims, s),

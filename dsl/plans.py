@@ -10,10 +10,11 @@ from partita.dsl import constants, limits, spec, tree
 from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
-from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, SCHEDULES, TRAIN, OneOf
+from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN, OneOf
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
 from partita.dsl.layouts import CLASSES, Layouts
+from partita.dsl.optimizers import Optimizers
 from partita.dsl.overrides import Chosen, selected_schedule
 from partita.dsl.paths import known_paths
 from partita.dsl.report import Report, listed, suggestion
@@ -55,7 +56,12 @@ class Plans:
         schedule = self.chosen_schedule(schedules)
         layout = layouts.get(layout_name) if layout_name else None
         mesh = meshes.get(layout.mesh) if layout else None
-        train = self.train()
+        rules = Optimizers(self.settings, self.report)
+        optimizers = {
+            name: rules.optimizer(written, known_paths(model) if model else None)
+            for name, written in self.declarations.optimizers.items()
+        }
+        train = self.train(optimizers)
         # If the layout is wrong, which was reported, the mesh axes are unknown.
         known = mesh is not None or not self.report.errors
         expect = self.claims([name for name, _ in mesh.axes] if mesh else [] if known else None)
@@ -84,6 +90,7 @@ class Plans:
             "model": self.declarations.models,
             "layout": self.declarations.layouts,
             "schedule": self.declarations.schedules,
+            "optimizer": self.declarations.optimizers,
         }
         for kind, table in tables.items():
             entry = self.entry(kind)
@@ -209,20 +216,44 @@ class Plans:
 
     # ------------------------------------------------------------ train and expect
 
-    def train(self) -> spec.Train | None:
+    def chosen_optimizer(
+        self, optimizers: Mapping[str, spec.Optimizer | None]
+    ) -> tuple[str | None, Sequence[tree.Entry]]:
+        """The declared optimizer that `train` names, or the only one if it names none; and the other entries."""
+        entry = self.entry("optimizer")
+        if entry is None:
+            return self.only("optimizer", optimizers), self.train_entries
+        name = tree.single(entry.value)
+        if name is None or not optimizers or name.text in OPTIMIZERS:
+            return None, self.train_entries
+        if name.text not in optimizers:
+            help = suggestion(name.text, [*optimizers, *OPTIMIZERS], "there are")
+            self.report.error("E0302", f"unknown optimizer `{name.text}`", name.span, help=help)
+        return name.text, [each for each in self.train_entries if each is not entry]
+
+    def train(self, optimizers: Mapping[str, spec.Optimizer | None]) -> spec.Train | None:
         """The train block with defaults filled in; None if there is none, or after reporting errors."""
         if not self.declarations.train:
             return None
         train = self.declarations.train[0]
-        found = self.settings.table(train.table.entries, TRAIN, CHOICES)
+        chosen, entries = self.chosen_optimizer(optimizers)
+        found = self.settings.table(entries, TRAIN, (*CHOICES, "optimizer") if chosen else CHOICES)
         written = {entry.key.text: entry.span for entry in train.table.entries}
-        missing = [name for name in TRAIN.names if name in TRAIN.required and name not in written]
+        given = {*written, "optimizer"} if optimizers else written
+        missing = [name for name in TRAIN.names if name in TRAIN.required and name not in given]
         if missing and found is not None:
             message = f"`train` needs {listed(missing)}"
             self.report.error("E0305", message, train.span, help=f"`{example(missing[0])}`")
         if found is None or missing:
             return None
         values: dict[str, Any] = found
+        if chosen:
+            self._used.append(("optimizer", chosen))
+        own = values.get("optimizer")
+        optimizer = optimizers.get(chosen) if chosen else spec.Optimizer.of(own) if own else None
+        if optimizer is None:
+            return None  # which was reported
+        values["optimizer"] = optimizer
         if values["on_bad_step"].name == "rewind" and values["checkpoint"] is None:
             self.report.error(
                 "E0318",

@@ -33,10 +33,7 @@ def report_unreached(model: spec.Model, report: Report) -> None:
             message = f"parameter `{step.name}` reaches the loss only through operations without a gradient"
             stopping = sorted(through.stopping.values(), key=lambda each: each.span.start)
             notes += [f"`{each.span.text}`   ({each.span.place})" for each in stopping[:MOST_SHOWN]]
-            help = (
-                f"to freeze it, leave `weight_decay` at 0 and add `0 * sum({step.name})` to the loss: "
-                "its gradient is then 0, and it stays unchanged"
-            )
+            help = f"to freeze it, let the gradient flow, and write `freeze {step.name}` in an `optimizer`"
         report.error("E0408", message, step.span, notes, help)
 
 

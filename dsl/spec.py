@@ -401,11 +401,56 @@ class Schedule:
 
 
 @frozen
+class OptimizerRule:
+    """`update targets -> call`, or `freeze targets` if there is no call. `index` numbers the rules that update.
+
+    A target is a path; the paths `("all",)`, `("matrices",)`, `("vectors",)` and `("embeddings",)` are keywords.
+    """
+
+    targets: tuple[tuple[str, ...], ...]
+    call: Call | None
+    index: int = 0
+    span: Span | None = field(default=None, eq=False)
+    target_spans: tuple[Span | None, ...] = field(default=(), eq=False)
+
+    __repr__ = shortened
+
+    def __str__(self) -> str:
+        """The rule without the optimizer's arguments."""
+        targets = ", ".join(".".join(target) for target in self.targets)
+        return f"freeze {targets}" if self.call is None else f"update {targets} -> {self.call.name}"
+
+
+@frozen
+class Optimizer:
+    """How parameters are updated: rules in order, the first that matches a parameter is its own.
+
+    A call in the train block is an optimizer with one rule, for all parameters.
+    """
+
+    name: str
+    rules: tuple[OptimizerRule, ...]
+    span: Span | None = field(default=None, eq=False)
+
+    __repr__ = shortened
+
+    @staticmethod
+    def of(call: Call) -> Optimizer:
+        """The optimizer that updates all parameters alike."""
+        return Optimizer(call.name, (OptimizerRule((("all",),), call, 0, call.span, (call.span,)),), call.span)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of the rules that update, in order."""
+        return tuple(rule.call for rule in self.rules if rule.call is not None)
+
+
+@frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
     data: Call
-    optimizer: Call
+    optimizer: Optimizer
     steps: int
     precision: str = "f32"
     clip: float | None = None

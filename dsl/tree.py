@@ -444,6 +444,32 @@ class Schedule:
 
 
 @frozen
+class FreezeRule:
+    """`freeze targets`."""
+
+    targets: tuple[Path, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class UpdateRule:
+    """`update targets -> call`."""
+
+    targets: tuple[Path, ...]
+    call: Call
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Optimizer:
+    """`optimizer name { rules }`."""
+
+    name: Name
+    rules: tuple[FreezeRule | UpdateRule, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
 class Train:
     """`train { settings }`."""
 
@@ -470,7 +496,7 @@ class Expect:
 
 
 Declaration: TypeAlias = (
-    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Train | Expect
+    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
 )
 
 

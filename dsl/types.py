@@ -10,7 +10,8 @@ from attrs import evolve, frozen
 FLOATS = ("f32", "bf16", "f64")
 INTEGERS = ("i64", "i32")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "bool": 1}
+# `u8` is that of quantized optimizer states; files cannot name it.
+BYTES = {"f32": 4, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "bool": 1, "u8": 1}
 
 
 @frozen

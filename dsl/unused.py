@@ -43,10 +43,11 @@ def report_unused(
             warn("mesh", mesh.name)
     # A file may declare several models, layouts and schedules for the command line to choose from: one warning covers
     # them all. Without a train block the file is a library.
-    tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule]] = {
+    tables: Mapping[str, Mapping[str, tree.Model | tree.Layout | tree.Schedule | tree.Optimizer]] = {
         "model": declarations.models,
         "layout": declarations.layouts,
         "schedule": declarations.schedules,
+        "optimizer": declarations.optimizers,
     }
     idle = [
         (kind, declared.name)
@@ -60,5 +61,6 @@ def report_unused(
         groups = {kind: [f"`{name.text}`" for each, name in idle if each == kind] for kind, _ in idle}
         parts = [f"{kind}{'s' * (len(names) > 1)} {', '.join(names)}" for kind, names in groups.items()]
         verb = "is" if len(idle) == 1 else "are"
-        help = f"`{kind}={first.text}` on the command line chooses {'it' if len(idle) == 1 else 'this one'}"
+        key = "train.optimizer" if kind == "optimizer" else kind
+        help = f"`{key}={first.text}` on the command line chooses {'it' if len(idle) == 1 else 'this one'}"
         report.add(Diagnostic("W0201", f"{'; '.join(parts)} {verb} not used", first.span, (), help))

@@ -21,8 +21,8 @@ from partita.runtime.transports.transport import Collective, Tensors, Transport
 
 @define
 class Context:
-    """The state of a step. `seed` and `step` determine random numbers; `rate` is the learning rate; `update` counts
-    parameter updates, from 1.
+    """The state of a step. `seed` and `step` determine random numbers; `rates` are the learning rates of the optimizer
+    rule by rule; `update` counts parameter updates, from 1.
 
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch.
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
@@ -37,7 +37,7 @@ class Context:
     update: int = 0
     microbatch: int = 0
     first: int = 0
-    rate: float = 0.0
+    rates: tuple[float, ...] = ()
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None
     functions: Functions = field(factory=dict)

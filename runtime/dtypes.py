@@ -14,4 +14,5 @@ NUMPY: dict[str, np.dtype] = {
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
     "bool": np.dtype(np.bool_),
+    "u8": np.dtype(np.uint8),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -24,6 +25,9 @@ from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
 from partita.runtime.tracing.stopwatch import Stopwatch
 from partita.runtime.transports.transport import Tensors, Transport
+
+# Learning rates, one for each rule of the optimizer that updates.
+Rates: TypeAlias = tuple[float, ...]
 
 
 class Executor:
@@ -84,7 +88,9 @@ class Executor:
             self._timed = _with_marks(bound, self._recorded)
         names = self.record.parameters
         self._masters = tuple(memory.masters[name] for name in names)
-        self._states = tuple(memory.states[state, name] for name in names for state in program.parameter(name).states)
+        self._states = tuple(
+            memory.states[state.name, name] for name in names for state in program.parameter(name).states
+        )
         self._keep_totals = keep_totals
         self.totals: dict[tuple[int, str], torch.Tensor] = {}
 
@@ -93,21 +99,22 @@ class Executor:
         """Whether any rank was asked to end before the last step; the same on all ranks."""
         return bool(self._asked_somewhere)
 
-    def step(self, number: int, batch: Batch, rate: float = 0.0, judge: BadStepPolicy | None = None) -> Waits:
+    def step(self, number: int, batch: Batch, rates: Rates = (), judge: BadStepPolicy | None = None) -> Waits:
         """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
-        Without a judge, a step that is not finite raises BadStep.
+        `rates` are the learning rates of the optimizer's rules. Without a judge, a step that is not finite raises
+        BadStep.
         """
-        return self.run(number, lambda _: batch, rate, judge)
+        return self.run(number, lambda _: batch, rates, judge)
 
     @torch.inference_mode()
     def run(
-        self, number: int, batches: Callable[[int], Batch], rate: float = 0.0, judge: BadStepPolicy | None = None
+        self, number: int, batches: Callable[[int], Batch], rates: Rates = (), judge: BadStepPolicy | None = None
     ) -> Waits:
         """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
         context = self.context
         if judge is None and self._update is not None:
             judge = BadStepPolicy()
-        context.step, context.rate = number, rate
+        context.step, context.rates = number, rates
         context.update = number if judge is None else judge.updates(number)
         instructions, mark = self._instructions, self._mark
         if self.stopwatch is not None and self.stopwatch.recording:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import cos, pi
 from typing import Any
 
-from partita.dsl.spec import Call
+from partita.dsl.spec import Call, Optimizer
 
 
 def _constant(step: int, *, value: float) -> float:
@@ -48,6 +48,11 @@ LEARNING_RATES: dict[str, Callable[..., float]] = {
     "cosine": _cosine,
     "wsd": _wsd,
 }
+
+
+def learning_rates(optimizer: Optimizer, step: int) -> tuple[float, ...]:
+    """The learning rates of a step (from 1), one for each rule of an optimizer that updates."""
+    return tuple(learning_rate(call.arguments["lr"], step) for call in optimizer.calls)
 
 
 def learning_rate(call: Call, step: int) -> float:

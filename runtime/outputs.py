@@ -36,7 +36,7 @@ def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[s
     run = VirtualRun(plan, strict=False)
     run.set_parameters({name: parameters[name] for name in stage.parameters})
     (rank,) = run.ranks
-    run.cluster.run([rank.step(0, batch, 0.0)])
+    run.cluster.run([rank.step(0, batch, ())])
     check_ids(rank.outside(rank.training), "in the outputs")
     found = {}
     for name, number in model.outputs:

@@ -21,7 +21,7 @@ from partita.compiler.state import Compilation
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
-from partita.runtime.executor import Executor
+from partita.runtime.executor import Executor, Rates
 from partita.runtime.initial import initial
 from partita.runtime.inputs import Batch
 from partita.runtime.kernels.dtypes import DTYPES
@@ -174,11 +174,11 @@ class Rank:
         coordinates = mesh.coordinates(self.rank)
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            dtype = DTYPES[record.type.dtype]
             self.memory.masters[name] = self._initial(name).contiguous()
-            shape = shape_of(region_of(record.type, record.state_layout, mesh.sizes, coordinates))
             for state in record.states:
-                self.memory.states[state, name] = torch.zeros(shape, dtype=dtype, device=self.device)
+                shape = shape_of(region_of(state.type, record.stored(state), mesh.sizes, coordinates))
+                zeros = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=self.device)
+                self.memory.states[state.name, name] = zeros
 
     def _initial(self, name: str) -> torch.Tensor:
         """The initial value of the rank's shard of a parameter."""
@@ -203,10 +203,10 @@ class Rank:
         }
 
     def step(
-        self, number: int, batch: Mapping[str, torch.Tensor], rate: float, judge: BadStepPolicy | None = None
+        self, number: int, batch: Mapping[str, torch.Tensor], rates: Rates, judge: BadStepPolicy | None = None
     ) -> Iterator[None]:
         """Run one training step. A bad step raises BadStep unless the judge lets it pass."""
-        return self.training.step(number, batch, rate, judge)
+        return self.training.step(number, batch, rates, judge)
 
     def evaluate(self, count: int, batches: Callable[[int], Batch]) -> Generator[None, None, EvaluationResult]:
         """Evaluate `count` batches. Returns loss and metrics, of all batches as if they were one or, if they need full

@@ -20,10 +20,10 @@ from partita.dsl.spec import Train
 from partita.runtime.bad_steps import BadStep, History, NotFinite
 from partita.runtime.checkpoint.checkpoints import Checkpoints, Resumed
 from partita.runtime.data.dataset import Dataset
-from partita.runtime.executor import never
+from partita.runtime.executor import Rates, never
 from partita.runtime.faults import MOST_ROWS, Trial, origin, wrong_inputs
 from partita.runtime.inputs import Batch
-from partita.runtime.learning_rates import learning_rate
+from partita.runtime.learning_rates import learning_rates
 from partita.runtime.pace import Pace, Slow
 from partita.runtime.rank import EvaluationResult, Outside, Plan, Rank, check_ids, shifted
 from partita.runtime.regions import assemble, region_of
@@ -39,14 +39,15 @@ Report: TypeAlias = "Callable[[Diagnostic], None]"
 class StepResult:
     """What a step reports, the same on every rank.
 
-    `skipped` is the number of steps so far whose updates were skipped (None unless the file allows that). For a bad
-    step, `bad` says why, `rows` names its rows of the data, and `rewound_to` is the checkpoint's step.
+    `learning_rates` are those of the optimizer's rules that update. `skipped` is the number of steps so far whose
+    updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
+    the data, and `rewound_to` is the checkpoint's step.
     """
 
     step: int
     loss: float
     grad_norm: float
-    learning_rate: float
+    learning_rates: Rates
     tokens_per_second: float
     metrics: Mapping[str, float] = field(factory=dict)
     skipped: int | None = None
@@ -55,9 +56,16 @@ class StepResult:
     rewound_to: int | None = None
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first rule."""
+        return self.learning_rates[0]
+
+    @property
     def more(self) -> dict[str, Any]:
         """The extra facts of a step in a run that continues past bad ones, and of a bad one."""
         found: dict[str, Any] = {} if self.skipped is None else {"skipped": self.skipped}
+        if len(self.learning_rates) > 1:
+            found["learning_rates"] = list(self.learning_rates)
         if self.bad:
             found |= {"bad": self.bad, "rows": list(self.rows)}
         if self.rewound_to is not None:
@@ -112,12 +120,12 @@ def train(
             stopwatch.begin(number)
         if pace is not None:
             pace.begin()
-        rate = learning_rate(settings.optimizer.arguments["lr"], number)
+        rates = learning_rates(settings.optimizer, number)
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
         if pace is not None:
             pace.mark()
         try:
-            yield from rank.step(number, batch, rate, rank.judge)
+            yield from rank.step(number, batch, rates, rank.judge)
         except BadStep as wrong:
             rank.failed = True
             if checkpoints is not None:
@@ -128,7 +136,7 @@ def train(
             raise wrong.with_details(details) from None
         loss, metrics, norm = rank.results(rank.training)
         speed = tokens / (perf_counter() - start)
-        done = StepResult(number, loss, norm, rate, speed, metrics)
+        done = StepResult(number, loss, norm, rates, speed, metrics)
         if rank.judge.bad:
             done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
         else:
@@ -277,9 +285,10 @@ class VirtualRun:
         device = torch.device("cpu")
         self.ranks = [Rank(plan, r, self.cluster.transport(r), device, keep_totals=True) for r in range(plan.ranks)]
 
-    def step(self, number: int, batch: Mapping[str, torch.Tensor], rate: float = 0.0) -> tuple[float, float]:
-        """Run one step on every rank; returns loss and gradient norm."""
-        self.cluster.run([rank.step(number, batch, rate) for rank in self.ranks])
+    def step(self, number: int, batch: Mapping[str, torch.Tensor], *rates: float) -> tuple[float, float]:
+        """Run one step on every rank, with these learning rates of the rules, or 0; returns loss and gradient norm."""
+        rates = rates or (0.0,) * len(self.plan.train.optimizer.calls)
+        self.cluster.run([rank.step(number, batch, rates) for rank in self.ranks])
         loss, _, norm = self.ranks[0].results(self.ranks[0].training)
         return loss, norm
 

@@ -88,7 +88,7 @@ class Signum(Update):
         return 4 * operands[0].elements
 
     def emit(self, arguments, results):
-        return f"kernels.signum({', '.join(each.text for each in arguments)}, c.rate, {self.beta})"
+        return f"kernels.signum({', '.join(each.text for each in arguments)}, {self.learning_rate}, {self.beta})"
 
 
 def signum(parameter, gradient, mean, rate, beta):
@@ -100,7 +100,7 @@ register(
     Optimizer(
         "signum",
         (LR, Setting("beta", BETA, 0.9)),
-        update=lambda given, decay: Signum(float(given["beta"])),
+        update=lambda given, parameter: Signum(float(given["beta"])),
         kernel=signum,
     )
 )

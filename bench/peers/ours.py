@@ -32,6 +32,6 @@ class Ours:
         """One step of training; returns the loss, on every rank."""
         self.number += 1
         rate = learning_rate(self.schedule, self.number)
-        for _ in self.rank.step(self.number, dict(zip(self.names, batch, strict=True)), rate):
+        for _ in self.rank.step(self.number, dict(zip(self.names, batch, strict=True)), (rate,)):
             pass
         return self.rank.results(self.rank.training)[0]

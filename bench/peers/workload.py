@@ -50,7 +50,7 @@ class Workload:
     @property
     def optimizer(self) -> Mapping[str, Any]:
         """Arguments of the optimizer."""
-        return self.plan.train.optimizer.arguments
+        return self.plan.train.optimizer.calls[0].arguments
 
     @property
     def tokens(self) -> int:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from partita.runtime.supervision.rendezvous import Rendezvous
 
 # What a rank waits before it reports what the first one may be reporting too.
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 3.0
 
 
 def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
@@ -67,13 +67,17 @@ def run_rank(arguments: argparse.Namespace, identity: Identity) -> int:
     ours = identity.launcher == "partita"
     try:
         with ExitStack() as stack:
-            return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
+            try:
+                return (_Supervised if ours else _Launched)(arguments, identity, stack).run()
+            except OperationFailed as failed:
+                # Before the connections are closed: the others would seem to be the cause. What fails in Python code
+                # may fail on one rank alone; if it does on all, the first ends the others before they say so too.
+                sleep(PATIENCE_SECONDS if identity.rank else 0.0)
+                report(failed.diagnostics)
+                return REFUSED if ours else WRONG_INPUT
     except Refused as refused:
-        # The first rank of each machine reports errors: the machine may have another file, other data or devices. What
-        # fails in Python code may fail on one rank alone; if it does on all, the others are ended before they say so.
-        if identity.local_rank > 0 and isinstance(refused, OperationFailed):
-            sleep(PATIENCE_SECONDS)
-        if identity.local_rank == 0 or isinstance(refused, OperationFailed):
+        # The first rank of each machine reports errors: the machine may have another file, other data or devices.
+        if identity.local_rank == 0:
             report(refused.diagnostics)
         return REFUSED if ours else WRONG_INPUT
     except UntrustedPeer as stranger:

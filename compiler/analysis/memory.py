@@ -183,7 +183,10 @@ def stored(state: Scheduled, rank: RankPlan) -> tuple[dict[str, int], dict[str, 
     records = [record for record in state.plan.parameters if record.name in own]
     return (
         {each.name: local_type(each.type, each.layout, sizes).bytes for each in records},
-        {each.name: local_type(each.type, each.state_layout, sizes).bytes * len(each.states) for each in records},
+        {
+            each.name: sum(local_type(state.type, each.stored(state), sizes).bytes for state in each.states)
+            for each in records
+        },
     )
 
 

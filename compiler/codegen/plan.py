@@ -8,6 +8,7 @@ from partita.compiler.analysis.liveness import beside, held
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
 from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
+from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
@@ -19,6 +20,7 @@ from partita.compiler.program import (
     ParameterRecord,
     RankPlan,
     StagePlan,
+    StateRecord,
     StepPlan,
     TiedTransfer,
 )
@@ -74,7 +76,7 @@ def plan_step(
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
-                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name)
+                parameter, layouts[parameter.name], stage_sets[parameter.name], updates.get(parameter.name), mesh.sizes
             )
             for parameter in partitioned.graph.parameters
             if parameter.name in stage_sets  # evaluation may not use one
@@ -106,8 +108,13 @@ def _check_ends(partitioned: PartitionedGraph) -> None:
 
 
 def _parameter_record(
-    parameter: Parameter, layouts: ParameterLayouts, stages: tuple[int, ...], update: ParameterUpdate | None
+    parameter: Parameter,
+    layouts: ParameterLayouts,
+    stages: tuple[int, ...],
+    update: ParameterUpdate | None,
+    sizes: dict[str, int],
 ) -> ParameterRecord:
+    named = zip(update.state_names, update.states, strict=True) if update else ()
     return ParameterRecord(
         parameter.name,
         parameter.master,
@@ -116,7 +123,7 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        update.state_names if update else (),
+        tuple(StateRecord(name, global_type(state.type, state.layout, sizes)) for name, state in named),
     )
 
 

@@ -329,6 +329,12 @@ class Conv(Product):
         summed = prod(type.axis(name).size for name in (*self.over, *_names(self.size)))
         return summed, max(1, type.elements // summed)
 
+    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Of a kernel: what is summed, and the groups."""
+        if position != 1:
+            return None
+        return (*self.over, *_names(self.size)), tuple(_names(self.roles(*operands).groups))
+
     def of_images(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[Type, Type]:
         """The operands."""
         image, kernel = operands

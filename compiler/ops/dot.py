@@ -36,6 +36,11 @@ class Dot(Op):
         summed = prod(type.axis(name).size for name in self.over)
         return summed, max(1, type.elements // summed)
 
+    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Either operand: `over`, and the axes of both that are not summed."""
+        operand, other = operands[position], operands[1 - position]
+        return self.over, tuple(name for name in operand.names if other.has(name) and name not in self.over)
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """a's remaining axes, then b's."""
         a, b = types

@@ -168,6 +168,14 @@ class RoutedDot(Routed):
         """None: what has an axis that others lack multiplies each of its positions."""
         return ()
 
+    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """x, or a matrix of each expert."""
+        if position > 1:
+            return None
+        operand, other = operands[position], operands[1 - position]
+        shared = [name for name in operand.names if other.has(name) and name not in self.over]
+        return self.over, (*shared, *(name for name in operand.names if name == self.along))
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """x's remaining axes, those of the ids, then w's."""
         x, w, ids = types

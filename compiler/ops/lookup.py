@@ -40,6 +40,10 @@ class Gather(Positioned):
         """The first operand; it indexes `over`."""
         return 0, operands[1].axis(self.over)
 
+    def looked_up(self, position: int) -> str | None:
+        """The table's, along `over`."""
+        return self.over if position == 1 else None
+
     @property
     def begins(self) -> tuple[str, ...]:
         """The table's rows."""

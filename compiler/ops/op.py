@@ -159,6 +159,20 @@ class Op:
         """Fan-in and fan-out of a parameter of this type as its operand; None if it defines none."""
         return None
 
+    def matrix(self, operands: Sequence[Type], position: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """If it multiplies by the operand at a position as by a matrix: the axes of that operand that are summed, and
+        those along which it is a stack of matrices, because other operands have them too. None if it does not.
+        """
+        return None
+
+    def looked_up(self, position: int) -> str | None:
+        """If it looks up rows of the operand at a position: the axis that the indices index. None if it does not."""
+        return None
+
+    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
+        """For an operation that is `transparent`: the axes of its operand that each axis of its result is made of."""
+        return {name: (name,) for name in operand.names}
+
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """Bounds of the integers in its result, given those of its operands."""
         return union(operands) if self.rearranges else ANY

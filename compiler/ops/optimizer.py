@@ -1,17 +1,22 @@
 """Operations that end a step: accumulation over microbatches, and what optimizer updates have in common.
 
-Updates work in place on parameter and states, and return them; the learning rate `c.rate` and the number of the update
-`c.update`, from 1, are known on the host.
+Updates work in place on parameter and states, and return them; the learning rates of the optimizer's rules (`c.rates`)
+and the number of the update (`c.update`, from 1) are known on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import field, frozen
 
 from partita.compiler.layout import MAX, SUM
-from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, aligned_rules, op, permuted
+from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, op, permuted
 from partita.dsl.types import Type
+
+if TYPE_CHECKING:
+    from partita.compiler.graph import Builder, Value
 
 
 @op("accumulate")
@@ -87,9 +92,16 @@ class Store(Op):
         return f"{arguments[0].text}.copy_({arguments[1].text})"
 
 
+@frozen
 class Update(Op):
-    """Base of the optimizers. Operands: parameter, gradient, then one tensor for each name in `states`."""
+    """Base of the optimizers. Operands: parameter, gradient, a tensor for each name in `states`, and the `operands`.
 
+    `rate` is which of the step's learning rates it takes. An update works on a rank's shards in place. What it needs of
+    a whole tensor (a mean over a split axis, an orthogonal matrix) is computed before it, by ordinary operations that
+    are resharded like all others.
+    """
+
+    rate: int = field(default=0, kw_only=True)
     states: ClassVar[tuple[str, ...]]
     fusible = False
     allocates = False  # it works in place
@@ -99,13 +111,38 @@ class Update(Op):
         """For the learning rate and the number of the update."""
         return True
 
+    @property
+    def learning_rate(self) -> str:
+        """The source of its learning rate."""
+        return f"c.rates[{self.rate}]"
+
+    def state_types(self, parameter: Type) -> tuple[Type, ...]:
+        """The types of the states of a parameter; by default, its own."""
+        return (parameter,) * len(self.states)
+
+    def splits(self, parameter: Type, axis: str, parts: int) -> bool:
+        """Whether the parameter and its states can be stored in so many parts along an axis of the parameter."""
+        return parameter.axis(axis).size % parts == 0
+
+    def operands(
+        self, build: Builder, parameter: Type, part: Value, gradient: Value, states: Sequence[Value]
+    ) -> tuple[Value, ...]:
+        """What it needs besides. `parameter` is the type of the whole, `part` the shard that it updates."""
+        return ()
+
     def infer(self, *types: Type) -> tuple[Type, ...]:
         """The updated parameter and states."""
-        parameter, gradient, *states = types
+        parameter, gradient, *others = types
         assert parameter.axes == gradient.axes, (parameter, gradient)
         assert agree(*types), (self, types)
-        return (parameter, *states)
+        return (parameter, *others[: len(self.states)])
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
-        """Any axis."""
-        return aligned_rules(operands, results)
+        """Any axis of the parameter; states and operands that lack it are replicated."""
+        return tuple(
+            ShardingRule(
+                tuple(name if operand.has(name) else None for operand in operands),
+                tuple(name if result.has(name) else None for result in results),
+            )
+            for name in results[0].names
+        )

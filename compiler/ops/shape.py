@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
@@ -75,6 +75,11 @@ class Rename(Op):
         names = dict(self.pairs)
         return (Type(types[0].dtype, tuple(Axis(names.get(a.name, a.name), a.size) for a in types[0].axes)),)
 
+    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
+        """The old names."""
+        names = dict(self.pairs)
+        return {names.get(name, name): (name,) for name in operand.names}
+
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any axis; linear."""
         names = dict(self.pairs)
@@ -110,6 +115,11 @@ class Split(Op):
         result = Type(x.dtype, x.axes[:position] + self.into + x.axes[position + 1 :])
         assert result.elements == x.elements, (self, x)
         return (result,)
+
+    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
+        """The old axis for each new one."""
+        own = {name: (name,) for name in operand.names if name != self.axis}
+        return own | {axis.name: (self.axis,) for axis in self.into}
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Shards of the old axis are shards of the slowest new one; any other axis; linear."""
@@ -154,6 +164,10 @@ class Merge(Op):
         result = Type(x.dtype, tuple(axes))
         assert result.elements == x.elements, (self, x)
         return (result,)
+
+    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
+        """The old axes for the new one."""
+        return {name: (name,) for name in operand.names if name not in self.axes} | {self.into.name: self.axes}
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Shards of the slowest old axis are shards of the new one; any other axis; linear."""
@@ -229,6 +243,10 @@ class Slice(Op):
         (x,) = types
         assert self.start + self.into.size <= x.axis(self.axis).size, (self, x)
         return (Type(x.dtype, tuple(self.into if a.name == self.axis else a for a in x.axes)),)
+
+    def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
+        """The old axis for the new one."""
+        return {self.into.name if name == self.axis else name: (name,) for name in operand.names}
 
     def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
         """Any other axis; linear."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from partita.compiler.ops.op import Argument, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, register
+from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, ListOf, Setting
 from partita.dsl.types import Type
 
@@ -30,12 +30,13 @@ class AdamW(Update):
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime, in place."""
         texts = ", ".join(argument.text for argument in arguments)
-        return f"kernels.adamw({texts}, c.rate, c.update, {self.beta1}, {self.beta2}, {self.eps}, {self.decay})"
+        constants = f"{self.beta1}, {self.beta2}, {self.eps}, {self.decay}"
+        return f"kernels.adamw({texts}, {self.learning_rate}, c.update, {constants})"
 
 
-def _update(given: Mapping[str, Any], decay: float) -> AdamW:
+def _update(given: Mapping[str, Any], parameter: Trained) -> AdamW:
     beta1, beta2 = given["betas"]
-    return AdamW(float(beta1), float(beta2), float(given["eps"]), decay)
+    return AdamW(float(beta1), float(beta2), float(given["eps"]), parameter.decay)
 
 
 register(
@@ -51,5 +52,7 @@ register(
         others=("adam",),
         example="adamw(lr = 1e-3)",
         update=_update,
+        proxy=with_larger_eps,
+        scaled=True,
     )
 )

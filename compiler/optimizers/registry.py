@@ -12,23 +12,53 @@ from typing import Any, cast
 from attrs import frozen
 
 from partita.compiler.ops.optimizer import Update
+from partita.compiler.passes.readers import Matrix
 from partita.dsl import builtins
 from partita.dsl.builtins import Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
+from partita.dsl.types import Type
+
+
+@frozen(kw_only=True)
+class Trained:
+    """A parameter as an optimizer sees it: the type of its master, the weight decay that applies to it, and how the
+    model reads it: as a `matrix`, or as a table whose `rows` are looked up.
+    """
+
+    type: Type
+    decay: float
+    matrix: Matrix | None
+    rows: tuple[str, ...]
+
+
+# Optimizers divide by the size of the gradient. In `verify`, by no less than this, times the norm of all gradients.
+LEAST_GRADIENT = 1e-3
+
+
+def with_larger_eps(arguments: Mapping[str, Any], norm: float) -> Mapping[str, Any]:
+    """The `proxy` of an optimizer whose `eps` is added to, or is the least of, the size of the gradient."""
+    return {**arguments, "eps": max(float(arguments["eps"]), LEAST_GRADIENT * norm)}
 
 
 @frozen(kw_only=True, eq=False)
 class Optimizer(Signature):
     """An optimizer: its signature in files, and its update.
 
-    `update` returns the operation, given a call's arguments and the weight decay of a parameter. The program calls
-    `kernels.NAME`: `kernel`, or the runtime's kernel of this name if that is None. A kernel updates the operation's
-    tensors in place and returns the operation's results.
+    `update` returns the operation, given a call's arguments and a parameter. The program calls `kernels.NAME`:
+    `kernel`, or the runtime's kernel of this name if that is None. A kernel updates the operation's tensors in place
+    and returns the operation's results. `unfit` says why a parameter cannot be updated in this way; None if it can.
+
+    `verify` runs programs with small tensors and random numbers, by the arguments that `proxy` returns, given the
+    file's and the norm of all gradients: where a gradient is rounding noise, the update must be no more than that. With
+    `scaled`, the length of an update does not depend on that of the gradient.
     """
 
-    update: Callable[[Mapping[str, Any], float], Update]
+    update: Callable[[Mapping[str, Any], Trained], Update]
     kernel: Callable[..., Any] | None = None
+    unfit: Callable[[Trained], str | None] = lambda parameter: None
+    proxy: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = lambda arguments, norm: arguments
+    scaled: bool = False
 
 
 # All that is registered there are Optimizers.
@@ -36,8 +66,7 @@ OPTIMIZERS = cast("Registry[Optimizer]", builtins.OPTIMIZERS)
 register = OPTIMIZERS.register
 
 
-def update_of(call: Call, decays: bool) -> Update:
-    """The update operation of an optimizer's call; `decays` is whether the parameter takes weight decay by default."""
+def decay_of(call: Call, decays: bool) -> float:
+    """The weight decay of a parameter; `decays` is whether it takes any by default."""
     arguments = call.arguments
-    decay = float(arguments.get("weight_decay", 0.0)) if decays or arguments.get("decay") == "all" else 0.0
-    return OPTIMIZERS[call.name].update(arguments, decay)
+    return float(arguments.get("weight_decay", 0.0)) if decays or arguments.get("decay") == "all" else 0.0

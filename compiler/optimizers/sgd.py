@@ -40,13 +40,14 @@ class Sgd(Update):
         """A kernel of the runtime, in place."""
         parameter, gradient, *states = (argument.text for argument in arguments)
         buffer = states[0] if states else "None"
-        return f"kernels.sgd({parameter}, {gradient}, {buffer}, c.rate, {self.momentum}, {self.nesterov}, {self.decay})"
+        constants = f"{self.momentum}, {self.nesterov}, {self.decay}"
+        return f"kernels.sgd({parameter}, {gradient}, {buffer}, {self.learning_rate}, {constants})"
 
 
 register(
     Optimizer(
         "sgd",
         (LR, Setting("momentum", BETA, 0.0), Setting("nesterov", Flag(), False), WEIGHT_DECAY, DECAY),
-        update=lambda given, decay: Sgd(float(given["momentum"]), bool(given["nesterov"]), decay),
+        update=lambda given, parameter: Sgd(float(given["momentum"]), bool(given["nesterov"]), parameter.decay),
     )
 )

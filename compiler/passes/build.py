@@ -7,21 +7,19 @@ scalars. Values are named by scope and binding, in program order, so that names 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 
 from partita.compiler.graph import Builder, Graph, Input, NewValue, Node, Parameter, Scope, Value
 from partita.compiler.ops.custom import Custom
 from partita.compiler.ops.op import accumulation
-from partita.compiler.ops.pointwise import Constant, Pointwise, cast
+from partita.compiler.ops.pointwise import Constant, cast
 from partita.compiler.ops.position import Random
-from partita.compiler.ops.reduce import ArgMax
 from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
+from partita.compiler.passes.readers import Readers, with_inside
 from partita.dsl import spec
-from partita.dsl.types import FLOATS, INTEGERS, Axis, Type
+from partita.dsl.types import FLOATS, INTEGERS, Type
 
-EQUAL = Pointwise("equal")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
@@ -39,11 +37,12 @@ def build(model: spec.Model, precision: str, training: bool = True, outputs: Seq
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
     values = builder.body(model.answering if outputs else model.body, scope, arguments)
-    readers = _Readers([each for node in builder.nodes for each in (*builder.inside.get(node, ()), node)])
+    readers = Readers(with_inside(builder.nodes, builder.inside))
     if outputs:
         loss = builder.apply(Constant(0.0, accumulation(precision)))
     return Graph(
         name=model.name,
+        inside=builder.inside,
         inputs=tuple(
             Input(name, value, readers.limit(value), span=model.span, ignored=readers.ignored(value))
             for name, value in zip(model.body.inputs, arguments, strict=True)
@@ -223,51 +222,3 @@ class _Builder(Builder):
             scalar = self.apply(Constant(number, type.dtype))
             return self.apply(Expand(type.axes), scalar, name=name)
         return self.apply(Random(distribution, scale, name, type.axes, whole, type.dtype), name=name)
-
-
-class _Readers:
-    """The readers of inputs and parameters, including those behind transparent operations. A dropout is not one of
-    these, even if it drops nothing.
-    """
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.readers: dict[Value, list[tuple[Node, int]]] = {}
-        self.producers = {value: node for node in nodes for value in node.outputs}
-        roots: dict[Value, Value] = {}
-        for node in nodes:
-            for position, value in enumerate(node.inputs):
-                self.readers.setdefault(roots.get(value, value), []).append((node, position))
-            if node.op.transparent:
-                (source,) = node.inputs
-                roots[node.output] = roots.get(source, source)
-
-    def limit(self, value: Value) -> Axis | None:
-        """The axis that an integer input indexes; the shortest, if there are several."""
-        axes = []
-        for node, position in self.readers.get(value, ()):
-            ids = node.op.ids([each.type for each in node.inputs])
-            if ids is not None and ids[0] == position:
-                axes.append(ids[1])
-            elif node.op == EQUAL:
-                best = self.producers.get(node.inputs[1 - position])
-                if best is not None and isinstance(best.op, ArgMax):  # accuracy
-                    axes.append(best.inputs[0].type.axis(best.op.over))
-        return min(axes, key=lambda axis: axis.size) if axes else None
-
-    def ignored(self, value: Value) -> tuple[int, ...]:
-        """The ids of an input that stand for none where it is an index."""
-        found = {node.op.ignored for node, _ in self.readers.get(value, ())}
-        return tuple(sorted(each for each in found if each is not None))
-
-    def decays(self, value: Value) -> bool:
-        """Whether a `dot` or an `embedding` reads a parameter."""
-        return any(node.op.reads_weights for node, _ in self.readers.get(value, ()))
-
-    def fans(self, value: Value) -> tuple[int, int]:
-        """Fan-in, the axes its first `dot` sums over, and fan-out, the rest; without a `dot`, that is the last axis."""
-        sizes = value.type.shape
-        for node, position in self.readers.get(value, ()):
-            fans = node.op.fans(node.inputs[position].type)
-            if fans is not None:
-                return fans
-        return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)

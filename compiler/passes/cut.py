@@ -90,9 +90,12 @@ def cut(graph: Graph, stages: int) -> PartitionedGraph:
                     nodes[stage].append(Node(send, (value,), (), node.scope, node.span, node.phase, stage))
                     messages.append(message_of(nodes[stage][-1]))
     accumulators = {(each.name, each.stage): each for each in graph.accumulators}
+    read = {value for local in nodes for node in local for value in node.inputs}
+    # A frozen parameter that nothing reads, such as those of an iteration without effect, is kept for checkpoints.
+    kept = {each.value for each in graph.parameters if each.frozen} - read
     return PartitionedGraph(
         graph,
-        tuple(_stage(graph, index, local, accumulators) for index, local in enumerate(nodes)),
+        tuple(_stage(graph, index, local, accumulators, set() if index else kept) for index, local in enumerate(nodes)),
         tuple(messages),
     )
 
@@ -105,14 +108,18 @@ def message_of(node: Node) -> Message:
 
 
 def _stage(
-    graph: Graph, index: int, nodes: Sequence[Node], known: dict[tuple[str, int | None], Accumulator]
+    graph: Graph,
+    index: int,
+    nodes: Sequence[Node],
+    known: dict[tuple[str, int | None], Accumulator],
+    kept: set[Value],
 ) -> StageGraph:
     read = {value for node in nodes for value in node.inputs}
     targets = [target for node in nodes if (target := node.op.accumulator) is not None]
     return StageGraph(
         index,
         tuple(each for each in graph.inputs if each.value in read),
-        tuple(p for p in graph.parameters if p.value in read or index in p.kept),
+        tuple(p for p in graph.parameters if p.value in read | kept or index in p.kept),
         tuple(nodes),
         tuple(known[name, index] for name in dict.fromkeys(targets)),
     )

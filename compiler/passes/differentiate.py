@@ -4,6 +4,8 @@ Reverse-mode differentiation. Every backward node has the scope and span of its 
 parameter's gradient, one for each use, are not added here but in its accumulators, one for each stage, so that tied
 parameters need no special treatment.
 
+Frozen parameters are not differentiated, and neither is what depends on no other ones.
+
 A backward node is BACKWARD if the cotangent of some activation (a forward value that depends on data) needs it, and
 WEIGHT if only gradients of parameters do. Inputs of the model are not differentiated, even on the first stage.
 """
@@ -108,7 +110,7 @@ def differentiate(graph: Graph) -> Graph:
 
 
 def _differentiable(graph: Graph) -> set[Value]:
-    """Values that need a cotangent: parameters, and floats that depend on one."""
+    """Values that need a cotangent: trained parameters, and floats that depend on one."""
     wanted = {parameter.value for parameter in graph.parameters if parameter.trained}
     for node in graph.nodes:
         if node.op.differentiable and any(value in wanted for value in node.inputs):

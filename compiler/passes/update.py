@@ -11,23 +11,22 @@ it stores, and gather parameters stored replicated. What several stages keep is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from partita.compiler.graph import Accumulator, Builder, Master, NewValue, Node, Parameter, Phase, Value
-from partita.compiler.layout import REPLICATED, SUM, Layout, is_split, layout_of, local_type
+from partita.compiler.graph import Accumulator, Master, NewValue, Node, Parameter, Phase, Value
+from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Store
+from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
-from partita.compiler.optimizers.registry import update_of
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.shard.resharding import Resharding
 from partita.compiler.passes.shard.shard import ParameterLayouts
+from partita.compiler.passes.sharded_builder import ShardedBuilder
 from partita.dsl.reprs import count, shortened
-from partita.dsl.spec import Call
 
 # As in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
@@ -141,11 +140,13 @@ def update_graph(
     partitioned: PartitionedGraph,
     layouts: dict[str, ParameterLayouts],
     resharding: Resharding,
-    call: Call | None,
+    updates: Mapping[str, Update],
     clip: float | None,
 ) -> UpdateGraph:
-    """The end of a step for a partitioned graph. Without an optimizer (evaluation), only loss and metrics."""
-    return _UpdateBuilder(partitioned, layouts, resharding, call, clip).graph()
+    """The end of a step for a partitioned graph; `updates` are those of the trained parameters. Without any, only loss
+    and metrics.
+    """
+    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip).graph()
 
 
 @define(eq=False)
@@ -153,12 +154,12 @@ class _UpdateBuilder:
     partitioned: PartitionedGraph
     layouts: dict[str, ParameterLayouts]
     resharding: Resharding
-    call: Call | None
+    updates: Mapping[str, Update]
     clip: float | None
-    build: Builder = field(init=False)
+    build: ShardedBuilder = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.build = Builder(p.name for p in self.partitioned.graph.parameters)
+        self.build = ShardedBuilder(self.resharding, (p.name for p in self.partitioned.graph.parameters))
 
     def graph(self) -> UpdateGraph:
         """Reductions, then statistics, then updates."""
@@ -174,8 +175,8 @@ class _UpdateBuilder:
             for accumulator, value in zip(stage.accumulators, values, strict=True)
             if accumulator.parameter
         }
-        for parameter in graph.parameters if self.call else ():
-            if not parameter.trained:
+        for parameter in graph.parameters:
+            if parameter.name not in self.updates:
                 continue
             stages = stage_sets[parameter.name]
             own = tuple((s, reduced[parameter.name, s]) for s in stages if (parameter.name, s) in reduced)
@@ -198,7 +199,7 @@ class _UpdateBuilder:
         coefficient = self._coefficient(whole) if norms else None
         clip_nodes = tuple(self.build.nodes)
         return UpdateGraph(
-            tuple(self._updated(each, self.call, coefficient) for each in parameters) if self.call else (),
+            tuple(self._updated(each, self.updates[each.name], coefficient) for each in parameters),
             reduce,
             totals,
             tuple(statistics),
@@ -217,13 +218,7 @@ class _UpdateBuilder:
         self.build.nodes = []
 
     def _moved(self, value: Value, target: Layout) -> Value:
-        """The value resharded to another layout."""
-        for step in self.resharding.path(value.type, value.layout, target):
-            moved = value.derived(self.build.unique(value.name), step.type, step.layout)
-            build = self.build
-            build.nodes.append(Node(step.op, (value,), (moved,), build.scope, build.span, build.phase, build.stage))
-            value = moved
-        return value
+        return self.build.moved(value, target)
 
     # ------------------------------------------------------------ buffers
 
@@ -343,10 +338,14 @@ class _UpdateBuilder:
 
     # ------------------------------------------------------------ updates
 
-    def _updated(self, each: ParameterUpdate, call: Call, coefficient: Value | None) -> ParameterUpdate:
-        op = update_of(call, each.decays)
+    def _updated(self, each: ParameterUpdate, op: Update, coefficient: Value | None) -> ParameterUpdate:
         type, layout = each.gradient.type, each.layouts.state
-        states = tuple(Value(f"{state}({each.name})", type, layout) for state in op.states)
+        sizes = self.resharding.mesh.sizes
+        whole = global_type(each.master.type, each.layouts.param, sizes)
+        states = []
+        for name, stored in zip(op.states, op.state_types(whole), strict=True):
+            own = within_axes(layout, stored)
+            states.append(Value(f"{name}({each.name})", local_type(stored, own, sizes), own))
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
         if coefficient is not None:
@@ -355,19 +354,16 @@ class _UpdateBuilder:
                 factor = self._apply(Cast(type.dtype), coefficient, layout=REPLICATED)
             gradient = self._apply(Pointwise("multiply"), gradient, factor, layout=layout)
         part = self._moved(each.master, layout)
-        new = self._apply(op, part, gradient, *states, layout=layout, name=f"new({each.name})")
+        others = op.operands(self.build, whole, part, gradient, states)
+        inputs = (part, gradient, *states, *(self._moved(other, within_axes(layout, other.type)) for other in others))
+        layouts = (layout, *(state.layout for state in states))
+        new = self.build.laid_out(op, inputs, layouts, f"new({each.name})")[0]
         if part is not each.master:
             # The update wrote this rank's shard of the parameter; now the shards are gathered.
-            whole = self._moved(new, each.layouts.param)
-            self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))
-        return evolve(each, states=states, state_names=tuple(op.states), update=tuple(self.build.nodes))
+            gathered = self._moved(new, each.layouts.param)
+            self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))
+        return evolve(each, states=tuple(states), state_names=tuple(op.states), update=tuple(self.build.nodes))
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""
-        build = self.build
-        stem = name or f"{build.scope}.{op.label}"
-        outputs = []
-        for i, type in enumerate(op.infer(*(value.type for value in inputs))):
-            outputs.append(Value(build.unique(stem if not i else f"{stem}.{op.results[i]}"), type, layout))
-        build.nodes.append(Node(op, inputs, tuple(outputs), build.scope, build.span, build.phase, build.stage))
-        return outputs[0]
+        return self.build.laid_out(op, inputs, (layout,) * len(op.results), name)[0]

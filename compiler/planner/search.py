@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, nsmallest
+from math import prod
 from time import process_time
 
 from attrs import define, evolve, field, frozen
@@ -27,7 +28,8 @@ from partita.compiler.analysis.time import Prediction, predict, silenced, stage_
 from partita.compiler.costs.devices import Device, device_of
 from partita.compiler.costs.links import link_of
 from partita.compiler.mesh import mesh_of
-from partita.compiler.optimizers.registry import update_of
+from partita.compiler.passes.assign import assign
+from partita.compiler.passes.build import build
 from partita.compiler.pipeline import schedule_spec
 from partita.compiler.planner.estimate import CandidateEstimate, Parts, cut, delayed, even, least, live, memory, parts
 from partita.compiler.planner.space import Candidate, Space
@@ -125,14 +127,19 @@ class Search:
     _took: float = field(default=0.0, init=False)
     _made: int = field(default=0, init=False)
     _parameters: float = field(init=False)
-    _states: int = field(init=False)
+    _trained: int = field(init=False)
+    _states: int = field(init=False)  # bytes
 
     def __attrs_post_init__(self) -> None:
         self.device = device_of(self.space.mesh)
         self.room = USABLE * self.device.memory
         model, train = self.space.given.trained
         self._parameters = elements(model.body)
-        self._states = len(update_of(train.optimizer, decays=True).states)
+        graph = build(model, train.precision)
+        updates = assign(graph, train.optimizer).updates
+        trained = [(each.master, updates[each.name]) for each in graph.parameters if each.name in updates]
+        self._trained = sum(type.elements for type, _ in trained)
+        self._states = sum(state.bytes for type, op in trained for state in op.state_types(type))
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""
@@ -268,17 +275,15 @@ class Search:
     def _reduction(self, candidate: Candidate) -> float:
         """An approximate lower bound of the seconds to all-reduce the gradients over data once."""
         data = candidate.data
-        local = self._parameters / (candidate.pipe * candidate.tensor)
+        local = self._trained / (candidate.pipe * candidate.tensor)
         return 4 * local * (data - 1) / data / link_of(self.space.mesh_of(candidate), self.space.data).bandwidth
 
     def _stored(self, candidate: Candidate) -> float:
         """A lower bound of the bytes of parameters, gradients and optimizer state on a rank: fully sharded."""
-        local = 4 * self._parameters / (candidate.pipe * candidate.tensor)
-        for _, size in self.space.others:
-            local /= size
+        ranks = prod((candidate.pipe, candidate.tensor, *(size for _, size in self.space.others)))
         data = candidate.data
         parameter, gradient, state = (data if candidate.zero >= stage else 1 for stage in (3, 2, 1))
-        return local * (1 / parameter + 1 / gradient + self._states / state)
+        return (4 * self._parameters / parameter + 4 * self._trained / gradient + self._states / state) / ranks
 
     # ------------------------------------------------------------ outlooks
 

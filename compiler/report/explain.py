@@ -70,8 +70,9 @@ class Explanation:
     """Everything that determines a tensor's layout. `names` has one per iteration; the first is described.
 
     `type` is the global type (of one microbatch), `local` that of a shard in the default layout. `made` is the layout
-    in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `moved` is
-    the communication of it, or of a parameter's gradient and updates, in all iterations.
+    in which `operation` computes it; `instead` are the operations that replace one that cannot be sharded. `rule` is
+    that of an optimizer with several, for a parameter. `moved` is the communication of it, or of a parameter's gradient
+    and updates, in all iterations.
     """
 
     names: tuple[str, ...]
@@ -84,6 +85,7 @@ class Explanation:
     late: tuple[Late, ...]
     stages: tuple[int, ...]
     stored: tuple[Stored, ...] = ()
+    rule: Span | None = None
     operation: str | None = None
     made: Layout | None = None
     instead: tuple[str, ...] = ()
@@ -208,12 +210,13 @@ class _Tensors:
         role = "a buffer" if parameter.buffer else "a parameter"
         found = self._of(names, role, parameter.master, parameter.span, stages)
         layouts = self.state.sharded.parameters[parameter.name]
+        kinds = ("param", "grad", "state") if parameter.trained else () if parameter.buffer else ("param",)
+        rule = self.state.rules.get(parameter.name)
         return evolve(
             found,
+            rule=rule.span if rule and len(self.state.train.optimizer.rules) > 1 else None,
             local=found.local.with_dtype(parameter.value.type.dtype),
-            stored=()
-            if parameter.buffer
-            else tuple(self._stored(parameter, layouts, kind) for kind in ("param", "grad", "state")),
+            stored=tuple(self._stored(parameter, layouts, kind) for kind in kinds),
             copies=self._copies(parameter.name),
         )
 

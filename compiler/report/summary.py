@@ -37,6 +37,20 @@ class StageSummary:
 
 
 @frozen(eq=False)
+class RuleSummary:
+    """A rule of the optimizer: its parameters without iteration numbers, their elements, and the bytes of their
+    optimizer states, of all ranks together and each once.
+    """
+
+    rule: str
+    parameters: tuple[str, ...]
+    elements: int
+    state: int
+
+    __repr__ = shortened
+
+
+@frozen(eq=False)
 class Summary:
     """The program in numbers. `memory` has one report per pipeline rank. `undivided` are the parameters, by mesh axis,
     that a rule would store sharded, but none of whose axes divides. `recomputed` are the calls and iterations that
@@ -53,6 +67,7 @@ class Summary:
     tied: tuple[dict[str, Any], ...]
     undivided: tuple[tuple[str, tuple[str, ...]], ...]
     recomputed: tuple[str, ...]
+    rules: tuple[RuleSummary, ...]
     prediction: Prediction
     times: tuple[tuple[str, float], ...]
 
@@ -103,6 +118,15 @@ class Summary:
             "tied": list(self.tied),
             "undivided": {axis: list(names) for axis, names in self.undivided},
             "recomputed": list(self.recomputed),
+            "optimizer": [
+                {
+                    "rule": each.rule,
+                    "parameters": list(each.parameters),
+                    "elements": each.elements,
+                    "state": each.state,
+                }
+                for each in self.rules
+            ],
             "bubble": self.timeline.bubble,
             "makespan": self.timeline.makespan,
             "step_time": found.step_time,
@@ -166,6 +190,7 @@ def summarize(state: Compilation) -> Summary:
         tied_transfers(state),
         _undivided(state),
         tuple(sorted(state.again, key=lambda path: [(len(part), part) for part in path.split(".")])),
+        _rules(state),
         prediction,
         state.times,
     )
@@ -198,13 +223,25 @@ def _transfer(message: Message, count: int) -> dict[str, Any]:
     }
 
 
+def _rules(state: Compilation) -> tuple[RuleSummary, ...]:
+    """The rules of the optimizer, in order."""
+    found = []
+    for rule in state.train.optimizer.rules:
+        own = [each for each in state.program.parameters if state.rules.get(each.name) is rule]
+        names = dict.fromkeys(without_iterations(each.name) for each in own)
+        elements = sum(each.type.elements for each in own)
+        stored = sum(kept.type.bytes for each in own for kept in each.states)
+        found.append(RuleSummary(str(rule), tuple(names), elements, stored))
+    return tuple(found)
+
+
 def _undivided(state: Compilation) -> tuple[tuple[str, tuple[str, ...]], ...]:
     defaults = default_layouts(state.spec.layout, state.mesh)
     found: dict[str, dict[str, None]] = {}
-    trained = [each.name for each in state.step.parameters if not each.buffer]
-    for name in trained:
+    for name in (each.name for each in state.step.parameters if not each.buffer):
         layouts = state.sharded.parameters[name]
-        for mesh_axis in undivided(defaults, "state", name, layouts.state):
+        kind, layout = ("state", layouts.state) if name in state.updates else ("param", layouts.param)
+        for mesh_axis in undivided(defaults, kind, name, layout):
             found.setdefault(mesh_axis, {})[without_iterations(name)] = None
     return tuple((mesh_axis, tuple(names)) for mesh_axis, names in found.items())
 

@@ -24,7 +24,7 @@ phase.
     line        fields in order, optional ones in []
     scope       path name [iterations COUNT]
     input       [name] value [limit AXIS] [ignored INT,…] [cut AXIS]
-    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES]
+    parameter   value [master TYPE] [INITIAL] [fans IN, OUT] [decays] [buffer] [kept STAGES] [frozen]
     master      parameter value
     accumulator name value [parameter NAME] [maximum] [stage STAGE]
     gradient    parameter value [stage STAGE]
@@ -194,6 +194,7 @@ class GraphWriter:
         words += ["decays"] if each.decays else []
         words += ["buffer"] if each.buffer else []
         words += [f"kept {', '.join(map(str, each.kept))}"] if each.kept else []
+        words += ["frozen"] if each.frozen else []
         return f"parameter {' '.join(words)}"
 
     def master(self, each: Master) -> str:
@@ -390,14 +391,14 @@ class GraphReader:
     def parameter(self, text: str) -> Parameter:
         """Parses a parameter."""
         fans, kept = r"fans (\d+), (\d+)", r"kept ([\d, ]+)"
-        words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?"
+        words = rf"(?: master ({TYPE}))?(?: ({CALL}))?(?: {fans})?( decays)?( buffer)?(?: {kept})?( frozen)?"
         match = matched(rf"({VALUE}){words}", text)
         value = self.value(match[1])
         master = parse_type(match[2]) if match[2] else usual_master(value.type)
         initial = parse_call(match[3]) if match[3] else ZEROS
         known = (int(match[4]), int(match[5])) if match[4] else usual_fans(master)
         stages = tuple(map(int, match[8].split(", "))) if match[8] else ()
-        return Parameter(value, master, initial, known, bool(match[6]), None, bool(match[7]), stages)
+        return Parameter(value, master, initial, known, bool(match[6]), None, bool(match[7]), stages, bool(match[9]))
 
     def master(self, text: str) -> Master:
         """Parses a master."""

@@ -53,9 +53,8 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         ending = Ending(compilation.partitioned, compilation.update, layouts, whole, check)
         ending.run()
         train = compilation.train
-        call = train.optimizer if train and compilation.training else None
         Buffers(ending, compilation.training).run()
-        Updates(ending, call, train.clip if train else None).run()
+        Updates(ending, compilation.updates, train.clip if train else None).run()
         if program:
             Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
             Transfers(compilation.partitioned, compilation.update, compilation.program, check, invariants).run()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attrs import define
 
-from partita.compiler.graph import Parameter
+from partita.compiler.graph import Parameter, Value
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import UpdateGraph
@@ -43,7 +43,7 @@ class Records:
             entries = [name for name, _, _ in self.update.statistics]
             require(list(self.program.statistics) == entries, "the program has other statistics")
         stage_sets = self.partitioned.stage_sets()
-        states = {each.name: each.state_names for each in self.update.parameters}
+        states = {each.name: tuple(zip(each.state_names, each.states, strict=True)) for each in self.update.parameters}
         for record in self.program.parameters:
             declared, _ = self.whole.parameters[record.name]
             with self.check.at(declared.span, f"the record of `{record.name}`"):
@@ -54,7 +54,11 @@ class Records:
                 _stage(stage, graph)
 
     def _parameter(
-        self, record: ParameterRecord, declared: Parameter, stages: tuple[int, ...], states: tuple[str, ...]
+        self,
+        record: ParameterRecord,
+        declared: Parameter,
+        stages: tuple[int, ...],
+        states: tuple[tuple[str, Value], ...],
     ) -> None:
         layouts = self.layouts[record.name]
         partial = any(layout.partial for layout in (layouts.param, layouts.grad, layouts.state))
@@ -65,7 +69,12 @@ class Records:
         same = record.type == declared.master and record.initial is declared.initial and record.fans == declared.fans
         require(same, f"`{record.name}` is another parameter than declared")
         require(record.stages == stages, f"`{record.name}` is on stages {stages}, not {record.stages}")
-        require(record.states == states, f"`{record.name}` has the optimizer's {', '.join(states) or 'nothing'}")
+        names = tuple(name for name, _ in states)
+        found = tuple(state.name for state in record.states)
+        require(found == names, f"`{record.name}` has the optimizer's {', '.join(names) or 'nothing'}")
+        for state, (name, value) in zip(record.states, states, strict=True):
+            same = record.stored(state) == value.layout and state.type == self.check.rules.whole(value)
+            require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
 
 
 def _stage(stage: StageProgram, graph: StageGraph) -> None:

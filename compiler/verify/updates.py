@@ -7,28 +7,28 @@ parameter or an optimizer state after it has been written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import define
 
-from partita.compiler.graph import Node, Phase, Value
-from partita.compiler.layout import REPLICATED, Layout
+from partita.compiler.graph import Builder, Node, Phase, Value
+from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.ops.op import Op
 from partita.compiler.ops.optimizer import Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
-from partita.compiler.optimizers.registry import update_of
 from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
 from partita.compiler.verify.ending import Ending, Values, sums_up
 from partita.compiler.verify.rules import require
 from partita.compiler.verify.value_numbering import UNKNOWN
-from partita.dsl.spec import Call
 from partita.dsl.types import Type
 
 
 @define(eq=False)
 class Updates:
-    """Checks the updates. Without an optimizer (`call` is None: evaluation) there are none."""
+    """Checks the updates: `declared` are the optimizer's operations by parameter. An evaluation has none."""
 
     ending: Ending
-    call: Call | None
+    declared: Mapping[str, Update]
     clip: float | None
 
     def run(self) -> None:
@@ -36,17 +36,16 @@ class Updates:
         ending, check = self.ending, self.ending.check
         with check.at():
             trained = [name for name, (each, _) in ending.whole.parameters.items() if each.trained]
-            wanted = trained if self.call else []
+            wanted = trained if self.declared else []
             updated = [each.name for each in ending.update.parameters]
-            require(sorted(updated) == sorted(wanted), "not every parameter is updated once")
+            require(sorted(updated) == sorted(wanted), "not every trained parameter is updated once")
+            require(not self.declared or sorted(self.declared) == sorted(wanted), "what is frozen is not as declared")
         values: Values = {}
         with check.at(where="clipping"):
             self._clipping(values)
-        if self.call is None:
-            return
         for each in ending.update.parameters:
             with check.at(ending.declared(each.name).span, f"the update of `{each.name}`"):
-                self._update(each, self.call, values)
+                self._update(each, self.declared[each.name], values)
 
     def _of(self, op: Op, *operands: int) -> int:
         """The value number of an operation's result; UNKNOWN if an operand is."""
@@ -93,18 +92,17 @@ class Updates:
 
     # ------------------------------------------------------------ one parameter
 
-    def _update(self, each: ParameterUpdate, call: Call, clipping: Values) -> None:
+    def _update(self, each: ParameterUpdate, op: Update, clipping: Values) -> None:
         ending = self.ending
         declared = ending.declared(each.name)
-        op = update_of(call, declared.decays)
         require(each.decays == declared.decays, f"weight decay of `{each.name}` is not as declared")
         values = dict(clipping)
         own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}
         own[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
         require(len(each.states) == len(op.states), f"`{op.name}` has states {', '.join(op.states)}")
-        for name, state in zip(op.states, each.states, strict=True):
+        for name, state, type in zip(op.states, each.states, op.state_types(declared.master), strict=True):
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
-            own[state] = self._given(name, each.name, state, declared.master, each.layouts.state)
+            own[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
         values |= own
         ending.nodes(each.update, values, Phase.UPDATE, f"the update of `{each.name}`", new=True)
         updates = [node for node in each.update if isinstance(node.op, Update)]
@@ -112,12 +110,28 @@ class Updates:
         (node,) = updates
         gradient = self._clipped(own[each.gradient], ending.update.clip, values, declared.master.dtype)
         wanted = [own[each.master], gradient, *(own[state] for state in each.states)]
+        wanted += self._operands(op, declared.master, wanted)
         found = [values[value] for value in node.inputs]
         require(node.op == op, f"`{each.name}` is not updated as the optimizer is declared", *node.inputs)
         require(found == wanted, f"`{each.name}` is updated from something else than itself and its own", *node.inputs)
         # States are updated in place: the update of a copy would be lost.
-        require(node.inputs[2:] == each.states, f"states of `{each.name}` are updated in a copy", *node.inputs[2:])
+        states = node.inputs[2 : 2 + len(each.states)]
+        require(states == each.states, f"states of `{each.name}` are updated in a copy", *states)
         self._stored(each, node, values)
+
+    def _operands(self, op: Update, type: Type, given: list[int]) -> list[int]:
+        """The value numbers of what an update needs besides its parameter, gradient and states."""
+        types = [type, type, *op.state_types(type)]
+        values = [Value(f"{i}", each) for i, each in enumerate(types)]
+        numbers = dict(zip(values, given, strict=True))
+        build = Builder()
+        others = op.operands(build, type, values[0], values[1], values[2:])
+        for node in build.nodes:
+            operands = tuple(numbers[value] for value in node.inputs)
+            unknown = UNKNOWN in operands
+            made = [UNKNOWN] * len(node.outputs) if unknown else self.ending.check.numbering.of(node.op, operands)
+            numbers.update(zip(node.outputs, made, strict=True))
+        return [numbers[value] for value in others]
 
     def _given(self, what: str, name: str, value: Value, type: Type, layout: Layout) -> int:
         number = self.ending.check.numbering.given(what, name, type=type)

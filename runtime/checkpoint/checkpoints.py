@@ -296,9 +296,9 @@ class Checkpoints:
                 continue
             region = region_of(record.type, record.layout, sizes, coordinates)
             commit.read(record.name, region, memory.masters[record.name])
-            region = region_of(record.type, record.state_layout, sizes, coordinates)
             for state in record.states:
-                commit.read(state_name(state, record.name), region, memory.states[state, record.name])
+                region = region_of(state.type, record.stored(state), sizes, coordinates)
+                commit.read(state_name(state.name, record.name), region, memory.states[state.name, record.name])
 
     def _resumed(self, saved: Manifest, passed_over: Sequence[int]) -> Resumed:
         if self.rank.rank == 0:

@@ -76,6 +76,12 @@ def text_of(value: object) -> str:
         return f"{value.name}({', '.join(given)})"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, spec.Optimizer):
+        alike = [rule.call for rule in value.rules if rule.targets == (("all",),)]
+        return text_of(alike[0]) if len(alike) == len(value.rules) == 1 else "; ".join(map(text_of, value.rules))
+    if isinstance(value, spec.OptimizerRule):
+        targets = ", ".join(".".join(target) for target in value.targets)
+        return f"freeze {targets}" if value.call is None else f"update {targets} -> {text_of(value.call)}"
     return "none" if value is None else str(value)
 
 

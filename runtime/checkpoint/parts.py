@@ -54,7 +54,7 @@ def _tensors(parameters: Sequence[ParameterRecord]) -> Iterator[tuple[str, Type,
     for record in parameters:
         yield record.name, record.type, record.layout, record.name
         for state in record.states:
-            yield state_name(state, record.name), record.type, record.state_layout, record.name
+            yield state_name(state.name, record.name), state.type, record.stored(state), record.name
 
 
 def _copies(mesh: Mesh, layout: Layout, pipe_ranks: Sequence[int]) -> Iterator[tuple[tuple[str, int], ...]]:

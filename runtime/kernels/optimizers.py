@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -71,3 +72,126 @@ def sgd(
     direction = gradient.add(buffer, alpha=momentum) if nesterov else buffer
     parameter.add_(direction, alpha=-rate)
     return parameter, buffer
+
+
+@kernel
+def lion(
+    parameter: Tensor, gradient: Tensor, mean: Tensor, rate: float, beta1: float, beta2: float, decay: float
+) -> tuple[Tensor, Tensor]:
+    """One Lion update in place."""
+    direction = mean.lerp(gradient, 1 - beta1).sign_()
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    parameter.add_(direction, alpha=-rate)
+    mean.lerp_(gradient, 1 - beta2)
+    return parameter, mean
+
+
+@kernel
+def rowwise_adagrad(
+    parameter: Tensor,
+    gradient: Tensor,
+    accumulated: Tensor,
+    squares: Tensor,
+    rate: float,
+    columns: tuple[int, ...],
+    count: int,
+    eps: float,
+    decay: float,
+) -> tuple[Tensor, Tensor]:
+    """One update in place; `columns` are the dimensions of a row, of `count` elements, and `squares` the sums over
+    them of the gradient's squares.
+    """
+    accumulated.add_(squares, alpha=1 / count)
+    scale = accumulated.sqrt().add_(eps)
+    for dimension in columns:
+        scale = scale.unsqueeze(dimension)
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    parameter.addcdiv_(gradient, scale, value=-rate)
+    return parameter, accumulated
+
+
+@kernel
+def factored_inverse_root(row: Tensor, column: Tensor, total: Tensor, rows: int, eps: float) -> Tensor:
+    """One over the root of a factored second moment, in one memory; `total` is the sum of `row` over the rows."""
+    moment = (row / (total / rows).clamp(min=eps)) * column
+    return moment.clamp_(min=eps**2).rsqrt_()
+
+
+@kernel
+def adafactor(
+    parameter: Tensor,
+    gradient: Tensor,
+    states: tuple[Tensor, ...],
+    means: tuple[Tensor, ...],
+    inverse: Tensor,
+    squares: Tensor,
+    size: Tensor,
+    rate: float,
+    update: int,
+    count: int,
+    eps_scale: float,
+    clip_threshold: float,
+    decay: float,
+) -> tuple[Tensor, ...]:
+    """One Adafactor update in place, by gradient times `inverse` root of its second moment: no longer than
+    `clip_threshold`, relative to the parameter's root mean square. `squares` and `size` are the sums of their squares.
+    """
+    relative = (size / count).sqrt_().clamp_(min=eps_scale)
+    length = (squares / count).sqrt_().div_(clip_threshold).clamp_(min=1.0)
+    step = relative.div_(length).mul_(-min(rate, update**-0.5))
+    for state, mean in zip(states, means, strict=True):
+        state.copy_(mean)
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    parameter.addcmul_(gradient * inverse, step)
+    return (parameter, *states)
+
+
+# The quintic of Jordan et al.: steep at zero, and within about 0.7 and 1.2 of a singular value after five steps.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+
+
+@kernel
+def orthogonalize(x: Tensor, stacked: tuple[int, ...], inner: tuple[int, ...], steps: int, eps: float) -> Tensor:
+    """Newton and Schulz's iteration of each matrix: rows along the dimensions `inner`, columns along those that are
+    neither these nor `stacked`.
+    """
+    outer = tuple(i for i in range(x.dim()) if i not in stacked and i not in inner)
+    order = (*stacked, *inner, *outer)
+    sizes = [prod(x.shape[i] for i in part) for part in (stacked, inner, outer)]
+    turned = x.permute(order)
+    matrix = turned.reshape(sizes)
+    transposed = sizes[1] > sizes[2]
+    if transposed:
+        matrix = matrix.mT
+    matrix = matrix / torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True).clamp_(min=eps)
+    a, b, c = QUINTIC
+    for _ in range(steps):
+        gram = matrix @ matrix.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        matrix = torch.baddbmm(matrix, polynomial, matrix, beta=a)
+    if transposed:
+        matrix = matrix.mT
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return matrix.reshape(turned.shape).permute(back).contiguous()
+
+
+@kernel
+def muon(
+    parameter: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    orthogonal: Tensor,
+    rate: float,
+    beta: float,
+    scale: float,
+    decay: float,
+) -> tuple[Tensor, Tensor]:
+    """One Muon update in place, like torch.optim.Muon."""
+    momentum.lerp_(gradient, 1 - beta)
+    if decay:
+        parameter.mul_(1 - rate * decay)
+    parameter.add_(orthogonal, alpha=-rate * scale)
+    return parameter, momentum

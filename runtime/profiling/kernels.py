@@ -94,7 +94,7 @@ def measure(state: Compilation, device: torch.device) -> dict[tuple[Kernel, str]
     steps = []
     for number in range(1, WARM_UP + STEPS + 1):
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
-        cluster.run([rank.step(number, batch, 0.0)])
+        cluster.run([rank.step(number, batch, (0.0,))])
         steps.append(laps.read())
     del steps[:WARM_UP]
     # A mean: a step is a sum, to which interference by the machine adds too. The longest is left out.

@@ -161,7 +161,7 @@ def _step(plan: Plan, rank: Rank) -> tuple[float, float]:
     for number in range(1, WARM_UP + STEPS + 1):
         spun, own, start = rank.transport.spun, thread_time(), perf_counter()
         batch = rank.tensors(dataset.batch(number)) if dataset else {}
-        for _ in rank.step(number, batch, 0.0):
+        for _ in rank.step(number, batch, (0.0,)):
             raise AssertionError("a real transport waits inside its handles")
         rank.results(rank.training)
         found.append((perf_counter() - start, thread_time() - own - (rank.transport.spun - spun)))

@@ -107,14 +107,14 @@ def executed(experiment: Experiment) -> Execution:
     start = perf_counter()
     plan = experiment.plan
     try:
-        expected = figures(experiment.single, experiment.rate)
+        expected = figures(experiment.single, experiment.rates)
     except NotFinite as error:
         raise never_finite(plan.spec) from error
     problems: list[Diagnostic] = []
     errors: dict[str, float] = {}
     blurred_: dict[str, float] = {}
     try:
-        found = figures(plan, experiment.rate)
+        found = figures(plan, experiment.rates)
     # The partitioned program is under test: whatever it raises is a finding.
     except Exception as error:
         problems.append(_failure(experiment, error))
@@ -152,7 +152,7 @@ def _changes(experiment: Experiment, expected: Figures) -> dict[str, float]:
     changes = dict.fromkeys(expected, 0.0)
     for trial in range(1, TRIALS + 1):
         try:
-            found = compare(figures(experiment.single, experiment.rate, trial=trial), expected)
+            found = compare(figures(experiment.single, experiment.rates, trial=trial), expected)
         except NotFinite:
             found = dict.fromkeys(expected, float("inf"))
         changes = {what: max(change, found[what]) for what, change in changes.items()}
@@ -193,7 +193,7 @@ def _culprit(experiment: Experiment) -> Culprit | None:
     """Run both programs again, traced, and find the first value that differs."""
     recorders = Recorder(), Recorder()
     for plan, recorder in zip((experiment.plan, experiment.single), recorders, strict=True):
-        figures(evolve(plan, training=traced(plan.training)), experiment.rate, recorder)
+        figures(evolve(plan, training=traced(plan.training)), experiment.rates, recorder)
 
     def differs(found: torch.Tensor, expected: torch.Tensor) -> bool:
         return not error_of(Figure(found.double()), Figure(expected.double())) <= TOLERANCE

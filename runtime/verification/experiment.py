@@ -23,15 +23,17 @@ from math import isfinite
 import torch
 from attrs import evolve, frozen
 
+from partita.compiler.optimizers.registry import OPTIMIZERS
 from partita.compiler.passes.resized import Initial, as_declared, of_order_one, unless_zero
 from partita.compiler.program import Program
 from partita.compiler.verify.proxy import proxy_of, single
 from partita.compiler.verify.proxy_sizes import bodies
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.spec import OPERATION, Apply, Call, Model, Spec
+from partita.dsl.spec import OPERATION, Apply, Model, Spec
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
+from partita.runtime.executor import Rates
 from partita.runtime.python_files import OperationFailed, require_allowed
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.tracing.recording import Recorder
@@ -48,9 +50,6 @@ SMALL_INTEGERS = 3
 UPDATE = 0.05
 # A gradient norm below this counts as zero.
 NO_NORM = 1e-8
-# Adam divides by the root of the second moment: where a gradient is rounding noise, so would be the update. An
-# epsilon of at least this, times the gradient norm, prevents that.
-ADAM_EPSILON = 1e-3
 # How many seeds are tried before an experiment is called inconclusive.
 SEEDS = 3
 
@@ -76,11 +75,11 @@ Figures = dict[str, Figure]
 
 @frozen(eq=False)
 class Experiment:
-    """A proxy, compiled for its mesh and for one device, and the learning rate of its updates."""
+    """A proxy, compiled for its mesh and for one device, and the learning rates of its updates."""
 
     plan: Plan
     single: Plan
-    rate: float
+    rates: Rates
 
 
 # ---------------------------------------------------------------- the experiment
@@ -172,15 +171,17 @@ def settled(small: Spec, allow_python: bool = False) -> Experiment | None:
         return None
     # Nothing can be scaled to a gradient of zero.
     norm = norm if norm > NO_NORM else 1.0
-    optimizer, rate = train.optimizer, UPDATE
-    if "eps" in optimizer.arguments:
-        least = max(float(optimizer.arguments["eps"]), ADAM_EPSILON * norm)
-        optimizer = Call(optimizer.name, {**optimizer.arguments, "eps": least})
-    else:
-        rate /= norm
+    rules, rates = [], []
+    for rule in train.optimizer.rules:
+        if rule.call is not None:
+            known = OPTIMIZERS[rule.call.name]
+            rates.append(UPDATE if known.scaled else UPDATE / norm)
+            rule = evolve(rule, call=evolve(rule.call, arguments=known.proxy(rule.call.arguments, norm)))
+        rules.append(rule)
     clip = None if train.clip is None else norm / 2
+    optimizer = evolve(train.optimizer, rules=tuple(rules))
     small = evolve(small, train=evolve(train, clip=clip, optimizer=optimizer))
-    return Experiment(_compiled(small, allow_python), _compiled(_plain(small), allow_python), rate)
+    return Experiment(_compiled(small, allow_python), _compiled(_plain(small), allow_python), tuple(rates))
 
 
 def _plain(small: Spec) -> Spec:
@@ -230,7 +231,7 @@ def batches(program: Program, seed: int) -> list[dict[str, torch.Tensor]]:
 # ---------------------------------------------------------------- running and comparing
 
 
-def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: int = 0) -> Figures:
+def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: int = 0) -> Figures:
     """Everything that is compared, in the order in which it is made. With a recorder, only the first step is run.
 
     In a `trial`, parameters start with different last digits, other ones in each trial.
@@ -248,7 +249,7 @@ def figures(plan: Plan, rate: float, recorder: Recorder | None = None, trial: in
         if recorder is not None:
             rank.training.context.record = recorder.of(rank.rank, rank.training.context)
     for step, batch in ((1, first), (2, second)):
-        loss, norm = run.step(step, batch, rate)
+        loss, norm = run.step(step, batch, *rates)
         add(f"loss of step {step}", loss)
         for name, number in run.metrics().items():
             add(f"metric `{name}` of step {step}", number)

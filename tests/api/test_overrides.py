@@ -42,8 +42,8 @@ def test_a_mapping_says_the_same_as_strings(file: Path) -> None:
     found = partita.load(file, changes)
     assert found.axes["batch"].size == 16
     assert found.train.clip is None
-    assert found.train.optimizer.arguments["lr"].arguments == {"value": 1e-5}
-    assert found.train.optimizer.arguments["nesterov"] is False
+    assert found.train.optimizer.calls[0].arguments["lr"].arguments == {"value": 1e-5}
+    assert found.train.optimizer.calls[0].arguments["nesterov"] is False
     assert found.train.precision == "bf16"
     assert found.schedule.call.arguments["microbatches"] == 2
 

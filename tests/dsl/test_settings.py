@@ -73,8 +73,8 @@ def test_everything_is_complete_and_plain():
     assert found.schedule.call == spec.Call("interleaved_1f1b", arguments)
     train = found.train
     assert train.data == spec.Call("text", {"glob": "corpus/*.txt", "alphabet": "bytes", "holdout": 0.1})
-    assert train.optimizer.arguments["lr"] == spec.Call("constant", {"value": 3e-4})
-    assert train.optimizer.arguments["decay"] == "dot"
+    assert train.optimizer.calls[0].arguments["lr"] == spec.Call("constant", {"value": 3e-4})
+    assert train.optimizer.calls[0].arguments["decay"] == "dot"
     assert (train.steps, train.precision, train.clip, train.seed) == (1000, "bf16", None, 0)
     assert train.eval == spec.Call("every", {"interval": 50, "batches": 10})
     assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2})

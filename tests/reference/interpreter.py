@@ -31,6 +31,8 @@ class Reading:
     initial: spec.Call | None = None
     fans: tuple[int, int] | None = None
     decays: bool = False
+    matrix: tuple[frozenset[str], frozenset[str]] | None = None  # the axes that a `dot` sums, and those it shares
+    rows: frozenset[str] = frozenset()  # of a table
     limits: list[int] = field(factory=list)
     buffer: bool = False
 
@@ -52,6 +54,7 @@ class Walk:
     readings: dict[str, Reading] = field(factory=dict)
     largest: float = 0.0  # of all finite values computed
     drawn: dict[str, int] = field(factory=dict)
+    scopes: dict[str, str] = field(factory=dict)  # names of blocks and repeats in the file, by path without iterations
     position: tuple[tuple[str, int, int], ...] = ()  # in scans: axis, position, size
     updates: dict[str, Tensor] = field(factory=dict)  # of buffers: what they are after the step
 
@@ -61,7 +64,7 @@ class Walk:
         given = []
         for name, type in zip(body.inputs, body.types, strict=False):
             self.readings[name] = Reading(type)
-            given.append(Named(self.inputs[name], type.names, name))
+            given.append(Named(self.inputs[name], type.names, name, _own(type)))
         values = self.body(body, self.model.name, given)
         metrics = {name: values[index].data.detach().double().clone() for name, index in self.model.metrics}
         return values[self.model.loss].data, metrics
@@ -87,9 +90,11 @@ class Walk:
                 case spec.Sample():
                     add([self.sample(step, f"{path}.{step.name}")])
                 case spec.CallBlock():
+                    self.scope(f"{path}.{step.scope}", step.block)
                     arguments = [self.operand(each, values) for each in step.arguments]
                     add(self.results(step.body, self.body(step.body, f"{path}.{step.scope}", arguments)))
                 case spec.Repeat():
+                    self.scope(f"{path}.{step.scope}", step.name)
                     carried = [self.operand(each, values) for each in step.carried]
                     captured = [values[index] for index in step.captured]
                     for iteration in range(step.count):
@@ -102,6 +107,9 @@ class Walk:
             name, axes = values[each.buffer].source, values[each.buffer].axes
             self.updates[name] = values[each.value].ordered(axes).data.detach().clone()
         return values
+
+    def scope(self, path: str, name: str) -> None:
+        self.scopes[".".join(part for part in path.split(".") if not part.isdigit())] = name
 
     def scanned(self, step: spec.Scan, path: str, values: Sequence[Named]) -> list[Named]:
         """One position after the other; what is drawn is drawn for all positions, and each takes its own."""
@@ -144,7 +152,8 @@ class Walk:
     def parameter(self, step: spec.Parameter, path: str) -> Named:
         self.readings[path] = Reading(step.type, step.initial, buffer=step.buffer)
         data = torch.zeros(self.shape(step.type)) if self.parameters is None else self.parameters[path]
-        return Named(data.double() if step.type.is_float else data.long(), step.type.names, path)
+        data = data.double() if step.type.is_float else data.long()
+        return Named(data, step.type.names, path, _own(step.type))
 
     def sample(self, step: spec.Sample, path: str) -> Named:
         (argument,) = step.distribution.arguments.values()
@@ -175,8 +184,9 @@ class Walk:
         if result.data.is_floating_point() and result.data.numel():
             size = result.data.detach().abs()
             self.largest = max(self.largest, float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else 0.0)
-        source = operands[0].source if step.function in SHAPING else None
-        return evolve(result, source=source)
+        if step.function not in SHAPING or operands[0].source is None:
+            return evolve(result, source=None)
+        return evolve(result, source=operands[0].source, origins=_origins(step, operands[0].origins, result.axes))
 
     def note(self, step: spec.Apply, operands: Sequence[Named]) -> None:
         """Note how parameters and inputs are read."""
@@ -191,6 +201,12 @@ class Walk:
             if kernel is not None:
                 summed = prod(operands[1].size(name) for name in (*over, *o["size"]))
                 kernel.fans = kernel.fans or (summed, operands[1].data.numel() // summed)
+                if kernel.matrix is None:
+                    x = operands[1]
+                    groups = [name for name in x.axes if name in operands[0].axes and name not in over]
+                    names = (*over, *step.options["size"])
+                    inner, stacked = (frozenset().union(*(x.origins[n] for n in each)) for each in (names, groups))
+                    kernel.matrix = inner, stacked - inner
         elif step.function == "dot":
             for x in operands:
                 reading = self.read(x)
@@ -198,10 +214,16 @@ class Walk:
                     summed = prod(x.size(name) for name in over)
                     reading.fans = reading.fans or (summed, x.data.numel() // summed)
                     reading.decays = True
+                    if reading.matrix is None:
+                        (other,) = [y for y in operands if y is not x] or [x]
+                        shared = [name for name in x.axes if name in other.axes and name not in over]
+                        inner, stacked = (frozenset().union(*(x.origins[n] for n in names)) for names in (over, shared))
+                        reading.matrix = inner, stacked - inner
         elif step.function == "embedding":
             ids, table = map(self.read, operands)
             if table is not None:
                 table.decays = True
+                table.rows = table.rows or operands[1].origins[over]
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
         elif step.function == "routed_dot":
@@ -212,6 +234,12 @@ class Walk:
                     summed = prod(value.size(name) for name in over)
                     reading.fans = reading.fans or (summed, value.data.numel() // summed // each)
                     reading.decays = True
+                    if reading.matrix is None:
+                        (other,) = [each for each in operands[:2] if each is not value]
+                        along = [step.options["along"]]
+                        stack = [n for n in value.axes if n in (*other.axes, *along) and n not in over]
+                        inner, stacked = (frozenset().union(*(value.origins[n] for n in m)) for m in (over, stack))
+                        reading.matrix = inner, stacked - inner
             if ids is not None:
                 ids.limits.append(count)
         elif step.function in ("dispatch", "combine", "load"):
@@ -224,6 +252,7 @@ class Walk:
             table = self.read(operands[0]) if step.function == "gather" else None
             if table is not None:
                 table.decays = True
+                table.rows = table.rows or operands[0].origins[o["along"]]
             ids = self.read(operands[-1])
             if ids is not None:
                 ids.limits.append(
@@ -430,6 +459,30 @@ class Walk:
     def _slice(self, step, path, o, x: Named) -> Named:
         sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
         return named.cut(x, o, sizes[o["into"]])
+
+
+def _own(type: spec.Type) -> Mapping[str, frozenset[str]]:
+    """The origins of the axes of a parameter or an input as it is."""
+    return {name: frozenset((name,)) for name in type.names}
+
+
+def _origins(
+    step: spec.Apply, origins: Mapping[str, frozenset[str]], axes: Sequence[str]
+) -> Mapping[str, frozenset[str]]:
+    """The origins of the axes of a parameter in another shape."""
+    o = step.options
+    match step.function:
+        case "rename":
+            names = {new: old for old, new in dict(o["pairs"]).items()}
+            return {name: origins[names.get(name, name)] for name in axes}
+        case "split":
+            return {name: origins[o["axis"]] if name in o["into"] else origins[name] for name in axes}
+        case "merge":
+            merged = frozenset().union(*(origins[name] for name in o["axes"]))
+            return {name: merged if name == o["into"] else origins[name] for name in axes}
+        case "slice":
+            return {name: origins[o["axis"]] if name == o["into"] else origins[name] for name in axes}
+    return origins
 
 
 Function = Callable[..., Any]

@@ -11,7 +11,7 @@ from math import log, prod
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 NOTHING = -1e300  # a score that takes no part in a softmax: its exponential is zero
@@ -19,11 +19,14 @@ NOTHING = -1e300  # a score that takes no part in a softmax: its exponential is 
 
 @frozen(eq=False)
 class Named:
-    """A tensor and the names of its axes. `source` is the parameter that it is, as it is or otherwise shaped."""
+    """A tensor and the names of its axes. `source` is the parameter that it is, as it is or otherwise shaped; then
+    `origins` are the parameter's axes that each axis is made of.
+    """
 
     data: Tensor
     axes: tuple[str, ...] = ()
     source: str | None = None
+    origins: Mapping[str, frozenset[str]] = field(factory=dict)
 
     def size(self, axis: str) -> int:
         return self.data.shape[self.axes.index(axis)]
@@ -35,8 +38,10 @@ class Named:
         return data[tuple(slice(None) if name in self.axes else None for name in axes)]
 
     def at(self, axis: str, position: int) -> Named:
-        """One position of an axis."""
-        return Named(self.data.select(self.axes.index(axis), position), tuple(n for n in self.axes if n != axis))
+        """One position of an axis; ids are still those of the input."""
+        source = None if self.data.is_floating_point() else self.source
+        data = self.data.select(self.axes.index(axis), position)
+        return Named(data, tuple(name for name in self.axes if name != axis), source)
 
     def ordered(self, axes: Sequence[str]) -> Named:
         """The same with its axes in another order."""

@@ -799,7 +799,8 @@ class Maker:
             sink = self.within(self.expression(depth), scores - {over})
             arguments.append(f"sink = {sink}")
             parts.append(sink)
-        if self.chance(15):
+        # In a scan it may not drop weights of what is carried; and any block may be called there.
+        if not self.inside and self.chance(30):
             arguments.append("dropout = 0.25")
         return self._made(f"attend({', '.join(arguments)})", q.axes - {*along} | {*last}, *parts)
 
@@ -1330,15 +1331,42 @@ class Maker:
             own += f", split_backward = {self.one(('true', 'false'))}, prefer = {self.one(('backward', 'forward'))}"
         return f"{name}(microbatches = {microbatches}{own})", chunks, microbatches
 
-    def train(self, bounded: bool, windows: bool) -> str:
-        """The train block. `bounded`: `random()` knows how large integers may be; `windows`: the model takes some."""
+    def optimizer(self, name: str | None = None) -> str:
+        """A call of an optimizer."""
         decay = self.one(("", ", weight_decay = 0.3", ", weight_decay = 0.2, decay = all"))
         rate = self.one(RATES)
-        if self.chance(50):
-            optimizer = f"adamw(lr = {rate}{self.one(('', ', betas = [0.8, 0.95]'))}, eps = 0.01{decay})"
-        else:
-            momentum = self.one(("", ", momentum = 0.9", ", momentum = 0.8, nesterov = true"))
-            optimizer = f"sgd(lr = {rate}{momentum}{decay})"
+        name = name or self.one(OPTIMIZERS)
+        more = {
+            "adamw": self.one(("", ", betas = [0.8, 0.95]")) + ", eps = 0.01",
+            "sgd": self.one(("", ", momentum = 0.9", ", momentum = 0.8, nesterov = true")),
+            "rowwise_adagrad": ", eps = 0.01",
+            "adafactor": ", eps = 0.01" + self.one(("", ", decay_rate = 0.5, clip_threshold = 0.3")),
+            "muon": ", eps = 0.01" + self.one(("", ", nesterov = false", ", steps = 2, adjust = match_rms_adamw")),
+            "adamw_8bit": f", eps = 0.01, block_size = {self.one((1, 2, 3, 256))}, min_size = {self.one((0, 4))}",
+        }[name]
+        return f"{name}(lr = {rate}{more}{decay})"
+
+    def optimizer_rules(self, blocks: Sequence[str], model: str) -> list[str]:
+        """Rules for parameters, blocks, repeats and classes, and one for the rest."""
+        whole = "\n".join((*blocks, model))
+        names = [name for found in re.findall(r"param ([\w, ]+):", model) for name in found.split(", ")]
+        names += [block.name for block in self.blocks if f"{block.name}(" in model and "param " in whole]
+        names += re.findall(r"repeat .* as (\w+) \{", model)
+        rules = []
+        for _ in range(self.random.randint(0, 3)):
+            target = self.one((*("matrices", "vectors", "embeddings"), *names, *names))
+            if self.chance(35):
+                rules.append(f"freeze {target}")
+            else:
+                call = self.optimizer("muon" if target == "matrices" and self.chance(60) else None)
+                rules.append(f"update {target} -> {call}")
+        return [*rules, "freeze all" if rules and self.chance(15) else f"update all -> {self.optimizer()}"]
+
+    def train(self, bounded: bool, windows: bool, ruled: bool) -> str:
+        """The train block. `bounded`: `random()` knows how large integers may be; `windows`: the model takes some;
+        `ruled`: the optimizer is declared.
+        """
+        optimizer = "rules" if ruled else self.optimizer()
         clip = self.one(("", "", "clip = 0.1", "clip = 100"))
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
         data = "random()" if self.chance(65) and bounded and not self.planted else 'arrays("data.npz", holdout = 40%)'
@@ -1371,6 +1399,7 @@ class Maker:
         if self.chance(25):
             rules.append(f"recompute {self.one(recomputable)}")
         mesh = mesh or {"data": 1}
+        ruled = self.optimizer_rules(blocks, model) if self.chance(40) else []
         if not stages and chunks > 1:
             schedule = f"gpipe(microbatches = {microbatches})"
         text = "\n".join(
@@ -1386,7 +1415,8 @@ class Maker:
                 "}",
                 "layout whole on ranks { }",
                 f"schedule s = {schedule}",
-                self.train(bounded, described[-1][0] == "targets"),
+                *(("optimizer rules {", *(f"  {rule}" for rule in ruled), "}") if ruled else ()),
+                self.train(bounded, described[-1][0] == "targets", bool(ruled)),
             ]
         )
         items = 3 * self.sizes["batch"] + 2
@@ -1401,6 +1431,9 @@ class Maker:
         planted = self.random.randrange(items - round(items * 0.4)), self.one((math.nan, math.inf, 30.0, 30.0))
         return Program(text, single, tuple(arrays), limit, self.sizes["batch"], planted)
 
+
+# Muon is for matrices alone; the sign that Lion takes of a gradient that is zero but for rounding is chaos.
+OPTIMIZERS = (*("adamw", "sgd") * 3, "rowwise_adagrad", "adafactor", "adamw_8bit")
 
 KINDS = (
     *("unary", "unary", "arithmetic", "arithmetic", "arithmetic", "extreme", "where", "integers", "booleans", "mode"),

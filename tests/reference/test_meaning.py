@@ -15,13 +15,28 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from partita.compiler.passes.assign import assign
+from partita.compiler.passes.build import build
 from partita.dsl.diagnostic import Refused
+from partita.dsl.spec import Spec
 from partita.runtime.bad_steps import BadStep
 from tests.reference.compare import accepted, checked, computed, meant, wrong
 from tests.reference.programs import Maker, Program
 from tests.reference.training import Ended
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+def fits(given: Spec) -> bool:
+    """Whether the rules of the optimizer fit the parameters: a block that they name may have none, for instance."""
+    model, train = given.trained
+    try:
+        assign(build(model, train.precision), train.optimizer)
+    except Refused as refused:
+        if not {each.code for each in refused.diagnostics} <= {"E0409", "E0415", "E0416"}:
+            raise
+        return False
+    return True
 
 
 def holds(program: Program, folder: Path) -> str:
@@ -36,6 +51,8 @@ def holds(program: Program, folder: Path) -> str:
     try:
         single, diagnostics = checked(program, folder, program.single)
         assert single is not None, diagnostics
+        if not fits(spec):
+            return "rules that do not fit"
         try:
             expected = meant(spec, folder)
         except Ended:

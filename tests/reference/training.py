@@ -5,7 +5,7 @@ As the language reference says it; on one device, over the whole batch, in float
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import cos, isfinite, pi, prod
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from partita.dsl import spec
 from tests.reference import drawn
 from tests.reference.interpreter import Reading, Walk
+from tests.reference.updates import UPDATES, State, rule_of
 
 Batch = dict[str, Tensor]
 
@@ -65,7 +66,7 @@ class Training:
         self.steps: list[Done] = []
         self.evaluations: list[Evaluated] = []
         self.gradients: dict[str, Tensor] = {}
-        self.states: dict[str, list[Tensor]] = {}
+        self.states: dict[str, State] = {}
         self.good: list[tuple[float, float]] = []
         self.skipped = 0
         self.largest = 0.0  # of all values of training steps
@@ -76,6 +77,11 @@ class Training:
         self.inputs = {name: walk.readings.pop(name) for name in types}
         self.readings = walk.readings
         self.parameters = {path: self._initial(path, nudge) for path in self.readings}
+        self.rules = {
+            path: rule_of(self.train.optimizer, path, reading, walk.scopes)
+            for path, reading in self.readings.items()
+            if not reading.buffer
+        }
 
     def _initial(self, path: str, nudge: float) -> Tensor:
         reading = self.readings[path]
@@ -109,24 +115,22 @@ class Training:
         self.gradients = {
             path: torch.zeros_like(value) if value.grad is None else value.grad.clone()
             for path, value in self.parameters.items()
-            if not self.readings[path].buffer
+            if path in self.rules and self.rules[path].call is not None
         }
         norm = sum(float((gradient**2).sum()) for gradient in self.gradients.values()) ** 0.5
         numbers = {name: float(metric) for name, metric in metrics.items()}
         scale = 1.0 if self.train.clip is None else min(1.0, self.train.clip / (norm + 1e-6))
-        rate = rate_at(self.train.optimizer.arguments["lr"], number)
+        rates = [rate_at(call.arguments["lr"], number) for call in self.train.optimizer.calls]
         if self.is_bad(float(loss.detach()), norm):
             self.skipped += 1
         else:
             self.good.append((float(loss.detach()), norm))
             with torch.no_grad():
-                for path, value in self.parameters.items():
-                    if path in walk.updates:
-                        value.copy_(walk.updates[path])
-                    if self.readings[path].buffer:
-                        continue
-                    self.update(path, value, self.gradients[path] * scale, rate, len(self.good))
-        self.steps.append(Done(float(loss.detach()), norm, rate, numbers, self.skipped))
+                for path, value in walk.updates.items():
+                    self.parameters[path].copy_(value)
+                for path, gradient in self.gradients.items():
+                    self.update(path, self.parameters[path], gradient * scale, rates, len(self.good))
+        self.steps.append(Done(float(loss.detach()), norm, rates[0], numbers, self.skipped))
 
     def is_bad(self, loss: float, norm: float) -> bool:
         """Whether a step's update is left out."""
@@ -146,24 +150,14 @@ class Training:
             raise Ended
         return bad
 
-    def update(self, path: str, value: Tensor, gradient: Tensor, rate: float, number: int) -> None:
+    def update(self, path: str, value: Tensor, gradient: Tensor, rates: Sequence[float], number: int) -> None:
         """One parameter's update, of so many."""
-        o = self.train.optimizer.arguments
-        decay = o["weight_decay"] if self.readings[path].decays or o["decay"] == "all" else 0.0
-        if self.train.optimizer.name == "adamw":
-            mean, square = self.states.setdefault(path, [torch.zeros_like(value), torch.zeros_like(value)])
-            first, second = o["betas"]
-            mean.copy_(first * mean + (1 - first) * gradient)
-            square.copy_(second * square + (1 - second) * gradient**2)
-            root = (square / (1 - second**number)).sqrt() + o["eps"]
-            value.sub_(rate * decay * value + rate * mean / (1 - first**number) / root)
-            return
-        gradient = gradient + decay * value
-        if o["momentum"]:
-            (buffer,) = self.states.setdefault(path, [torch.zeros_like(value)])
-            buffer.copy_(o["momentum"] * buffer + gradient)
-            gradient = gradient + o["momentum"] * buffer if o["nesterov"] else buffer
-        value.sub_(rate * gradient)
+        rule, reading = self.rules[path], self.readings[path]
+        assert rule.call is not None
+        o = rule.call.arguments
+        decay = o["weight_decay"] if reading.decays or o["decay"] == "all" else 0.0
+        state = self.states.setdefault(path, State(reading, decay))
+        UPDATES[rule.call.name](state, o, value, gradient, rates[self.train.optimizer.calls.index(rule.call)], number)
 
     def evaluate(self, number: int) -> None:
         """The figures of the whole set: as of one batch that has all rows, or the means of those of the batches."""

@@ -28,6 +28,7 @@ from partita.compiler.program import (
     Program,
     RankProgram,
     StageProgram,
+    StateRecord,
 )
 from partita.compiler.schedules.schedule import Action
 from partita.dsl.spec import Call
@@ -88,7 +89,7 @@ def finish1(t, c):
 
 def update1(m, t, v, s, c):
     (whole,) = yield c.all_gather("data", (t[0],), (0,))
-    m[0].sub_(c.rate * t[0])
+    m[0].sub_(c.rates[0] * t[0])
     v[0].copy_(t[0])
     assert c.coordinates["pipe"] == 1 and whole.shape[0] == 2 * t[0].shape[0]
 """
@@ -104,7 +105,16 @@ def program() -> Program:
     rows = InputPart("x", "batch", Layout((("data", "batch"),)))
 
     def parameter(name: str, stage: int, states: tuple[str, ...]) -> ParameterRecord:
-        return ParameterRecord(name, vector, split, split, Call("ones", {}), (1, 1), (stage,), states)
+        return ParameterRecord(
+            name,
+            vector,
+            split,
+            split,
+            Call("ones", {}),
+            (1, 1),
+            (stage,),
+            tuple(StateRecord(each, vector) for each in states),
+        )
 
     def stage(index: int, **fields) -> StageProgram:
         common = {
@@ -194,7 +204,7 @@ def test_functions_that_communicate(strict: bool) -> None:
     x = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradient = (x * w0).sum(0)
     for number in (1, 2):
-        cluster.run([executor.step(number, {"x": x}, 0.5) for executor in executors])
+        cluster.run([executor.step(number, {"x": x}, (0.5,)) for executor in executors])
         for rank, executor in enumerate(executors):
             # Both ranks of a stage contribute half. Each of the rows was counted on both ranks, and halved.
             torch.testing.assert_close(executor.statistics.tolist(), [float(ROWS), float((gradient**2).sum())])

@@ -37,7 +37,7 @@ def test_what_is_written_is_what_is_read(
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
-    result = StepResult(1, *numbers, metrics)
+    result = StepResult(1, *numbers[:2], (numbers[2],), numbers[3], metrics)
     with RunDirectory.open(folder) as directory:
         recorder, unwritten = Recorder(directory, pytest.fail), Recorder(None, pytest.fail)
         written = [recorder.step(result), recorder.evaluation(1, numbers[0], metrics)]

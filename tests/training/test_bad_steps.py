@@ -20,7 +20,7 @@ from partita.runtime.checkpoint.checkpoints import Checkpoints
 from partita.runtime.checkpoint.settings import settings_of
 from partita.runtime.checkpoint.store import steps_in
 from partita.runtime.data.binding import open_data
-from partita.runtime.learning_rates import learning_rate
+from partita.runtime.learning_rates import learning_rates
 from partita.runtime.training import StepResult, VirtualRun
 from tests.commands import partita, records
 from tests.marks import every, soak
@@ -325,8 +325,7 @@ def by_hand(folder: Path, keep: Path, bad: int, to: int, overrides: tuple[str, .
     def steps(rank):
         for number in range(bad + 1, plan.train.steps + 1):
             batch = rank.tensors(dataset.batch(number))
-            rate = learning_rate(plan.train.optimizer.arguments["lr"], number)
-            yield from rank.step(number, batch, rate, rank.judge)
+            yield from rank.step(number, batch, learning_rates(plan.train.optimizer, number), rank.judge)
 
     run.cluster.run([steps(rank) for rank in run.ranks])
     return run

@@ -59,7 +59,7 @@ def test_equals_torch(file: str, overrides: tuple[str, ...], ranks: int):
         for rank in run.ranks:
             if name in rank.memory.masters:
                 rank.memory.masters[name].copy_(p.detach())
-    call = plan.train.optimizer
+    (call,) = plan.train.optimizer.calls
     arguments = {k: v for k, v in call.arguments.items() if k not in ("lr", "decay")}
     reference = optimizer(call.name, parameters, lr=1.0, **arguments)
     for step in range(1, 4):

@@ -14,15 +14,16 @@ An op that cannot split an axis that is split is replaced by primitives that can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from attrs import evolve, frozen
 
 from partita.compiler.graph import LAST, Accumulator, Builder, Graph, Master, NewValue, Node, Parameter, Phase, Value
 from partita.compiler.layout import REPLICATED, SUM, Layout, State, is_split, layout_of, local_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.optimizer import Accumulate, Store
+from partita.compiler.ops.optimizer import Accumulate, Store, Update
 from partita.compiler.passes.shard.choice import Choice, Chooser, Operand, Result, local_op
 from partita.compiler.passes.shard.copies import Copies, Lazy, Materialized
 from partita.compiler.passes.shard.defaults import DefaultLayouts
@@ -55,10 +56,17 @@ class ShardedGraph:
 
 
 def shard(
-    graph: Graph, defaults: DefaultLayouts, resharding: Resharding, portable: set[Value], hoist: bool = True
+    graph: Graph,
+    defaults: DefaultLayouts,
+    resharding: Resharding,
+    portable: set[Value],
+    hoist: bool = True,
+    updates: Mapping[str, Update] = MappingProxyType({}),
 ) -> ShardedGraph:
-    """Shard a placed graph. `portable` values are computed on every stage that reads them. Raises Refused (E0411)."""
-    return _Sharder(graph, defaults, resharding, portable, hoist).sharded()
+    """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
+    trained parameters, which say along which axes their states can be split. Raises Refused (E0411).
+    """
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates).sharded()
 
 
 def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
@@ -79,9 +87,16 @@ def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
 
 class _Sharder:
     def __init__(
-        self, graph: Graph, defaults: DefaultLayouts, resharding: Resharding, portable: set[Value], hoist: bool
+        self,
+        graph: Graph,
+        defaults: DefaultLayouts,
+        resharding: Resharding,
+        portable: set[Value],
+        hoist: bool,
+        updates: Mapping[str, Update],
     ) -> None:
         self.source = graph
+        self.updates = updates
         self.defaults = defaults
         self.resharding = resharding
         self.mesh: Mesh = resharding.mesh
@@ -152,11 +167,23 @@ class _Sharder:
         if not parameter.buffer:  # rules for classes are for what is trained
             for kind in stored:
                 stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
+        if parameter.name in self.updates:
+            stored["state"] = self._splittable(parameter, stored["state"])
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])
         self.parameters.append(evolve(parameter, value=value))
         self.known[parameter.value] = Materialized(parameter.value, compute, value, weight=True, phase=Phase.PROLOGUE)
+
+    def _splittable(self, parameter: Parameter, layout: Layout) -> Layout:
+        """The part of a layout that the parameter's update can work in: states may not divide as the parameter does."""
+        op = self.updates[parameter.name]
+        states: dict[str, State] = {}
+        for over, state in layout.states:
+            parts = prod(self.sizes[other] for other, axis in (*states.items(), (over, state)) if axis == state)
+            if not is_split(state) or op.splits(parameter.master, state, parts):
+                states[over] = state
+        return layout_of((over, states.get(over)) for over in self.mesh.sharding)
 
     # ------------------------------------------------------------ updates of buffers
 

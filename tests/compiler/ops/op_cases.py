@@ -27,7 +27,12 @@ from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.optimizers.adamw_8bit import AdamW8bit
+from partita.compiler.optimizers.lion import Lion
+from partita.compiler.optimizers.muon import Momentum, Muon, Orthogonalize
+from partita.compiler.optimizers.rowwise_adagrad import RowwiseAdagrad
 from partita.compiler.optimizers.sgd import Sgd
 from partita.dsl.types import Axis, Type
 from tests.compiler.ops.placing import run
@@ -43,6 +48,10 @@ def f(*axes: Axis) -> Type:
 
 def i(*axes: Axis) -> Type:
     return Type("i64", axes)
+
+
+def codes(*axes: Axis) -> Type:
+    return Type("u8", axes)
 
 
 def bools(*axes: Axis) -> Type:
@@ -69,7 +78,10 @@ class Case:
 
 
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
-FIXED = ("adamw", "sgd", "scatter_add", "scan", "routed_outer")
+FIXED = (
+    *("adamw", "sgd", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
+    *("scatter_add", "scan", "routed_outer"),
+)
 
 
 def _shuffled(type: Type, order: int) -> Type:
@@ -396,6 +408,52 @@ CASES: list[Case] = [
     Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
+    Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),
+    Case(
+        "rowwise_adagrad",
+        RowwiseAdagrad(("a",), 6, 1e-8, 0.1),
+        (f(A, B), f(A, B), f(A), f(A)),
+        positive=True,
+        differentiable=False,
+    ),
+    Case("running_mean", RunningMean(6, 0.8), (f(A, B), f(A, B)), differentiable=False),
+    Case("inverse_root", InverseRoot(1e-3), (f(A, B),), positive=True, differentiable=False),
+    Case(
+        "factored_inverse_root",
+        FactoredInverseRoot((A, B, C), 6, 1e-3),
+        (f(A, B), f(A, C), f(A)),
+        positive=True,
+        differentiable=False,
+    ),
+    Case(
+        "adafactor",
+        Adafactor(("b",), ("a",), 216, 0.8, 1e-7, 1e-3, 1.0, 0.1),
+        (f(A, B, C), f(A, B, C), f(A, B), f(A, C), f(A, B), f(A, C), f(A, B, C), f(), f()),
+        positive=True,
+        differentiable=False,
+    ),
+    Case(
+        "adafactor-whole",
+        Adafactor((), (), 36, 0.8, 1e-7, 1e-3, 1.0, 0.1),
+        (f(A, B), f(A, B), f(A, B), f(A, B), f(A, B), f(), f()),
+        positive=True,
+        differentiable=False,
+    ),
+    Case("momentum", Momentum(0.9, True), (f(A, B), f(A, B)), differentiable=False),
+    Case("orthogonalize", Orthogonalize(("b",), ("a",), 2, 1e-7), (f(A, B, C),), differentiable=False),
+    Case(
+        "muon",
+        Muon(("b",), ("a",), 0.9, True, 2, 1e-7, 1.5, 0.1),
+        (f(A, B, C),) * 4,
+        differentiable=False,
+    ),
+    Case(
+        "adamw_8bit",
+        AdamW8bit(0.9, 0.99, 1e-8, 0.1, 2),
+        (f(A, Z), f(A, Z), codes(A, Z), f(A, Axis("z", 6)), codes(A, Z), f(A, Axis("z", 6))),
+        positive=True,
+        differentiable=False,
+    ),
 ]
 
 # `constant` has no operands and no numbers of its own to test; the rest are statements or the runtime's. Changes of

@@ -117,7 +117,7 @@ def run(op: Op, types: Sequence[Type], operands: Sequence[torch.Tensor], at: Map
     """Results of an operation on the rank at some coordinates."""
     results = op.infer(*types)
     context = Context(
-        seed=3, device=torch.device("cpu"), step=2, update=2, rate=0.5, coordinates=at, functions=FUNCTIONS
+        seed=3, device=torch.device("cpu"), step=2, update=2, rates=(0.5,), coordinates=at, functions=FUNCTIONS
     )
     found = compiled(op, tuple(types), results)(operands, context)
     tensors = list(found) if len(results) > 1 else [found]

@@ -27,6 +27,7 @@ from partita.compiler.ops.position import Iota
 from partita.compiler.ops.reduce import ArgMax, Reduce
 from partita.compiler.ops.shape import Arrange, Concat, Merge, Slice
 from partita.compiler.optimizers.adamw import AdamW
+from partita.compiler.optimizers.muon import Orthogonalize
 from partita.dsl.types import Axis
 from tests.compiler.ops.op_cases import CASES, A, B, C, Case, f, i
 from tests.compiler.ops.placing import run
@@ -79,7 +80,7 @@ def test_arithmetic_has_a_size(case: Case):
     results = case.op.infer(*case.operands)
     flops, products = case.op.flops(case.operands, results), case.op.product_flops(case.operands, results)
     assert 0 <= products <= flops
-    makers = (Dot, Product, Attend, AttendGradient, RoutedDot, RoutedOuter)
+    makers = (Dot, Product, Attend, AttendGradient, RoutedDot, RoutedOuter, Orthogonalize)
     assert (products > 0) == isinstance(case.op, makers)
     if case.op.matrices(case.operands, results) is not None:
         assert products > 0

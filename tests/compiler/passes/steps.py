@@ -20,6 +20,7 @@ from partita.compiler.passes import overlap as overlapping
 from partita.compiler.passes import place as placing
 from partita.compiler.passes import remat_cheap as rematerializing
 from partita.compiler.passes import remat_scopes as recomputing
+from partita.compiler.passes.assign import assign
 from partita.compiler.passes.cut import PartitionedGraph
 from partita.compiler.passes.microbatch import split_batch
 from partita.compiler.passes.shard.defaults import default_layouts
@@ -209,7 +210,8 @@ def update(form: Form, *, mesh: str, optimizer: str = "sgd(lr = 0.1)", clip: flo
     partitioned = form.stages()
     spec = file_of(partitioned.graph, mesh, optimizer=optimizer)
     on = mesh_of(spec.mesh, None)
-    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), spec.trained[1].optimizer, clip)
+    updates = assign(partitioned.graph, spec.trained[1].optimizer).updates
+    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), updates, clip)
     return Form(update_text(found, places=False))
 
 

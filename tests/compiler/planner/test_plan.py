@@ -360,7 +360,7 @@ def test_what_is_written_holds(tmp_path, capsys):
     assert not diagnostics
     assert given.axes["batch"].size == 128
     assert given.axes["seq"].size == 512
-    assert given.train.optimizer.arguments["lr"].arguments == {"value": 1e-3}
+    assert given.train.optimizer.calls[0].arguments["lr"].arguments == {"value": 1e-3}
     assert given.mesh.ranks == 8
     assert "# wte again: tied" in written
     for block in ("block attention", "block mlp", "model gpt"):

@@ -249,7 +249,7 @@ def first_step(experiment: Experiment, state: Compilation) -> Figures:
     """Loss, metrics, gradients, their norm, and the parameters after an update, of a training program."""
     plan = Plan(experiment.plan.spec, state, None)
     run = VirtualRun(plan)
-    loss, norm = run.step(1, batches(plan.program, plan.train.seed)[0], experiment.rate)
+    loss, norm = run.step(1, batches(plan.program, plan.train.seed)[0], *experiment.rates)
     found = {"loss": loss, **run.metrics(), "gradient norm": norm}
     figures = {name: Figure(torch.as_tensor(value, dtype=torch.float64)) for name, value in found.items()}
     for name, gradient in run.gradients().items():

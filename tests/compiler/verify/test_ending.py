@@ -157,7 +157,7 @@ def test_a_parameter_is_stored_once():
 
 def test_every_parameter_is_updated_and_no_other():
     update = program().update
-    message = "not every parameter is updated once"
+    message = "not every trained parameter is updated once"
     assert any(message in each.message for each in validate(ended(parameters=update.parameters[1:])).problems)
     twice = (*update.parameters, update.parameters[0])
     assert not validate(ended(parameters=twice)).passed

@@ -25,31 +25,29 @@ MISTAKES = [
     Planted(
         "rate-from-the-first-step-on",
         "runtime/training.py",
-        'rate = learning_rate(settings.optimizer.arguments["lr"], number)',
-        'rate = learning_rate(settings.optimizer.arguments["lr"], number - (resumed.step if resumed else 0))',
+        "rates = learning_rates(settings.optimizer, number)",
+        "rates = learning_rates(settings.optimizer, number - (resumed.step if resumed else 0))",
         BITS,
     ),
     Planted(
         "states-not-read",
         "runtime/checkpoint/checkpoints.py",
-        "commit.read(state_name(state, record.name), region, memory.states[state, record.name])",
-        "commit.read(state_name(state, record.name), region)",
+        "commit.read(state_name(state.name, record.name), region, memory.states[state.name, record.name])",
+        "commit.read(state_name(state.name, record.name), region)",
         BITS,
     ),
     Planted(
         "states-read-where-parameters-lie",
         "runtime/checkpoint/checkpoints.py",
-        "            region = region_of(record.type, record.state_layout, sizes, coordinates)\n"
-        "            for state in record.states:",
-        "            region = region_of(record.type, record.state_layout, sizes, dict.fromkeys(coordinates, 0))\n"
-        "            for state in record.states:",
+        "region = region_of(state.type, record.stored(state), sizes, coordinates)",
+        "region = region_of(state.type, record.stored(state), sizes, dict.fromkeys(coordinates, 0))",
         BITS,
     ),
     Planted(
         "one-state-for-all",
         "runtime/checkpoint/checkpoints.py",
-        "                commit.read(state_name(state, record.name), region,",
-        "                commit.read(state_name(record.states[0], record.name), region,",
+        "                commit.read(state_name(state.name, record.name), region,",
+        "                commit.read(state_name(record.states[0].name, record.name), region,",
         BITS,
     ),
     Planted(

@@ -37,8 +37,8 @@ MISTAKES = [
     Planted(
         "evaluation-with-dropout",
         "compiler/pipeline.py",
-        "return extended(Built, state, forward=build(model, state.train.precision, state.training, state.outputs))",
-        "return extended(Built, state, forward=build(model, state.train.precision, True, state.outputs))",
+        "forward = build(model, state.train.precision, state.training, state.outputs)",
+        "forward = build(model, state.train.precision, True, state.outputs)",
         f"{FILE}[skips]",
     ),
     Planted(
@@ -183,7 +183,7 @@ MISTAKES = [
     ),
     Planted(
         "integers-up-to-the-longest-axis",
-        "compiler/passes/build.py",
+        "compiler/passes/readers.py",
         "return min(axes, key=lambda axis: axis.size) if axes else None",
         "return max(axes, key=lambda axis: axis.size) if axes else None",
         f"{FILE}[tied]",

@@ -51,9 +51,9 @@ MISTAKES = [
     ),
     Planted(
         "what-is-read-through-a-view-does-not-decay",
-        "compiler/passes/build.py",
-        "self.readers.setdefault(roots.get(value, value), []).append((node, position))",
-        "self.readers.setdefault(value, []).append((node, position))",
+        "compiler/passes/readers.py",
+        "self.readers.setdefault(root, []).append(Reader(node, position, axes))",
+        "self.readers.setdefault(value, []).append(Reader(node, position, axes))",
         f"{FILE}[axes]",
     ),
     Planted(
@@ -87,8 +87,8 @@ MISTAKES = [
     Planted(
         "rate-of-the-step-before",
         "runtime/training.py",
-        'rate = learning_rate(settings.optimizer.arguments["lr"], number)',
-        'rate = learning_rate(settings.optimizer.arguments["lr"], max(1, number - 1))',
+        "rates = learning_rates(settings.optimizer, number)",
+        "rates = learning_rates(settings.optimizer, max(1, number - 1))",
         f"{FILE}[figures]",
     ),
     Planted(

@@ -369,7 +369,7 @@ MISTAKES = [
     Planted(
         "updated-parts-not-gathered",
         "compiler/passes/update.py",
-        "self.build.nodes.append(Node(Store(), (each.master, whole), (), each.name, None, Phase.UPDATE))",
+        "self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))",
         "self.build.nodes.append(Node(Store(), (each.master, each.master), (), each.name, None, Phase.UPDATE))",
         GPT,
     ),

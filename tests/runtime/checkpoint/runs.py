@@ -137,9 +137,10 @@ def tensors(run: VirtualRun) -> dict[str, torch.Tensor]:
     found = dict(run.parameters())
     for record in program.parameters:
         for state in record.states:
-            parts = {r.rank: r.memory.states[state, record.name] for r in run.ranks if record.name in r.memory.masters}
-            name = f"{state}/{record.name}"
-            found[name] = assemble(name, record.type, record.state_layout, program.mesh, parts)
+            keep = [rank for rank in run.ranks if record.name in rank.memory.masters]
+            parts = {rank.rank: rank.memory.states[state.name, record.name] for rank in keep}
+            name = f"{state.name}/{record.name}"
+            found[name] = assemble(name, state.type, record.stored(state), program.mesh, parts)
     return found
 
 

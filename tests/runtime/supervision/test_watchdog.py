@@ -121,7 +121,7 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
         generator = torch.Generator().manual_seed(0)
         batch = {each.name: torch.randint(0, 2, each.type.shape, generator=generator) for each in program.inputs}
         with pytest.raises(Deadlock):
-            cluster.run([_until_frozen(rank.step(1, batch, 0.1)) for rank in ranks])
+            cluster.run([_until_frozen(rank.step(1, batch, (0.1,))) for rank in ranks])
         positions = Watchdog(Diagnosis(program), plan.ranks, 1.0, RunDirectory.open(directory)).positions(directory)
     diagnosis = Diagnosis(program)
     states = diagnosis.states(positions)

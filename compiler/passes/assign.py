@@ -1,0 +1,163 @@
+"""Graph → graph with every parameter under a rule of the optimizer: the first rule that matches it is its own.
+
+A target is a path (a parameter, or all those within a block or repeat), or a class, by how the model reads parameters:
+
+- `matrices`: read by a `dot`, and of two axes or more;
+- `embeddings`: tables whose rows an `embedding` looks up;
+- `vectors`: those that are neither;
+- `all`.
+
+A tied parameter that both a `dot` and an `embedding` read belongs to both classes; the order of the rules decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Graph, Parameter, within, without_iterations
+from partita.compiler.ops.optimizer import Update
+from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
+from partita.compiler.passes.place import matches, named_scopes
+from partita.compiler.passes.readers import Readers, with_inside
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.report import suggestion
+from partita.dsl.spec import Call, Optimizer, OptimizerRule
+
+MOST_SHOWN = 4
+
+
+@frozen(eq=False)
+class Assigned:
+    """The graph with frozen parameters marked, the rule of each parameter and, unless that freezes it, its update."""
+
+    graph: Graph
+    rules: Mapping[str, OptimizerRule]
+    updates: Mapping[str, Update]
+    warnings: tuple[Diagnostic, ...]
+
+
+def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
+    """Find the rule of each parameter. Raises Refused: E0409, E0414 to E0416."""
+    readers = Readers(with_inside(graph.nodes, graph.inside))
+    targets = [_Target(graph, rule, path) for rule in optimizer.rules for path in rule.targets]
+    rules: dict[str, OptimizerRule] = {}
+    updates: dict[str, Update] = {}
+    without: list[Parameter] = []
+    for parameter in graph.parameters:
+        if parameter.buffer:
+            continue
+        as_trained = _trained(parameter, readers)
+        target = next((each for each in targets if each.matches(parameter, as_trained)), None)
+        if target is None:
+            without.append(parameter)
+            continue
+        target.taken.append(parameter)
+        rule = rules[parameter.name] = target.rule
+        if rule.call is not None:
+            updates[parameter.name] = _update(parameter, as_trained, target, rule.call)
+    if without:
+        raise Refused(_no_rule(without, optimizer))
+    if rules and not updates:
+        raise refuse(
+            "E0415",
+            f"optimizer `{optimizer.name}` trains nothing: every parameter of `{graph.name}` is frozen",
+            optimizer.span,
+            help="a rule `update … -> …` before the one that freezes the rest",
+        )
+    parameters = tuple(evolve(each, frozen=not each.buffer and each.name not in updates) for each in graph.parameters)
+    warnings = tuple(_idle(target, targets, graph) for target in targets if not target.taken)
+    return Assigned(evolve(graph, parameters=parameters), rules, updates, warnings)
+
+
+class _Target:
+    """A target of a rule; `taken` are the parameters that it applies to."""
+
+    def __init__(self, graph: Graph, rule: OptimizerRule, path: tuple[str, ...]) -> None:
+        self.rule, self.path = rule, path
+        self.span = rule.target_spans[rule.targets.index(path)]
+        self.text = ".".join(path)
+        self.taken: list[Parameter] = []
+        self.is_class = self.text in CLASSES
+        self.scopes = () if self.is_class else tuple(named_scopes(graph, path))
+        parameters = [each for each in graph.parameters if not each.buffer]
+        if not self.is_class and not any(map(self.names, parameters)):
+            names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in parameters))
+            help = suggestion(path[-1], names, "its parameters:")
+            raise refuse(
+                "E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span, help=help
+            )
+
+    def names(self, parameter: Parameter) -> bool:
+        """Whether the path is that of the parameter, or of a block or repeat around it."""
+        name = without_iterations(parameter.name)
+        return matches(self.path, name) or any(within(name, scope) for scope in self.scopes)
+
+    def matches(self, parameter: Parameter, as_trained: Trained) -> bool:
+        """Whether the target is the parameter, contains it, or is a class that it belongs to."""
+        return CLASSES[self.text](as_trained) if self.is_class else self.names(parameter)
+
+
+def is_matrix(parameter: Trained) -> bool:
+    """Whether a `dot` reads it, and it has two axes or more."""
+    return parameter.matrix is not None and len(parameter.type.axes) > 1
+
+
+CLASSES: Mapping[str, Callable[[Trained], bool]] = {
+    "all": lambda parameter: True,
+    "matrices": is_matrix,
+    "embeddings": lambda parameter: bool(parameter.rows),
+    "vectors": lambda parameter: not is_matrix(parameter) and not parameter.rows,
+}
+
+
+def _trained(parameter: Parameter, readers: Readers) -> Trained:
+    value = parameter.value
+    return Trained(type=parameter.master, decay=0.0, matrix=readers.matrix(value), rows=readers.rows(value))
+
+
+def _update(parameter: Parameter, as_trained: Trained, target: _Target, call: Call) -> Update:
+    optimizer = OPTIMIZERS[call.name]
+    unfit = optimizer.unfit(as_trained)
+    if unfit is not None:
+        declared = f", declared at {parameter.span.place}" if parameter.span else ""
+        raise refuse(
+            "E0416",
+            f"`{call.name}` cannot update `{parameter.name}`: {unfit}",
+            target.span,
+            notes=[f"{parameter.name}: {parameter.master}{declared}"],
+            help=f"another rule for it, before this one: `update {parameter.name.rpartition('.')[2]} -> adamw(…)`",
+        )
+    decayed = evolve(as_trained, decay=decay_of(call, parameter.decays))
+    return evolve(optimizer.update(call.arguments, decayed), rate=target.rule.index)
+
+
+def _no_rule(parameters: Sequence[Parameter], optimizer: Optimizer) -> Iterator[Diagnostic]:
+    """E0414, once for each declaration."""
+    seen = set()
+    for each in parameters:
+        if each.span not in seen:
+            seen.add(each.span)
+            yield Diagnostic(
+                "E0414",
+                f"no rule of optimizer `{optimizer.name}` applies to parameter `{each.name}`",
+                each.span,
+                help="end with a rule for all others: `update all -> adamw(…)`, or `freeze all`",
+            )
+
+
+def _idle(target: _Target, targets: Sequence[_Target], graph: Graph) -> Diagnostic:
+    """W0301: a target that applies to nothing, with the rules that precede it."""
+    notes: list[str] = []
+    help = "the model has none: remove it"
+    readers = Readers(with_inside(graph.nodes, graph.inside))
+    for parameter in graph.parameters:
+        if not parameter.buffer and target.matches(parameter, _trained(parameter, readers)):
+            first = next(each for each in targets if parameter in each.taken)
+            help = "move it before that rule, or remove it"
+            if len(notes) < MOST_SHOWN:
+                place = f" ({first.span.place})" if first.span else ""
+                notes.append(f"{parameter.name} is matched by `{first.rule}`{place} before")
+    message = f"`{target.text}` in `{target.rule}` applies to no parameter"
+    return Diagnostic("W0301", message, target.span, tuple(notes), help)

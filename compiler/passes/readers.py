@@ -1,0 +1,126 @@
+"""How a graph reads its inputs and parameters: as matrices, as tables, as indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+from attrs import frozen
+
+from partita.compiler.graph import Node, Value
+from partita.compiler.ops.pointwise import Pointwise
+from partita.compiler.ops.reduce import ArgMax
+from partita.dsl.types import Axis
+
+EQUAL = Pointwise("equal")
+# By axis, the axes that it is made of.
+Sources = Mapping[str, tuple[str, ...]]
+
+
+@frozen
+class Matrix:
+    """A parameter as its first product reads it: the axes that it sums, those along which the parameter is a stack of
+    matrices, and the rest.
+    """
+
+    inner: tuple[str, ...]
+    stacked: tuple[str, ...]
+    outer: tuple[str, ...]
+
+
+@frozen(eq=False)
+class Reader:
+    """A node that reads a tensor as its operand at `position`. If the operand is another form of the tensor, `axes`
+    gives the tensor's axes for each of its own.
+    """
+
+    node: Node
+    position: int
+    axes: Sources | None
+
+    def sources(self, names: Iterable[str]) -> Iterator[str]:
+        """The tensor's axes that axes of the operand are made of."""
+        return (source for name in names for source in ((name,) if self.axes is None else self.axes[name]))
+
+
+def with_inside(nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """The nodes, each after those in its body, if it is a scan."""
+    return [each for node in nodes for each in (*inside.get(node, ()), node)]
+
+
+class Readers:
+    """The readers of inputs and parameters, including those behind transparent operations. A dropout is not one of
+    these, even if it drops nothing.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.readers: dict[Value, list[Reader]] = {}
+        self.producers = {value: node for node in nodes for value in node.outputs}
+        roots: dict[Value, tuple[Value, Sources]] = {}
+        for node in nodes:
+            for position, value in enumerate(node.inputs):
+                root, axes = roots.get(value, (value, None))
+                self.readers.setdefault(root, []).append(Reader(node, position, axes))
+            if node.op.transparent:
+                (source,) = node.inputs
+                root, axes = roots.get(source, (source, None))
+                made = Reader(node, 0, axes)
+                sources = node.op.sources(source.type)
+                roots[node.output] = root, {new: tuple(made.sources(old)) for new, old in sources.items()}
+
+    def limit(self, value: Value) -> Axis | None:
+        """The axis that an integer input indexes; the shortest, if there are several."""
+        axes = []
+        for each in self.readers.get(value, ()):
+            node, position = each.node, each.position
+            ids = node.op.ids([operand.type for operand in node.inputs])
+            if ids is not None and ids[0] == position:
+                axes.append(ids[1])
+            elif node.op == EQUAL:
+                best = self.producers.get(node.inputs[1 - position])
+                if best is not None and isinstance(best.op, ArgMax):  # accuracy
+                    axes.append(best.inputs[0].type.axis(best.op.over))
+        return min(axes, key=lambda axis: axis.size) if axes else None
+
+    def ignored(self, value: Value) -> tuple[int, ...]:
+        """The ids of an input that stand for none where it is an index."""
+        found = {each.node.op.ignored for each in self.readers.get(value, ())}
+        return tuple(sorted(each for each in found if each is not None))
+
+    def decays(self, value: Value) -> bool:
+        """Whether a `dot` or an `embedding` reads a parameter."""
+        return any(each.node.op.reads_weights for each in self.readers.get(value, ()))
+
+    def fans(self, value: Value) -> tuple[int, int]:
+        """Fan-in, the axes its first `dot` sums over, and fan-out, the rest; without a `dot`, that is the last axis."""
+        sizes = value.type.shape
+        for each in self.readers.get(value, ()):
+            fans = each.node.op.fans(each.node.inputs[each.position].type)
+            if fans is not None:
+                return fans
+        return (prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)
+
+    def matrix(self, value: Value) -> Matrix | None:
+        """A parameter as its first product reads it; None if none does.
+
+        An axis of which a part is summed, because the parameter is split before the product, counts as summed.
+        """
+        for each in self.readers.get(value, ()):
+            found = each.node.op.matrix([operand.type for operand in each.node.inputs], each.position)
+            if found is not None:
+                inner, stacked = (set(each.sources(names)) for names in found)
+                names = value.type.names
+                return Matrix(
+                    tuple(name for name in names if name in inner),
+                    tuple(name for name in names if name in stacked - inner),
+                    tuple(name for name in names if name not in inner | stacked),
+                )
+        return None
+
+    def rows(self, value: Value) -> tuple[str, ...]:
+        """The axes of a table whose rows are looked up; empty if they are not."""
+        for each in self.readers.get(value, ()):
+            row = each.node.op.looked_up(each.position)
+            if row is not None:
+                return tuple(each.sources([row]))
+        return ()
