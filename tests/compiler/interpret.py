@@ -14,7 +14,7 @@ from tests.compiler.ops.own import FUNCTIONS
 
 
 def prepare(
-    nodes: Sequence[Node], given: Sequence[Value], wanted: Sequence[Value], step: int = 1
+    nodes: Sequence[Node], given: Sequence[Value], wanted: Sequence[Value], step: int = 1, rate: float = 0.0
 ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """The wanted values as a function of the given ones."""
     writer = Writer(("x", "c"), {value: Argument(f"x[{i}]", value.type) for i, value in enumerate(given)})
@@ -27,7 +27,7 @@ def prepare(
     body = [*writer.body(), f"return [{', '.join(results)}]"]
     source = HEADER.format(name="test") + "\n\ndef run(x, c):\n" + "\n".join(f"    {line}" for line in body)
     namespace: dict[str, object] = {}
-    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, rates=(0.0,), functions=FUNCTIONS)
+    context = Context(seed=0, device=torch.device("cpu"), step=step, update=step, rates=(rate,), functions=FUNCTIONS)
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:

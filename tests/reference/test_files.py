@@ -23,6 +23,7 @@ CASES = {
     "axes": ((), ("layout=heads_",), ("layout=both",), ("layout=keys",), ("layout=one",)),
     "batch": ((),),
     "buffers": ((), ("layout=plain_", "s.microbatches=1")),
+    "experts": ((), ("layout=exchanged",), ("layout=inner", "s.microbatches=3"), ("layout=places",)),
     "figures": ((), ("layout=across", "s.microbatches=2")),
     "images": ((), ("layout=spread_", "s.microbatches=2")),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),

@@ -78,6 +78,7 @@ def test_first_choices_have_slots_before_second_ones_and_then_positions():
     assert experts.load(order, 1, 1, torch.float32, 1).tolist() == [[4.0]]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_compiled_by_torch_they_compute_the_same():
     x, w, ids, d = rows(4, torch.float32)

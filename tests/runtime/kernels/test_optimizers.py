@@ -1,69 +1,112 @@
-"""Updates equal torch's own, step by step, however their tensors lie in memory."""
+"""Optimizers are those of others: twenty steps on a parameter, equal to 1e-6."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from partita.runtime.kernels.optimizers import adamw, sgd
+from partita.compiler.graph import Builder
+from partita.compiler.optimizers.registry import OPTIMIZERS, Trained
+from partita.compiler.passes.readers import Matrix
+from partita.dsl.types import Axis, Type
+from partita.runtime.kernels.dtypes import DTYPES
+from tests.compiler.interpret import prepare
 
-STEPS = 4
-Laid = Callable[[torch.Tensor], torch.Tensor]
-
-
-def straight(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-def sliced(x: torch.Tensor) -> torch.Tensor:
-    """As a part of something larger: such a tensor takes another path than torch's fused kernel."""
-    larger = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
-    part = larger[..., : x.shape[-1]]
-    part.copy_(x)
-    return part
+STEPS, RATE = 20, 0.01
 
 
-def drawn(seed: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A parameter, and a gradient for each step."""
-    generator = torch.Generator().manual_seed(seed)
-    first, *gradients = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS + 1))
-    return first, gradients
+def start(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 4
 
 
-def torchs(kind: type[torch.optim.Optimizer], first: torch.Tensor, gradients: list[torch.Tensor], **arguments: object):
-    """The parameter after each step of torch's optimizer, whose rate grows from step to step."""
-    parameter = first.clone().requires_grad_()
-    optimizer = kind([parameter], **arguments)
-    for number, gradient in enumerate(gradients, 1):
-        optimizer.param_groups[0]["lr"] = 0.03 * number
-        parameter.grad = gradient.clone()
+def gradient(shape: tuple[int, ...], step: int) -> Tensor:
+    """Of changing size: some steps are clipped."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(10 + step)) * (1 + step % 3)
+
+
+def ours(name: str, shape: tuple[int, ...], decay: float = 0.0, **arguments: Any) -> Tensor:
+    """The parameter after all steps, by the operations that the compiler would emit."""
+    type = Type("f32", tuple(Axis(f"a{i}", size) for i, size in enumerate(shape)))
+    record = OPTIMIZERS[name]
+    given = {each.name: each.default for each in record.settings} | arguments
+    # A weight as torch keeps it, [out, in]: the last axis is summed.
+    matrix = Matrix(type.names[1:], (), type.names[:1]) if len(shape) > 1 else None
+    op = record.update(given, Trained(type=type, decay=decay, matrix=matrix, rows=()))
+    build = Builder()
+    values = [build.value(f"v{i}", each) for i, each in enumerate((type, type, *op.state_types(type)))]
+    operands = op.operands(build, type, values[0], values[1], values[2:])
+    results = build.apply_all(op, *values, *operands)
+    tensors = [start(shape), start(shape), *(torch.zeros(v.type.shape, dtype=DTYPES[v.type.dtype]) for v in values[2:])]
+    for step in range(1, STEPS + 1):
+        tensors[1] = gradient(shape, step)
+        prepare(build.nodes, values, results, step, RATE)(tensors)
+    return tensors[0]
+
+
+def theirs(make: Any, shape: tuple[int, ...]) -> Tensor:
+    """The parameter after all steps of another implementation."""
+    parameter = torch.nn.Parameter(start(shape))
+    optimizer = make([parameter])
+    for step in range(1, STEPS + 1):
+        parameter.grad = gradient(shape, step)
         optimizer.step()
-        yield parameter.detach().clone()
+    return parameter.detach()
 
 
-@pytest.mark.parametrize("laid", [straight, sliced])
-@pytest.mark.parametrize("decay", [0.0, 0.4])
-def test_adamw(laid: Laid, decay: float):
-    first, gradients = drawn(1)
-    # An epsilon that counts beside the root of the second moment.
-    arguments = {"betas": (0.7, 0.95), "eps": 0.3, "weight_decay": decay}
-    expected = torchs(torch.optim.AdamW, first, gradients, lr=0.0, **arguments)
-    parameter, mean, square = laid(first), laid(torch.zeros_like(first)), laid(torch.zeros_like(first))
-    for number, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True), 1):
-        adamw(parameter, gradient, mean, square, 0.03 * number, number, 0.7, 0.95, 0.3, decay)
-        torch.testing.assert_close(parameter, wanted, rtol=1e-12, atol=1e-12)
+def same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("laid", [straight, sliced])
-@pytest.mark.parametrize("decay", [0.0, 0.4])
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.8, False), (0.8, True)])
-def test_sgd(laid: Laid, decay: float, momentum: float, nesterov: bool):
-    first, gradients = drawn(2)
-    arguments = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
-    expected = torchs(torch.optim.SGD, first, gradients, lr=0.0, **arguments)
-    parameter, buffer = laid(first), laid(torch.zeros_like(first)) if momentum else None
-    for number, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True), 1):
-        sgd(parameter, gradient, buffer, 0.03 * number, momentum, nesterov, decay)
-        torch.testing.assert_close(parameter, wanted, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (7,)])
+def test_adafactor_is_that_of_torch(shape: tuple[int, ...]):
+    def make(parameters):
+        return torch.optim.Adafactor(parameters, lr=RATE, eps=(1e-7, 1e-3), weight_decay=0.1)
+
+    same(ours("adafactor", shape, 0.1), theirs(make, shape))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
+def test_muon_is_that_of_torch_in_whole_precision(
+    shape: tuple[int, ...], adjust: str, nesterov: bool, monkeypatch: pytest.MonkeyPatch
+):
+    # torch orthogonalizes in bf16.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+
+    def make(parameters):
+        return torch.optim.Muon(parameters, lr=RATE, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn=adjust)
+
+    same(ours("muon", shape, 0.1, nesterov=nesterov, adjust=adjust), theirs(make, shape))
+
+
+def test_lion_is_that_of_its_authors_formula():
+    """Algorithm 2 of Chen et al., as lion-pytorch has it."""
+    parameter, mean = start((6, 10)), torch.zeros(6, 10)
+    for step in range(1, STEPS + 1):
+        now = gradient((6, 10), step)
+        parameter.mul_(1 - RATE * 0.1)
+        parameter.add_(mean.clone().mul_(0.9).add(now, alpha=0.1).sgn_(), alpha=-RATE)
+        mean.mul_(0.99).add_(now, alpha=0.01)
+    same(ours("lion", (6, 10), 0.1), parameter)
+
+
+def test_rowwise_adagrad_with_rows_of_one_element_is_adagrad():
+    def make(parameters):
+        return torch.optim.Adagrad(parameters, lr=RATE, eps=1e-8)
+
+    same(ours("rowwise_adagrad", (7, 1)), theirs(make, (7, 1)))
+    same(ours("rowwise_adagrad", (7,)), theirs(make, (7,)))
+
+
+def test_eight_bits_are_those_of_torchao():
+    """But for an element between two codes, which rounding sends to the other."""
+    optim = pytest.importorskip("torchao.optim")
+    with torch.compiler.set_stance("force_eager"):
+        expected = theirs(lambda parameters: optim.AdamW8bit(parameters, lr=RATE, weight_decay=0.1), (32, 256))
+    difference = (ours("adamw_8bit", (32, 256), 0.1) - expected).abs()
+    assert float(difference.max()) < 1e-4
+    assert float(difference.flatten().sort().values[-10]) < 1e-6
