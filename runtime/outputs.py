@@ -26,6 +26,8 @@ def outputs(given: Spec, parameters: Tensors, inputs: Tensors, names: Sequence[s
     has another shape than the file says.
     """
     model, _ = given.trained
+    if model.operations:
+        raise ValueError("outputs of a model with operations of its own are not supported yet")
     plan = Plan(given, compile_outputs(single(given), names), None)
     program = plan.program
     (stage,) = program.stages

@@ -103,7 +103,8 @@ class Training:
                 self.evaluate(number)
         with torch.no_grad():
             walk = Walk(self.model, self.batch(1), self.parameters, self.train.seed, 0, training=False)
-            self.outputs = walk.outputs() if self.model.outputs else {}
+            compared = self.model.outputs and not self.model.operations
+            self.outputs = walk.outputs() if compared else {}
         return self
 
     # ------------------------------------------------------------ steps
