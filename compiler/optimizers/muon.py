@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, aligned_rules, op
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.optimizers.registry import Optimizer, Trained, register, with_larger_eps
-from partita.compiler.passes.readers import Matrix
+from partita.compiler.optimizers.registry import Matrix, Optimizer, Trained, register, with_larger_eps
 from partita.dsl.builtins import BETA, DECAY, LR, POSITIVE, WEIGHT_DECAY, Flag, Keyword, Number, Setting
 from partita.dsl.types import Type
 

@@ -12,12 +12,22 @@ from typing import Any, cast
 from attrs import frozen
 
 from partita.compiler.ops.optimizer import Update
-from partita.compiler.passes.readers import Matrix
 from partita.dsl import builtins
 from partita.dsl.builtins import Signature
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
 from partita.dsl.types import Type
+
+
+@frozen
+class Matrix:
+    """A parameter as its first product reads it: the axes that it sums, those along which the parameter is a stack of
+    matrices, and the rest.
+    """
+
+    inner: tuple[str, ...]
+    stacked: tuple[str, ...]
+    outer: tuple[str, ...]
 
 
 @frozen(kw_only=True)

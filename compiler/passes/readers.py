@@ -10,22 +10,12 @@ from attrs import frozen
 from partita.compiler.graph import Node, Value
 from partita.compiler.ops.pointwise import Pointwise
 from partita.compiler.ops.reduce import ArgMax
+from partita.compiler.optimizers.registry import Matrix
 from partita.dsl.types import Axis
 
 EQUAL = Pointwise("equal")
 # By axis, the axes that it is made of.
 Sources = Mapping[str, tuple[str, ...]]
-
-
-@frozen
-class Matrix:
-    """A parameter as its first product reads it: the axes that it sums, those along which the parameter is a stack of
-    matrices, and the rest.
-    """
-
-    inner: tuple[str, ...]
-    stacked: tuple[str, ...]
-    outer: tuple[str, ...]
 
 
 @frozen(eq=False)

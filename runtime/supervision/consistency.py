@@ -189,7 +189,7 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 
 # Fields that do not change the meaning: locations, names, how something was found.
-PLACES = frozenset(("span", "spans", "loss_span", "path_spans"))
+PLACES = frozenset(("span", "spans", "loss_span", "path_spans", "target_spans"))
 _ASIDE: Mapping[type, frozenset[str]] = {
     Program: frozenset(("source",)),
     RankProgram: frozenset(("instructions",)),

@@ -1,7 +1,7 @@
 """parse∘print is the identity on trees; formatting keeps trees and comments, and is idempotent."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from partita.dsl import tree
 from partita.dsl.diagnostic import Refused
@@ -44,6 +44,7 @@ def test_formatting_keeps_the_tree_and_the_comments_and_is_idempotent(pair):
 
 
 @given(files)
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_formatted_lines_are_clean_and_short(item):
     once = format_text(" ".join(words(item)))
     assert once == "" or (once.endswith("\n") and not once.startswith("\n") and "\n\n\n" not in once)

@@ -35,6 +35,7 @@ FITTING = {
     "axis": AXES,
     "axes": AXES,
     "number": NUMBERS,
+    "numbers": [*NUMBERS, "[]", "[1, 2]", "[[1, 0], 2]", "[[1, 2, 3]]"],
     "flag": ["true", "false"],
     "dtype": ["f32", "bf16", "i64", "bool"],
 }

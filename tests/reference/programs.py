@@ -1354,10 +1354,12 @@ class Maker:
 
     def optimizer_rules(self, blocks: Sequence[str], model: str) -> list[str]:
         """Rules for parameters, blocks, repeats and classes, and one for the rest."""
-        whole = "\n".join((*blocks, model))
         names = [name for found in re.findall(r"param ([\w, ]+):", model) for name in found.split(", ")]
-        names += [block.name for block in self.blocks if f"{block.name}(" in model and "param " in whole]
-        names += re.findall(r"repeat .* as (\w+) \{", model)
+        own = [re.match(r"block (\w+)\(", text) for text in blocks if "param " in text]
+        names += [found[1] for found in own if found and f"{found[1]}(" in model]
+        names += [
+            name for name, body in re.findall(r"repeat .* as (\w+) \{\n((?:    .*\n)*)", model) if "param " in body
+        ]
         rules = []
         for _ in range(self.random.randint(0, 3)):
             target = self.one((*("matrices", "vectors", "embeddings"), *names, *names))

