@@ -45,6 +45,10 @@ class Evaluated:
 CLOSE, NOISE = 1e-9, 1e-12  # of a judgement that rounding may turn round: to the bound, and of what is but rounding
 
 
+class Boundless(Exception):
+    """Nothing says what a random integer must be below."""
+
+
 class Ended(Exception):
     """The run has ended at a bad step."""
 
@@ -228,6 +232,8 @@ class Training:
         word = drawn.words(self.train.seed, purpose, number, name, prod(reading.type.shape))
         if reading.type.is_float:
             return drawn.normal(word).reshape(reading.type.shape)
+        if reading.type.dtype != "bool" and not reading.limits:
+            raise Boundless(name)
         limit = 2 if reading.type.dtype == "bool" else min(reading.limits)
         return drawn.integers(word, limit).reshape(reading.type.shape)
 
