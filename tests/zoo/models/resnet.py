@@ -31,13 +31,6 @@ CONFIG = ResNetConfig(
 )
 
 
-class Training(ResNetForImageClassification):
-    """Normalizes by the figures of the batch, as in training."""
-
-    def eval(self) -> Training:
-        return self.train()
-
-
 def norm(ours: str, theirs: str, axis: str) -> str:
     return f"""
         {ours}.scale = {theirs}.weight [{axis}]
@@ -88,14 +81,20 @@ WEIGHTS = "\n".join(
 )
 
 
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch["image"].reshape(-1, 3, 32, 32).double()).logits, batch["label"])
+def logits(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch["image"].reshape(-1, 3, 32, 32).double()).logits
 
 
-RESNET = Against(
-    file="resnet.par", overrides=SIZES, theirs=lambda: Training(CONFIG).double(), weights=WEIGHTS, loss=loss
+def loss(logits: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(logits, batch["label"])
+
+
+MODEL = Against(
+    file="resnet.par",
+    overrides=SIZES,
+    theirs=lambda: ResNetForImageClassification(CONFIG).double(),
+    weights=WEIGHTS,
+    logits=logits,
+    loss=loss,
+    training=True,
 )
-
-
-def test_the_same_numbers():
-    RESNET.same_numbers()
