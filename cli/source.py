@@ -12,9 +12,12 @@ from partita.dsl.load import load
 from partita.dsl.spec import Spec
 
 
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, overrides, and the directory that imports may not leave."""
-    parser.add_argument("file", metavar="FILE", help="a .par file")
+def add_source_arguments(parser: argparse.ArgumentParser, optional: str | None = None) -> None:
+    """FILE, overrides, and the directory that imports may not leave. `optional` says what FILE is, if it is optional."""
+    if optional is None:
+        parser.add_argument("file", metavar="FILE", help="a .par file")
+    else:
+        parser.add_argument("file", metavar="FILE", nargs="?", help=optional)
     parser.add_argument(
         "overrides",
         nargs="*",
