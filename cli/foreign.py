@@ -13,6 +13,7 @@ from partita.cli.compiled import compile_or_report
 from partita.cli.importing import training_lines
 from partita.cli.number_format import bytes_text
 from partita.cli.source import load_or_report, report
+from partita.compiler.graph import without_iterations
 from partita.dsl import tree
 from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import Refused, refuse, shown
@@ -124,15 +125,18 @@ def _as_json(made: ForeignImport) -> dict[str, Any]:
 
 def _lines(made: ForeignImport) -> list[str]:
     """What was taken from where, the tensors of repeated layers on one line."""
-    rows = [
-        ((", ".join(part.name for part in each.tensor.parts), each.name), (each.dtype, each.tensor.shape))
+    found = families(
+        (
+            (each.name,),
+            (
+                ", ".join(without_iterations(part.name) for part in each.tensor.parts),
+                f"{each.dtype}{list(each.tensor.shape)}",
+            ),
+        )
         for each in made.found
-    ]
-    found = families(rows)
-    width = max((len(row.names[0]) for row in found), default=0)
-    lines = [
-        f"{row.names[0]:<{width}}  ←  {shown(row.names[1])}  {row.shared[0]}{list(row.shared[1])}" for row in found
-    ]
+    )
+    width = max((len(row.shared[0]) for row in found), default=0)
+    lines = [f"{row.shared[0]:<{width}}  ←  {shown(row.names[0])}  {row.shared[1]}" for row in found]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more; --json lists them all"]
     begun = [row.names[0] for row in families(((name,), None) for name in made.begun)]

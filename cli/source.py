@@ -13,7 +13,7 @@ from partita.dsl.spec import Spec
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, optional: str | None = None) -> None:
-    """FILE, overrides, and the directory that imports may not leave. `optional` says what FILE is, if it is optional."""
+    """FILE, which is `optional` if that says what it is; overrides; and the directory that imports may not leave."""
     if optional is None:
         parser.add_argument("file", metavar="FILE", help="a .par file")
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from partita.compiler.graph import without_iterations
 from partita.compiler.program import Program
@@ -46,7 +46,7 @@ def seen_as_theirs(ours: torch.Tensor, part: Part) -> torch.Tensor:
     names = [*part.type.names]
     order = [names.index(name) for name in part.order]
     alone = [names.index(name) for name in part.index]
-    return ours.permute(*order, *alone).view([part.type.axis(name).size for name in part.order])
+    return ours.permute([*order, *alone]).view([part.type.axis(name).size for name in part.order])
 
 
 def seen_as_ours(theirs: torch.Tensor, part: Part, joined: int | None) -> torch.Tensor:
@@ -145,10 +145,11 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
             raise refuse("E0409", f"`--only` names no parameter: `{path}`", help=suggestion(path, known))
     named_types = {part.name: part.type for tensor in tensors for part in tensor.parts}
     for name, type in named_types.items():
-        if parameters.get(name) != type:
-            there = f"and is {parameters[name]} in the checkpoint" if name in parameters else "which there is not"
+        there = parameters.get(name)
+        if there is None or (there.axes, there.is_float) != (type.axes, type.is_float):
+            told = f"and is {there} in the checkpoint" if there is not None else "which the checkpoint lacks"
             message = f"`weights {weights.name}` is of another model"
-            raise refuse("E0809", message, notes=[f"{name} is {type} in the file, {there}"])
+            raise refuse("E0809", message, notes=[f"{name} is {type} in the file, {told}"])
     unnamed = [name for name in wanted if name not in named_types]
     if unnamed:
         count = "1 parameter" if len(unnamed) == 1 else f"{len(unnamed):,} parameters"
@@ -156,8 +157,8 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
             "E0809",
             f"`weights {weights.name}` says nothing of {count}",
             weights.span,
-            _families(unnamed),
-            "add lines for them; or `--only PATH,…` names those that are meant",
+            notes=_families(unnamed),
+            help="add lines for them; or `--only PATH,…` names those that are meant",
         )
     chosen = []
     for tensor in tensors:
@@ -167,7 +168,9 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
             message = f"`--only` names `{inside[0]}`, but not `{other}`, which is in the same tensor of theirs"
             raise refuse("E0409", message, help="name both")
         if inside:
-            chosen.append(tensor)
+            # The compute dtype, which the file calls f32, is the precision's.
+            parts = tuple(evolve(part, type=parameters[part.name]) for part in tensor.parts)
+            chosen.append(evolve(tensor, parts=parts))
     return chosen
 
 
@@ -182,17 +185,15 @@ def _prefix(files: ForeignFiles, names: Sequence[Sequence[str]]) -> tuple[Callab
     A model without its head is saved without the part that names it; wrappers put one in front.
     """
     missing = [each for each in names if not any(name in files for name in each)]
-    if missing:
-        first = missing[0][0].partition(".")[0] + "."
-        if all(any(each.startswith(first) and each[len(first) :] in files for each in every) for every in missing):
-            lacking = {name for every in missing for name in every}
-            return lambda name: name.removeprefix(first) if name in lacking else name, f"lack `{first}`"
-        for name in files.names():
-            head = name.partition(".")[0] + "."
-            if name != head and all(any(head + each in files for each in every) for every in missing):
-                if len(missing) == len(names):
-                    return lambda name: head + name, f"begin with `{head}`"
-                break
+    if not missing:
+        return lambda name: name, ""
+    first = f"{missing[0][0].partition('.')[0]}."
+    if all(any(name.startswith(first) and name[len(first) :] in files for name in every) for every in missing):
+        lacking = {name for every in missing for name in every}
+        return lambda name: name.removeprefix(first) if name in lacking else name, f"lack `{first}`"
+    head = f"{files.names()[0].partition('.')[0]}." if files.names() else ""
+    if len(missing) == len(names) and all(any(head + name in files for name in every) for every in missing):
+        return lambda name: head + name, f"begin with `{head}`"
     return lambda name: name, ""
 
 
@@ -243,8 +244,9 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
         "E0811",
         f"{len(lost):,} of {len(files.names()):,} tensors in {name} are not in `weights {weights.name}`",
         weights.span,
-        few(notes),
-        (f"is it `{near}`? " if near else "") + f'`skip "{shown(lost[0])}"` drops one knowingly; `*` matches any text',
+        notes=few(notes),
+        help=(f"is it `{near}`? " if near else "")
+        + f'`skip "{shown(lost[0])}"` drops one knowingly; `*` matches any text',
     )
 
 
@@ -262,8 +264,11 @@ def _refuse_others(files: ForeignFiles, found: Iterable[Found], rename: Callable
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    pairs = zip(one.reshape(-1).split(BLOCK), two.reshape(-1).split(BLOCK), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
+    return all(torch.equal(a, b) for a, b in zip(_blocks(one), _blocks(two), strict=True))
+
+
+def _blocks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return torch.split(tensor.reshape(-1), BLOCK)
 
 
 def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[Found]) -> None:
@@ -273,7 +278,7 @@ def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[Found]) -> N
         dtype = each.tensor.parts[0].type.dtype
         count, first, value = 0, 0, 0.0
         flat = files.read(each.name).reshape(-1)
-        for start, block in zip(range(0, len(flat) or 1, BLOCK), flat.split(BLOCK), strict=True):
+        for start, block in zip(range(0, len(flat) or 1, BLOCK), _blocks(flat), strict=True):
             wrong = ~(block.isfinite() & block.to(DTYPES[dtype]).isfinite())
             bad = int(wrong.sum())
             if bad and not count:
