@@ -138,7 +138,7 @@ def chosen_tensors(weights: Weights, parameters: Mapping[str, Type], only: Seque
     Raises Refused (E0409) if a path names none, and (E0809) if a parameter has no counterpart, or another type.
     """
     tensors = list(weights.tensors())
-    wanted = {name for name in parameters if not only or any(named(path, name) for path in only)}
+    wanted = {name: None for name in parameters if not only or any(named(path, name) for path in only)}
     for path in only:
         if not any(named(path, name) for name in parameters):
             known = {part for name in parameters for part in without_iterations(name).split(".")}
@@ -239,7 +239,7 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
     if not lost:
         return
     notes = [shown(row.names[0]) for row in families(((each,), None) for each in lost)]
-    near = nearest(lost[0], [each for each in known if each not in files])
+    near = nearest(lost[0], sorted(each for each in known if each not in files))
     raise refuse(
         "E0811",
         f"{len(lost):,} of {len(files.names()):,} tensors in {name} are not in `weights {weights.name}`",
