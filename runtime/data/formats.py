@@ -97,7 +97,9 @@ def _is_safetensors(path: Path, head: bytes, size: int) -> bool:
         return False
 
 
-NPY = Format("a numpy array (.npy)", _is_npy, "write its numbers alone: `numpy.load(path).astype(dtype).tofile(…)`")
+NPY = Format(
+    "a numpy array (.npy)", _is_npy, "name it `….npy`, for `tokens`; `arrays` reads archives of them: `numpy.savez`"
+)
 NPZ = Format("a numpy archive (.npz)", _is_npz, '`arrays("…")` reads it, an array for each input of the model')
 FORMATS = (
     NPY,

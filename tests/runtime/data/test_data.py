@@ -294,7 +294,7 @@ WRONG = {
     "no file": (texts("nothing/*.txt"), WINDOWS, "E0601", "no file matches `nothing/*.txt`"),
     "empty name": (texts(""), WINDOWS, "E0601", "not the name of a file"),
     "a folder": (tokens("corpus"), WINDOWS, "E0601", "no file matches"),
-    "several files": (tokens("corpus/*.txt"), WINDOWS, "E0601", "matches 2 files"),
+    "several files": (arrays("*.npz"), ARRAYS, "E0601", "but exactly one is needed"),
     "climbs out": (texts("../*.txt"), WINDOWS, "E0602", "leads out"),
     "climbs out within": (texts("corpus/../../*.txt"), WINDOWS, "E0602", "leads out"),
     "absolute": (tokens("/etc/passwd"), WINDOWS, "E0602", "leads out"),
@@ -496,7 +496,8 @@ def test_files_of_other_formats_are_refused_by_name(tmp_path: Path) -> None:
     for name, words in saved(tmp_path).items():
         for bare in (name, f"{Path(name).stem}.disguised"):  # its content says what a file is, not its name
             (tmp_path / name).rename(tmp_path / bare)
-            calls = [tokens(bare), tokens(bare, "u8"), texts(bare)]
+            read = [] if bare.endswith(".npy") else [tokens(bare), tokens(bare, "u8")]
+            calls = [*read, texts(bare)]
             for settings in calls if "numpy" in words else [*calls, arrays(bare)]:
                 with pytest.raises(Refused) as caught:
                     open_dataset(settings, limited, 0, tmp_path)
