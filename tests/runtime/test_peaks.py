@@ -49,7 +49,7 @@ def planned(body: str) -> Plan:
         (" {\n  device = device(flops = 1TFLOP/s, memory = 1GiB, bandwidth = 1GB/s)\n}", CPU, 2e12),
     ],
 )
-def test_the_peak_is_that_of_the_device_that_the_mesh_names(body: str, device: torch.device, peak: float | None) -> None:
+def test_the_peak_is_that_of_the_device_of_the_mesh(body: str, device: torch.device, peak: float | None) -> None:
     assert planned(body).peak_flops(device) == peak
 
 
