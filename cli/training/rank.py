@@ -141,7 +141,8 @@ class _Rank:
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
         paced = plan.ranks > 1
-        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
+        number = identity.rank
+        rank = Rank(plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True)
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = Checkpoints(rank, settings, say, planned.data.files) if settings is not None else None
         if checkpoints is not None:
