@@ -8,6 +8,7 @@ from importlib.util import find_spec
 EXTRAS = {
     "run": ("torch", "numpy", "safetensors"),
     "plot": ("matplotlib", "numpy"),
+    "data": ("pyarrow", "tokenizers"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -145,7 +145,18 @@ def check_limit(
     largest, smallest = int(ids.max()), int(ids.min())
     if smallest < 0:
         raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span)
-    if largest >= given.limit:
+    check_largest(largest, given, what, span, describe)
+
+
+def check_largest(
+    largest: int,
+    given: Input,
+    what: str,
+    span: Span | None,
+    describe: Callable[[int], str] = lambda number: f"the id {number}",
+) -> None:
+    """Refuse (E0605) a largest id that is out of range."""
+    if given.limit is not None and largest >= given.limit:
         grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
         raise refuse(
             "E0605",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.arange(2000, dtype="<u2").tofile(root / "train.bin")
     images = np.arange(53 * 4, dtype=np.float64).reshape(53, 4)
     labels = (np.arange(53) % 10).astype(np.uint8)
+    lines = [TEXT[start : start + 100] for start in range(0, 3000, 100)]
+    (root / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    pyarrow.parquet.write_table(pyarrow.table({"text": lines}), root / "rows.parquet")
     np.savez(root / "digits.npz", image=images, label=labels, mask=np.array([True, False, True, True]))
     return root
 
@@ -78,6 +83,8 @@ OPENED = {
     "text of characters": (call("text", glob="corpus/*.txt", alphabet="chars", holdout=HELD), WINDOWS),
     "stdlib": (call("stdlib", holdout=HELD), WINDOWS),
     "tokens": (call("tokens", path="train.bin", dtype="u16", holdout=HELD), (ids("tokens", limit=2000),)),
+    "jsonl": (call("jsonl", glob="*.jsonl", field="text", holdout=HELD), WINDOWS),
+    "parquet": (call("parquet", glob="*.parquet", column="text", holdout=HELD), WINDOWS),
     "arrays": (call("arrays", path="digits.npz", holdout=HELD), ARRAYS),
     "random": (call("random"), NOISE),
 }
