@@ -62,8 +62,8 @@ def proxy_of(
     """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
 
     Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
-    full program. The axes `kept` are not shrunk, and those of the inputs are up to `longer` times as long as need
-    be.
+    full program. The axes `kept` are not shrunk, and those of the inputs are up to `longer` times as
+    long as need be.
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
