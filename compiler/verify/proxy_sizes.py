@@ -123,7 +123,7 @@ class Axes:
     tables: frozenset[str]
     even: frozenset[str]
     parameters: frozenset[str]
-    inputs: frozenset[str]
+    inputs: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
 
 
