@@ -98,7 +98,7 @@ class Mixture:
     def _dealt(self, seed: int, block: int) -> np.ndarray:
         """The source of each row of a block."""
         counts = [self._count(block + 1, each) - self._count(block, each) for each in range(len(self.sources))]
-        order = np.argsort(words(stream(seed, "mix", block), 0, BLOCK), kind="stable")
+        order = np.argsort(words(stream(seed, "mixture", block), 0, BLOCK), kind="stable")
         return np.repeat(np.arange(len(counts)), counts)[order]
 
     def _count(self, blocks: int, source: int) -> int:
