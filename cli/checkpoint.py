@@ -65,7 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
     what = "the file to write; with --as, the directory"
     export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=what)
-    export.add_argument("--states", action="store_true", help="include optimizer state")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--states", action="store_true", help="include optimizer state")
+    which.add_argument(
+        "--weights",
+        choices=("trained", "ema"),
+        default="trained",
+        help="which to write: those that were trained (default), or the mean that `ema` keeps of them",
+    )
     add_foreign_arguments(export, export=True)
     what = "the .par file with `weights` (default: what the checkpoint was trained from)"
     add_source_arguments(export, what)
@@ -107,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
     given = vars(arguments)
-    if given.get("weights") is not None:
+    if given.get("program") is not None:
         for name in ("names", "strict", "states"):
             if given.get(name):
                 return f"--{name} does not go with --as"
@@ -282,7 +289,7 @@ def _export(arguments: argparse.Namespace) -> int:
     path, step = _chosen(arguments)
     names = read_names(arguments.names) if arguments.names else {}
     try:  # before everything is read
-        if arguments.weights is None:
+        if arguments.program is None:
             check_place(arguments.output)
         elif arguments.output.exists() and any(arguments.output.iterdir()):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -293,9 +300,9 @@ def _export(arguments: argparse.Namespace) -> int:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
     with Commit(path, manifest) as commit:
         try:
-            if arguments.weights is not None:
+            if arguments.program is not None:
                 return export_as(arguments, commit)
-            size = export(commit, arguments.output, names, arguments.states)
+            size = export(commit, arguments.output, names, arguments.states, arguments.weights)
         except OSError as error:
             return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
@@ -308,7 +315,7 @@ def _cannot_write(path: Path, error: OSError) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    if arguments.weights is not None:
+    if arguments.program is not None:
         return import_as(arguments)
     from partita.runtime.checkpoint.exchange import import_file
     from partita.runtime.checkpoint.names import read_names

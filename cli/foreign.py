@@ -42,7 +42,7 @@ CONFIG = "config.json"
 
 def add_foreign_arguments(parser: argparse.ArgumentParser, export: bool) -> None:
     """The options of an import or export under the names of another program."""
-    parser.add_argument("--as", dest="weights", metavar="NAME", help="the names of `weights NAME` in the .par file")
+    parser.add_argument("--as", dest="program", metavar="NAME", help="the names of `weights NAME` in the .par file")
     what = "only the parameters with these names, or in these blocks and repeats"
     parser.add_argument("--only", metavar="PATH,…", type=lambda text: text.split(","), default=[], help=what)
     if export:
@@ -73,7 +73,7 @@ def import_as(arguments: argparse.Namespace) -> int:
     state = compile_or_report(arguments)
     if state is None:
         return 1
-    weights = _declared(state.spec.weights, arguments.weights, state.spec.source)
+    weights = _declared(state.spec.weights, arguments.program, state.spec.source)
     wanted = manifest_of(state.spec, state.program)
     step = 0 if arguments.step is None else arguments.step
     source = arguments.tensors
@@ -154,12 +154,12 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
 
     manifest = commit.manifest
     if arguments.file is None:
-        weights = _remembered(manifest, arguments.weights)
+        weights = _remembered(manifest, arguments.program)
     else:
         spec = load_or_report(arguments)
         if spec is None:
             return 1
-        weights = _declared(spec.weights, arguments.weights, spec.source)
+        weights = _declared(spec.weights, arguments.program, spec.source)
     config = arguments.config or commit.path / CONFIG
     more = {}
     if arguments.config is not None or config.is_file():
@@ -167,7 +167,14 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
         dtype = arguments.dtype or (floats.pop() if len(floats) == 1 else None)
         more[CONFIG] = with_dtype(_config(config), dtype)
     count, size = export_foreign(
-        commit, arguments.output, weights, arguments.only, arguments.dtype, arguments.shard_size, more
+        commit,
+        arguments.output,
+        weights,
+        arguments.weights,
+        arguments.only,
+        arguments.dtype,
+        arguments.shard_size,
+        more,
     )
     print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
     if not more:
@@ -176,7 +183,7 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
 
 
 def _remembered(manifest: Manifest, name: str) -> Weights:
-    """The declaration in the files that a checkpoint was trained from. Raises Refused (E0302, E0817)."""
+    """The declaration in the files that a checkpoint was trained from. Raises Refused (E0302, E0818)."""
     given = Report()
     parsed = [parse_file(Source(name, text), Report()) for name, text in manifest.sources.items()]
     written = {each.name.text: each for file in parsed for each in file.declarations if isinstance(each, tree.Weights)}
@@ -187,7 +194,7 @@ def _remembered(manifest: Manifest, name: str) -> Weights:
     def number(expression: tree.Path | tree.Call) -> Quantity:
         message = f"a name in `weights {name}` depends on `{expression.span.text}`, which the command line may have set"
         help = "name the .par file after the directory, with the same overrides as for the run"
-        raise refuse("E0817", message, expression.span, help=help)
+        raise refuse("E0818", message, expression.span, help=help)
 
     types = {each.name: each.type for each in manifest.tensors if "/" not in each.name}
     found = Checker(manifest.model, parameters_in(types), number, given).weights(written[name])

@@ -20,11 +20,20 @@ from partita.dsl.correspondence import Part, Theirs, Weights
 from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.report import nearest, suggestion
 from partita.dsl.types import Type
-from partita.runtime.checkpoint.exchange import FLOAT_CODES, INTEGER_CODES, commit_tensors, few, is_state, on_one_rank
+from partita.runtime.checkpoint.exchange import (
+    FLOAT_CODES,
+    INTEGER_CODES,
+    commit_tensors,
+    few,
+    is_state,
+    on_one_rank,
+    weights_of,
+)
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.foreign_files import ForeignFiles, shards, write_files
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.manifest import Manifest, Tensor
+from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.shards import Entry
 from partita.runtime.checkpoint.store import commit_name
@@ -93,12 +102,13 @@ def import_foreign(
     """Make a commit of a model from another program's files, as if it had been saved after `step`.
 
     With `only`, what these paths do not name begins as the file says. Optimizer states are zero. Raises Refused (E0802,
-    E0803, E0808, E0809, E0811, E0813, E0816), OSError.
+    E0803, E0808, E0809, E0811, E0813, E0817), OSError.
     """
     manifest = on_one_rank(wanted, step)
     parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
     chosen = chosen_tensors(weights, parameters, only)
     records = {each.name: each for each in program.parameters}
+    means = {mean_name(name): name for name in records}
     try:
         with ForeignFiles(source) as files:
             rename, renamed = _prefix(files, [tensor.names for tensor in weights.tensors()])
@@ -113,14 +123,15 @@ def import_foreign(
 
             def read(tensor: Tensor) -> torch.Tensor:
                 dtype = DTYPES[tensor.type.dtype]
-                if is_state(tensor):
+                name = means.get(tensor.name, tensor.name)  # which begin as the parameters
+                if name not in records:
                     return torch.zeros(tensor.type.shape, dtype=dtype)
-                if tensor.name not in parts:
-                    record = records[tensor.name]
+                if name not in parts:
+                    record = records[name]
                     array = initial(record.initial, record.type, manifest.seed, record.name, record.fans)
                     return torch.from_numpy(array).to(dtype).contiguous()
                 ours = torch.empty(tensor.type.shape, dtype=dtype)
-                for each, part in parts[tensor.name]:
+                for each, part in parts[name]:
                     theirs = files.read(each.name)
                     seen_as_theirs(ours, part).copy_(seen_as_ours(theirs, part, each.tensor.joined))
                 return ours
@@ -251,7 +262,7 @@ def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename:
 
 
 def _refuse_others(files: ForeignFiles, found: Iterable[Found], rename: Callable[[str], str]) -> None:
-    """Refuse (E0816) tensors that are there under several names, and differ."""
+    """Refuse (E0817) tensors that are there under several names, and differ."""
     for each in found:
         for other in map(rename, each.tensor.names):
             if other == each.name or other not in files:
@@ -260,7 +271,7 @@ def _refuse_others(files: ForeignFiles, found: Iterable[Found], rename: Callable
             if one.dtype != two.dtype or one.shape != two.shape or not _same(one, two):
                 message = f"`{shown(each.name)}` and `{shown(other)}` differ"
                 help = "names in one line are those of one tensor; give the other a parameter of its own"
-                raise refuse("E0816", message, help=help)
+                raise refuse("E0817", message, help=help)
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -304,6 +315,7 @@ def export_foreign(
     commit: Commit,
     path: Path,
     weights: Weights,
+    which: str = "trained",
     only: Sequence[str] = (),
     dtype: str | None = None,
     most: int = 5 * 10**9,
@@ -311,10 +323,11 @@ def export_foreign(
 ) -> tuple[int, int]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
-    Floats are cast to `dtype`, if given. A file has at most `most` bytes, or one tensor. Returns the number of tensors
-    and of bytes. Raises Refused (E0409, E0809, E0810), OSError, and Damaged if the commit is.
+    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most` bytes, or one tensor. Returns the number of tensors
+    and of bytes. Raises Refused (E0409, E0809, E0810, E0816), OSError, and Damaged if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
+    source = weights_of(commit.manifest, which)
     tensors = {each.names[0]: each for each in chosen_tensors(weights, parameters, only)}
     entries = [Entry(name, _dtype(each, dtype), each.shape) for name, each in tensors.items()]
 
@@ -328,7 +341,7 @@ def export_foreign(
                 else slice(0, axis.size)
                 for axis in part.type.axes
             )
-            ours = commit.read(part.name, region)
+            ours = commit.read(source[part.name], region)
             alone = Part(part.name, part.type, part.groups, dict.fromkeys(part.index, 0))
             seen_as_ours(theirs, part, tensor.joined).copy_(seen_as_theirs(ours, alone))
         return theirs

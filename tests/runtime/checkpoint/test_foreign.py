@@ -197,7 +197,7 @@ def test_several_names_are_of_one_tensor(folder: Path, capsys: pytest.CaptureFix
     assert imported(capsys)[0] == 0
     change("head", theirs()["net.table"] + 1)
     status, _, err = partita(capsys, "import", "other", "theirs", "m.par", "--as", "hf")
-    assert (status, "error[E0816]: `net.table` and `head` differ" in err) == (1, True)
+    assert (status, "error[E0817]: `net.table` and `head` differ" in err) == (1, True)
     change("net.table", None)
     assert partita(capsys, "import", "other", "theirs", "m.par", "--as", "hf")[0] == 0
     assert torch.equal(ours("other")["m.table"], theirs()["net.table"] + 1)
@@ -211,7 +211,12 @@ def test_several_names_are_of_one_tensor(folder: Path, capsys: pytest.CaptureFix
     [
         ("net.h.1.gain", None, "E0809", "lacks 1 of 9 tensors\n  = net.h.1.gain   (m.layer.1.attn.gain)"),
         ("net.seen", None, "E0809", "lacks 1 of 9 tensors\n  = net.seen   (m.seen)"),
-        ("net.tabel", torch.ones(5, 4), "E0811", "1 of 11 tensors in theirs are not in `weights hf`\n   --> m.par:26:1"),
+        (
+            "net.tabel",
+            torch.ones(5, 4),
+            "E0811",
+            "1 of 11 tensors in theirs are not in `weights hf`\n   --> m.par:26:1",
+        ),
         ("more", torch.ones(2), "E0811", 'help: `skip "more"` drops one knowingly'),
         ("net.table", torch.ones(4, 5), "E0809", "net.table is F32[4, 5], but m.table needs [5, 4]"),
         ("net.h.0.qk.weight", torch.ones(4, 11), "E0809", "but m.layer.attn.wq, m.layer.attn.wk needs [4, 12]"),
@@ -344,7 +349,7 @@ def test_names_that_constants_are_in_need_the_file(folder: Path, capsys: pytest.
     Path("m.par").write_text(TEXT.replace("net.h.{layer}.gain", "net.h.{layer + first - 1}.gain"))
     assert imported(capsys)[0] == 0
     status, _, err = partita(capsys, "export", "run", "--as", "hf", "-o", "out")
-    assert (status, "error[E0817]: a name in `weights hf` depends on `first`" in err) == (1, True)
+    assert (status, "error[E0818]: a name in `weights hf` depends on `first`" in err) == (1, True)
     assert partita(capsys, "export", "run", "m.par", "--as", "hf", "-o", "out")[0] == 0
 
 
