@@ -32,6 +32,14 @@ class Number:
 
 
 @frozen
+class OrWord:
+    """A value of a kind, or one word."""
+
+    kind: Number
+    word: str
+
+
+@frozen
 class Keyword:
     """One of a set of words."""
 
@@ -89,7 +97,9 @@ class SharesOf:
     signatures: Mapping[str, Signature]
 
 
-Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+Kind: TypeAlias = (
+    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+)
 
 
 @frozen(eq=False)
@@ -196,7 +206,14 @@ DATA: Registry[Signature] = Registry(
     ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))
+# All batches of an evaluation set.
+ALL = "all"
+EVALUATION = _table(
+    Signature(
+        "every",
+        (Setting("interval", COUNT), Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)),
+    )
+)
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
