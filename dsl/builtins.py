@@ -82,7 +82,14 @@ class OneOf:
     bare: bool = False
 
 
-Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf
+@frozen(eq=False)
+class SharesOf:
+    """A list of calls of the signatures with their shares: `[text("a") -> 70%, text("b") -> 30%]`."""
+
+    signatures: Mapping[str, Signature]
+
+
+Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
 
 
 @frozen(eq=False)
@@ -184,7 +191,9 @@ OPTIMIZERS: Registry[Signature] = Registry(
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
 DATA: Registry[Signature] = Registry(
-    "source of data", "partita.runtime.data", ("text", "jsonl", "parquet", "tokens", "stdlib", "arrays", "random")
+    "source of data",
+    "partita.runtime.data",
+    ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
 EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))

@@ -454,6 +454,14 @@ class Optimizer:
 
 
 @frozen
+class Share:
+    """A call of a list such as `[text("a") -> 70%, …]`, and its share of all of them, above 0 and at most 1."""
+
+    call: Call
+    share: float
+
+
+@frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
