@@ -196,7 +196,9 @@ DATA: Registry[Signature] = Registry(
     ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))
+# Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.
+WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10), WEIGHTS)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
@@ -221,6 +223,7 @@ TRAIN = Signature(
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
         Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
+        Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
         Setting("eval", OneOf(EVALUATION), None),
