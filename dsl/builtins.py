@@ -206,14 +206,12 @@ DATA: Registry[Signature] = Registry(
     ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
+# Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.
+WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
 # All batches of an evaluation set.
 ALL = "all"
-EVALUATION = _table(
-    Signature(
-        "every",
-        (Setting("interval", COUNT), Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)),
-    )
-)
+BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
@@ -238,6 +236,7 @@ TRAIN = Signature(
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
         Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
+        Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
         Setting("eval", OneOf(EVALUATION), None),

@@ -175,6 +175,9 @@ class Executor:
         good = judge is not None and judge.accepts(number, self.named_statistics())
         if good and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
+        if self._update is None:  # the next evaluation makes its own
+            for stage in self.stages.values():
+                stage.constants = ()
         mark()
         self._flight.begin(BETWEEN, number)
 

@@ -58,6 +58,7 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
         "optimizer": text_of(train.optimizer),
         "precision": train.precision,
         "clip": text_of(train.clip),
+        "ema": text_of(train.ema),
         "seed": str(train.seed),
     }
 
