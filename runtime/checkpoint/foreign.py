@@ -323,8 +323,9 @@ def export_foreign(
 ) -> tuple[int, int]:
     """Write the parameters of a commit as files of another program, and `more` files beside them.
 
-    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most` bytes, or one tensor. Returns the number of tensors
-    and of bytes. Raises Refused (E0409, E0809, E0810, E0816), OSError, and Damaged if the commit is.
+    `which` are the trained ones, or "ema": their means. Floats are cast to `dtype`, if given. A file has at most `most`
+    bytes, or one tensor. Returns the number of tensors and of bytes. Raises Refused (E0409, E0809, E0810, E0816),
+    OSError, and Damaged if the commit is.
     """
     parameters = {each.name: each.type for each in commit.manifest.tensors if not is_state(each)}
     source = weights_of(commit.manifest, which)

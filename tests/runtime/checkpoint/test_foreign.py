@@ -215,7 +215,7 @@ def test_several_names_are_of_one_tensor(folder: Path, capsys: pytest.CaptureFix
             "net.tabel",
             torch.ones(5, 4),
             "E0811",
-            "1 of 11 tensors in theirs are not in `weights hf`\n   --> m.par:26:1",
+            "1 of 11 tensors in theirs are not in `weights hf`\n   --> m.par:26:",
         ),
         ("more", torch.ones(2), "E0811", 'help: `skip "more"` drops one knowingly'),
         ("net.table", torch.ones(4, 5), "E0809", "net.table is F32[4, 5], but m.table needs [5, 4]"),
@@ -359,6 +359,20 @@ def test_a_part_goes_out(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert (status, "`weights part` says nothing of 8 parameters" in err) == (1, True)
     assert partita(capsys, "export", "run", "--as", "part", "--only", "gain", "--dtype", "f16", "-o", "out")[0] == 0
     assert load_file("out/model.safetensors")["gain.0"].dtype == torch.float16
+
+
+def test_means_of_weights_go_out(folder: Path, capsys: pytest.CaptureFixture[str]):
+    more = ("train.ema=0.9", "train.checkpoint=every(2)")
+    assert partita(capsys, "import", "run/checkpoints", "theirs", "m.par", *more, "--as", "hf")[0] == 0
+    found = ours()
+    assert torch.equal(found["m.table"], theirs()["net.table"])
+    assert torch.equal(found["ema/m.table"], theirs()["net.table"])
+    assert main(["run", "m.par", *more, "--run-dir", "run", "--transport", "virtual"]) == 0
+    for which in ("trained", "ema"):
+        assert partita(capsys, "export", "run", "--as", "hf", "--weights", which, "-o", which)[0] == 0
+    before = theirs()["net.table"]
+    trained, mean = (load_file(f"{which}/model.safetensors")["net.table"] for which in ("trained", "ema"))
+    assert 0 < (mean - before).abs().max() < (trained - before).abs().max()
 
 
 def test_nothing_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]):
