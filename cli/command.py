@@ -29,7 +29,7 @@ class Command:
 
 # What `partita --help` says of each command, without importing it.
 SUMMARIES = {
-    "init": "write a starter file: a small model that trains on this machine as is",
+    "init": "write a starter file, or the model of a config.json of Hugging Face",
     "check": "check a file: errors with location, cause and fix",
     "fmt": "format files, keeping comments",
     "compile": "compile a file: stages, collectives, memory, predicted step, claims; or print an intermediate form",
@@ -41,7 +41,7 @@ SUMMARIES = {
     "report": "write a run as one page for a browser: metrics, timeline, memory, collectives, and the file",
     "watch": "serve a run's page live, on this machine",
     "profile": "measure this machine's device and links, as a profile for the cost model",
-    "checkpoint": "list, show and verify checkpoints; export and import full tensors",
+    "checkpoint": "list, show and verify checkpoints; import and export trained models",
 }
 
 COMMANDS: Registry[Command] = Registry("command", "partita.cli", tuple(SUMMARIES))

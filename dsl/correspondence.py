@@ -14,7 +14,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from partita.dsl.diagnostic import refuse
-from partita.dsl.formulas import Term, sizes_in, value_of
+from partita.dsl.formulas import Size, Term, sizes_in, value_of
 from partita.dsl.source import Span
 from partita.dsl.types import Type
 
@@ -58,11 +58,23 @@ class Pattern:
         """The repeats and axes whose numbers the name depends on."""
         return frozenset(name for part in self.parts if not isinstance(part, str) for name in sizes_in(part))
 
-    def name(self, numbers: Mapping[str, int]) -> str:
-        """The name for some numbers. Raises Refused (E0321) if a formula does not give a natural number."""
-        return "".join(part if isinstance(part, str) else self._number(part, numbers) for part in self.parts)
+    def at(self, numbers: Mapping[str, int]) -> Pattern:
+        """The pattern for some numbers, in which formulas of others are left. Raises Refused (E0321)."""
+        return Pattern(
+            tuple(
+                part if isinstance(part, str) or not numbers.keys() >= {*sizes_in(part)} else self._text(part, numbers)
+                for part in self.parts
+            ),
+            self.span,
+        )
 
-    def _number(self, formula: Term, numbers: Mapping[str, int]) -> str:
+    def name(self, numbers: Mapping[str, int]) -> str:
+        """The name for all its numbers. Raises Refused (E0321) if a formula does not give a natural number."""
+        return "".join([part if isinstance(part, str) else self._text(part, numbers) for part in self.parts])
+
+    def _text(self, formula: Term, numbers: Mapping[str, int]) -> str:
+        if isinstance(formula, Size):
+            return str(numbers[formula.axis])
         try:
             value = value_of(formula, numbers)
         except (ArithmeticError, ValueError):
@@ -102,9 +114,10 @@ class Line:
         for numbers in product(*(range(count) for _, count in first.repeats)):
             iterations = dict(zip(repeats, numbers, strict=True))
             ours = [parameter.numbered(numbers) for parameter in self.ours]
+            patterns = [pattern.at(iterations) for pattern in self.theirs]
             for indices in product(*(range(first.type.axis(name).size) for name in self.indexed)):
                 index = dict(zip(self.indexed, indices, strict=True))
-                names = tuple(pattern.name({**iterations, **index}) for pattern in self.theirs)
+                names = tuple(pattern.name(index) for pattern in patterns)
                 yield Theirs(names, tuple(self._parts(ours, index)), self.joined)
 
     def _parts(self, ours: Sequence[str], index: Mapping[str, int]) -> Iterator[Part]:

@@ -1,0 +1,92 @@
+"""What `partita init` writes from a config computes what `transformers` computes with that config."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from torch import nn
+
+from partita.cli.main import main
+from tests.marks import soak
+from tests.zoo.against import Against
+from tests.zoo.test_against import model
+
+# What no config says.
+SHAPES = ("batch", "seq", "source", "target", "pixel_rows", "pixel_columns", "train.precision")
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 300.0, "factor": 4.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0}
+YARN = {"rope_type": "yarn", "rope_theta": 200.0, "factor": 4.0, "original_max_position_embeddings": 64}
+# Changes of the configs with which the files of the zoo are compared: each number is another than the zoo's.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama3", {"rms_norm_eps": 0.02, "tie_word_embeddings": True, "head_dim": 6, "num_key_value_heads": 6}),
+    ("llama3", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 20}}),
+    ("llama3", {"rope_parameters": YARN}),
+    ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    ("mixtral", {"rms_norm_eps": 0.02, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    ("mixtral", {"tie_word_embeddings": True, "num_experts_per_tok": 3}),
+    ("qwen3_moe", {"rms_norm_eps": 0.02, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    ("gemma2", {"rms_norm_eps": 0.02, "query_pre_attn_scalar": 9, "sliding_window": 3, "attn_logit_softcapping": 5.0}),
+    ("gemma2", {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "final_logit_softcapping": 7.0}),
+    ("deepseek_v3", {"rms_norm_eps": 0.02, "routed_scaling_factor": 1.5, "rope_interleave": True}),
+    ("deepseek_v3", {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "n_shared_experts": 1}),
+    ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "rope_interleave": True}),
+    ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5}}),
+    ("gpt2", {"layer_norm_epsilon": 0.02, "n_inner": 20}),
+    ("mamba2", {"layer_norm_epsilon": 0.02, "tie_word_embeddings": True, "n_groups": 1}),
+    ("bert", {"layer_norm_eps": 0.02, "intermediate_size": 20}),
+    ("t5", {"layer_norm_epsilon": 0.02, "d_kv": 5, "relative_attention_max_distance": 9}),
+    ("clip", {"projection_dim": 9}),
+    ("vit", {"layer_norm_eps": 0.02, "patch_size": 4}),
+    ("resnet", {"embedding_size": 12, "depths": [3, 2, 4, 2]}),
+]
+ALWAYS = (VARIANTS[0], next(each for each in VARIANTS if each[0] == "gpt2"))
+
+
+def written(name: str, changes: dict[str, Any], folder: Path) -> tuple[Against, Path]:
+    """The comparison with a changed config, of the file that is written from it."""
+    given = model(name)
+    config = import_module(f"tests.zoo.models.{name}").CONFIG
+    changed = type(config).from_dict({**config.to_dict(), **changes})
+
+    def theirs() -> nn.Module:
+        like = given.theirs()
+        return type(like)(changed).to(next(like.parameters()).dtype)
+
+    theirs().save_pretrained(folder / "theirs")
+    file = folder / "model.par"
+    assert main(["init", str(folder / "theirs" / "config.json"), "-o", str(file)]) == 0
+    shapes = tuple(each for each in given.overrides if each.split("=")[0] in SHAPES)
+    return evolve(given, file=file, overrides=shapes, theirs=theirs), file
+
+
+CASES = [each for case in VARIANTS for each in ([case] if case in ALWAYS else soak(case))]
+
+
+def shown(value: object) -> str:
+    return value if isinstance(value, str) else "-".join(value) if isinstance(value, dict) else ""
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=shown)
+def test_the_same_logits(name: str, changes: dict[str, Any], tmp_path: Path):
+    against, file = written(name, changes, tmp_path)
+    assert main(["check", str(file)]) == 0
+    assert main(["fmt", "--check", str(file)]) == 0
+    against.same_logits()
+
+
+@pytest.mark.parametrize(("name", "changes"), soak(*VARIANTS), ids=shown)
+def test_weights_come_in_and_go_out(name: str, changes: dict[str, Any], tmp_path: Path):
+    against, file = written(name, changes, tmp_path)
+    ours, out = str(tmp_path / "run" / "checkpoints"), tmp_path / "out"
+    arguments = [str(file), *against.overrides]
+    assert main(["checkpoint", "import", ours, str(tmp_path / "theirs"), *arguments, "--as", "hf"]) == 0
+    assert main(["checkpoint", "export", ours, *arguments, "--as", "hf", "-o", str(out)]) == 0
+    _, told = type(against.theirs()).from_pretrained(out, output_loading_info=True)  # type: ignore[attr-defined]
+    assert not {each for each in told["missing_keys"] if not each.endswith("num_batches_tracked")}
+    assert not told["unexpected_keys"]
+    before, after = (json.loads((tmp_path / each / "config.json").read_text()) for each in ("theirs", "out"))
+    assert before == after
