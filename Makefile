@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run sample test lint types check-examples soak fuzz planted grammar docs clean
+.PHONY: run sample test tests lint types soak fuzz planted grammar docs site clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par "train.checkpoint=every(100)"
@@ -15,7 +15,10 @@ run: .venv/installed
 sample: .venv/installed
 	$(BIN)/partita sample specs/tiny.par
 
-test: lint types
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
 
 lint: .venv/installed
@@ -47,6 +50,10 @@ grammar: .venv/installed
 # The error index from its table, and the outputs that the pages show; tests hold them there.
 docs: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
+
+# The documentation as a site, in build/site.
+site: .venv/installed
+	$(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -8,7 +8,11 @@ from importlib.util import find_spec
 EXTRAS = {
     "run": ("torch", "numpy", "safetensors"),
     "plot": ("matplotlib", "numpy"),
-    "text": ("tokenizers",),
+    "data": ("pyarrow", "tokenizers"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "trackio": ("trackio",),
 }
 
 

@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         _, train = given.trained
         encoding = encoding_of(train.data, folder, arguments.tokenizer)
         prompt = encoding.ids(arguments.prompt)
-        scorer = scorer_of(given, folder, say, arguments.place, arguments.output, arguments.allow_python)
+        python, weights = arguments.allow_python, arguments.weights
+        scorer = scorer_of(given, folder, say, arguments.place, arguments.output, python, weights)
         check_prompt(scorer.model, prompt)
         for piece in chain([arguments.prompt], encoding.text(written(scorer, prompt, arguments.length, choice))):
             sys.stdout.write(printable(piece))

@@ -20,6 +20,12 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a run directory, a directory of checkpoints or a single one (default: where `partita run FILE` saves)",
     )
+    parser.add_argument(
+        "--weights",
+        choices=("trained", "ema"),
+        default="trained",
+        help="those that were trained (default), or the mean that `ema` keeps of them",
+    )
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:

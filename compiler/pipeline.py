@@ -218,9 +218,11 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 def _build(state: Configured) -> Built:
     model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
     forward = build(model, state.train.precision, state.training, state.outputs)
-    if not state.training:
+    if not state.training and not state.reads_means:
         return extended(Built, state, forward=forward)
     found = assign(forward, state.train.optimizer)
+    if not state.training:
+        return extended(Built, state, forward=forward, updates=found.updates)
     warnings = (*state.warnings, *found.warnings)
     return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
 
@@ -273,10 +275,11 @@ def _split(state: Differentiated) -> Microbatched:
 def _shard(state: Microbatched) -> Sharded:
     defaults = default_layouts(state.spec.layout, state.mesh)
     # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
-    gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
+    stored = "state" if state.reads_means else "param"
+    gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
-    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates)
+    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates, state.reads_means)
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
@@ -294,8 +297,8 @@ def _cut(state: Sharded) -> Cut:
 
 
 def _update(state: Cut) -> Partitioned:
-    resharding, updates = Resharding(state.mesh), state.updates
-    update = update_graph(state.partitioned, state.sharded.parameters, resharding, updates, state.train.clip)
+    layouts, updates, train = state.sharded.parameters, state.updated, state.train
+    update = update_graph(state.partitioned, layouts, Resharding(state.mesh), updates, train.clip, train.ema)
     return extended(Partitioned, state, update=update)
 
 

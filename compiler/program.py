@@ -70,10 +70,13 @@ class InputPart:
 
 @frozen
 class StateRecord:
-    """A tensor that the optimizer keeps for a parameter, zero at first; `type` is the global type."""
+    """A tensor that the optimizer keeps for a parameter, zero at first, or a copy of the parameter; `type` is the
+    global type.
+    """
 
     name: str
     type: Type
+    copy: bool = False
 
 
 @frozen

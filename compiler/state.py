@@ -59,6 +59,13 @@ class Configured:
         return str(self.schedule_call.call.arguments.get("over", "batch"))
 
     @property
+    def reads_means(self) -> bool:
+        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`)."""
+        evaluation = self.train.eval
+        reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
+        return reads and not self.training and not self.outputs
+
+    @property
     def microbatches(self) -> int:
         """The number of microbatches per batch."""
         return size_of(self.schedule_call.call)[1]
@@ -67,12 +74,18 @@ class Configured:
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
     """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
-    parameter, the rule of the optimizer and, if it is trained, its update.
+    parameter, the rule of the optimizer and, if it is trained, its update. An evaluation has updates if it reads the
+    means of trained parameters, for the layout in which these are stored.
     """
 
     forward: Graph
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
+
+    @property
+    def updated(self) -> Mapping[str, Update]:
+        """The updates that a step makes."""
+        return self.updates if self.training else {}
 
 
 @frozen(eq=False, kw_only=True)

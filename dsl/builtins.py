@@ -82,7 +82,14 @@ class OneOf:
     bare: bool = False
 
 
-Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf
+@frozen(eq=False)
+class SharesOf:
+    """A list of calls of the signatures with their shares: `[text("a") -> 70%, text("b") -> 30%]`."""
+
+    signatures: Mapping[str, Signature]
+
+
+Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
 
 
 @frozen(eq=False)
@@ -184,10 +191,14 @@ OPTIMIZERS: Registry[Signature] = Registry(
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
 DATA: Registry[Signature] = Registry(
-    "source of data", "partita.runtime.data", ("text", "stdlib", "tokens", "arrays", "random")
+    "source of data",
+    "partita.runtime.data",
+    ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))
+# Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.
+WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10), WEIGHTS)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
@@ -212,6 +223,7 @@ TRAIN = Signature(
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
         Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
+        Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
         Setting("eval", OneOf(EVALUATION), None),

@@ -10,6 +10,7 @@ from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
@@ -123,7 +124,7 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        tuple(StateRecord(name, global_type(state.type, state.layout, sizes)) for name, state in named),
+        tuple(StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA) for name, state in named),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Graph, Input, Node, Parameter, Value
-from partita.compiler.layout import MAX, SUM, State, split_axes
+from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.decoding import Keep
 from partita.compiler.ops.op import Op, ShardingRule
 from partita.compiler.ops.position import POSITION, Microbatch
@@ -177,8 +177,7 @@ class _Decoder:
 
     def _emit(self, node: Node, operands: list[Value], rule: ShardingRule) -> None:
         outputs = []
-        for value, state in zip(node.outputs, rule.results, strict=True):
-            assert state is not None
+        for value, state in zip(node.outputs, filter(is_split, rule.results), strict=True):
             local = evolve(value, type=value.type.resized(state, self.size))
             self.axis[value], self.local[value] = state, local
             outputs.append(local)

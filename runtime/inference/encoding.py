@@ -10,9 +10,14 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
 from partita.dsl.spec import Call
+from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matching, read
 from partita.runtime.data.text import numbered
+
+# Sources whose ids are bytes, unless they say otherwise.
+OF_TEXT = ("stdlib", "text", "jsonl", "parquet")
 
 
 class Encoding(Protocol):
@@ -85,18 +90,23 @@ class Tokenizer:
 
 
 def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
-    """The encoding of a file's data, which lies in a folder, or that of a `tokenizer`. Raises Refused (E1003)."""
-    named = data.arguments.get("tokenizer")
-    if tokenizer is None and named is not None:
-        (tokenizer,) = matching(str(named), folder, data.span)
+    """The encoding of a file's data, which lies in a folder, or that of a `tokenizer`.
+
+    Raises Refused (E1003; E0601 to E0603, E0617, E0619).
+    """
     if tokenizer is not None:
-        return Tokenizer(_loaded(tokenizer))
-    if data.name == "stdlib" or (data.name == "text" and data.arguments.get("alphabet", "bytes") == "bytes"):
-        return Bytes()
-    if data.name == "text":
-        paths = matching(str(data.arguments["glob"]), folder, data.span)
+        return _tokenizer(tokenizer.name, tokenizer.parent, None)
+    arguments = data.arguments
+    if data.name == "mix":
+        return encoding_of(arguments["sources"][0].call, folder, None)
+    if arguments.get("tokenizer") is not None:
+        return _tokenizer(arguments["tokenizer"], folder, data.span)
+    if arguments.get("alphabet") == "chars":
+        paths = matching(arguments["glob"], folder, data.span)
         _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
         return Characters(alphabet)
+    if data.name in OF_TEXT:
+        return Bytes()
     raise refuse(
         "E1003",
         f"`{data.name}` has ids, and does not say how text becomes ids",
@@ -105,18 +115,8 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
     )
 
 
-def _loaded(path: Path) -> Any:
-    """A tokenizer. Raises Refused (E1003), and ImportError without the library."""
-    from tokenizers import Tokenizer as Loaded  # type: ignore[import-untyped,unused-ignore]
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise refuse("E1003", f"cannot read {path}: {why}") from error
-    try:
-        return Loaded.from_str(text)
-    except Exception as error:  # the library raises nothing more precise
-        raise refuse(
-            "E1003", f"{path} is not a tokenizer: {error}", help="`tokenizer.json`, of the `tokenizers` library"
-        ) from error
+def _tokenizer(name: str, folder: Path, span: Span | None) -> Encoding:
+    """The encoding of a `tokenizer.json`."""
+    encoder = encoder_of(Call("text", {"tokenizer": name}, span), folder)
+    assert isinstance(encoder, Tokens)
+    return Tokenizer(encoder.tokenizer)

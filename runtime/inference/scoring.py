@@ -143,6 +143,7 @@ def scorer_of(
     place: Path | None = None,
     output: str = USUAL,
     allow_python: bool = False,
+    weights: str = "trained",
 ) -> Scorer:
     """What computes the logits of a file, which is in a folder, with the weights of its run or those at a `place`.
 
@@ -151,14 +152,14 @@ def scorer_of(
     """
     given = of_one_row(given)
     anew = Recomputing(given, output, allow_python)
-    weights = read_weights(given, folder, anew.outputs.parameters, report, place).parameters
+    read = read_weights(given, folder, anew.outputs.parameters, report, place, weights)
     scorer: Scorer = anew
     try:
         scorer = Keeping(given, anew.model, allow_python)
     except NotInParts as reason:
         message = f"each token computes all of `{anew.model.sequence.name}` anew: {reason.what}"
         report(Diagnostic("W1001", message, reason.span))
-    scorer.set_parameters(weights)
+    scorer.set_parameters(read.parameters)
     if scorer is anew:
         anew.check_causal([0])
     return scorer

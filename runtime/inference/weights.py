@@ -13,6 +13,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
+from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_lines, difference, digest_of, sources_of
 from partita.runtime.checkpoint.loading import Commit
@@ -34,23 +35,30 @@ class Weights:
 
 
 def read_weights(
-    given: Spec, folder: Path, needed: Mapping[str, Type], report: Report, place: Path | None = None
+    given: Spec,
+    folder: Path,
+    needed: Mapping[str, Type],
+    report: Report,
+    place: Path | None = None,
+    weights: str = "trained",
 ) -> Weights:
     """The tensors that are `needed`, by name and type, from the newest intact checkpoint of a run.
 
     `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or one checkpoint; by
-    default it is where `partita run` would save. Reports checkpoints that are skipped (W0801) and a model that has
-    changed since (W1002). Raises Refused (E0804 to E0808).
+    default it is where `partita run` would save. With `weights` "ema", parameters have the values of their means.
+    Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
+
+    Raises Refused (E0804 to E0808, E0816).
     """
     path, step = located(place) if place is not None else _own(given, folder)
     if step is not None:
         try:
-            return _read(given, path, step, needed, report)
+            return _read(given, path, step, needed, weights, report)
         except Damaged as damage:
             raise refuse("E0808", f"{path / commit_name(step)} is damaged: {damage}") from damage
     for each in reversed(steps_in(path)):
         try:
-            return _read(given, path, each, needed, report)
+            return _read(given, path, each, needed, weights, report)
         except Damaged as damage:
             report(Diagnostic("W0801", f"{path / commit_name(each)} is skipped: {damage}"))
     raise refuse("E0806", f"all checkpoints in {path} are damaged")
@@ -68,8 +76,8 @@ def _own(given: Spec, folder: Path) -> tuple[Path, None]:
     return path, None
 
 
-def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], report: Report) -> Weights:
-    """The tensors of one checkpoint. Raises Damaged, and Refused (E0804)."""
+def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], weights: str, report: Report) -> Weights:
+    """The tensors of one checkpoint. Raises Damaged, and Refused (E0804, E0816)."""
     manifest = read_manifest(path, step)
     refuse_links(path, step)
     _compare(given, path / commit_name(step), manifest, needed, report)
@@ -77,7 +85,8 @@ def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], report
         problem = next(commit.problems(range(len(manifest.files))), None)
         if problem is not None:
             raise Damaged(problem)
-        return Weights(path / commit_name(step), step, {name: commit.read(name) for name in needed})
+        source = weights_of(manifest, weights)
+        return Weights(path / commit_name(step), step, {name: commit.read(source[name]) for name in needed})
 
 
 def _compare(given: Spec, path: Path, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:

@@ -53,10 +53,11 @@ WRONG = {
     "E0804 is of another model": ("m.par", "embed=16"),
     "E0302 has no output `logit`": ("m.par", "--output", "logit"),
     "E1001 `likely` does not have logits at each position": ("m.par", "--output", "likely"),
+    "E0816 has no mean of the weights": ("m.par", "--weights", "ema"),
     "E1002 the prompt is empty": ("m.par", "--prompt", ""),
     "E1002 the prompt has 13 tokens, and `seq` has 12": ("m.par", "--prompt", "a" * 13),
-    "E1003 cannot read none.json": ("m.par", "--tokenizer", "none.json"),
-    "E1003 m.par is not a tokenizer": ("m.par", "--tokenizer", "m.par"),
+    "E0601 no file matches `none.json`": ("m.par", "--tokenizer", "none.json"),
+    "E0619 `m.par` is not a tokenizer": ("m.par", "--tokenizer", "m.par"),
     "E1003 does not say how text becomes ids": ("m.par", "train.data=random()"),
     "E1002 which is not in the text": ("m.par", 'train.data=text("all.txt", alphabet = chars)', "--prompt", "xyz"),
 }
