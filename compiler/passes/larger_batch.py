@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from attrs import evolve
 
 from partita.compiler.passes.resized import Resized
@@ -10,10 +12,13 @@ from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Model
 
 
-def with_larger_batch(model: Model, batch: str, times: int) -> Model:
-    """The model with `times` as many rows in its batch. Raises Refused (E0407) if other sizes depend on them."""
+def with_larger_batch(model: Model, batch: str, times: int | Fraction) -> Model:
+    """The model with `times` as many rows in its batch: a whole number of them.
+
+    Raises Refused (E0407) if other sizes depend on them.
+    """
     declared = axes_of(model).declared.get(batch)
-    return model if declared is None else with_rows(model, batch, times * declared)
+    return model if declared is None else with_rows(model, batch, int(times * declared))
 
 
 def with_rows(model: Model, batch: str, rows: int) -> Model:
