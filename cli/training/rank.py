@@ -127,7 +127,7 @@ class _Rank:
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
-        from partita.cli.watch import Watch
+        from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
@@ -151,7 +151,7 @@ class _Rank:
         watch = None
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
-            watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
+            watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
         try:
             for _ in train(rank, planned.data.dataset, watch, checkpoints, say, termination.asked):

@@ -171,10 +171,10 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
 def _train_in_process(
     plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
 ) -> int:
-    from partita.cli.watch import Watch
+    from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
+    with Recording(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster
