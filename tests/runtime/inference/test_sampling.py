@@ -10,10 +10,8 @@ from partita.dsl.diagnostic import Refused
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.sampling import written
 from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
-from tests.runtime.inference.models import ZOO, both, drawn, loaded, model
-from tests.zoo.against import draw
+from tests.runtime.inference.models import both, drawn, model
 from tests.zoo.models import llama3
-from tests.zoo.weights import Weights
 
 GREEDY = Choice(temperature=0)
 PROMPT = [3, 1, 4, 1, 5]
@@ -21,13 +19,11 @@ PROMPT = [3, 1, 4, 1, 5]
 
 def test_greedy_text_is_that_of_transformers() -> None:
     """64 tokens of Llama, with the same weights, with what is kept and anew."""
-    given = of_one_row(loaded(ZOO / "llama3.par", *llama3.SIZES, "seq=69", "train.precision=f32"))
+    theirs = llama3.MODEL._both("seq=69")
+    given = of_one_row(theirs.run.plan.spec)
     anew = Recomputing(given)
     keeping = Keeping(given, anew.model)
-    torch.manual_seed(5)
-    module = llama3.MODEL.theirs().eval()
-    draw(module)
-    weights = Weights(anew.outputs.parameters, llama3.WEIGHTS).of(module)
+    module, weights = theirs.module.eval(), theirs.parameters()
     with torch.no_grad():
         expected = module.generate(
             torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None
