@@ -76,17 +76,21 @@ class Operations:
         if self.report.errors > errors or forward is None or flops is None:
             return None
         axes = {axis.text for type in written.types for axis in type.axes}
+        split = {name: split[name] for name in results[0].names if name in split}
+        linear = {name: linear[name] for name in operands if name in linear}
         return spec.Operation(
             written.name.text,
             tuple(operands.items()),
             results,
             forward,
             backward,
-            split,
-            linear,
+            tuple(split),
+            tuple(i for i, name in enumerate(operands) if name in linear),
             flops,
             {name: formula for name, formula in self.known.axes.formulas.items() if name in axes},
             written.name.span,
+            tuple(split.values()),
+            tuple(linear.values()),
         )
 
     def entries(self, written: tree.Operation) -> dict[str, tree.Entry]:

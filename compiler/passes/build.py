@@ -203,7 +203,7 @@ class _Builder(Builder):
             tuple(over(type.names) for _, type in declared.operands),
             tuple(self.typed(type) for type in results),
             over(declared.split),
-            declared.positions,
+            declared.linear,
             float(declared.flops.at({name: sizes[new] for name, new in renamed.items() if new in sizes} | sizes)),
             declared.backward is not None,
         )

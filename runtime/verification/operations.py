@@ -186,11 +186,10 @@ class Trial:
             message = f"op `{operation.name}` has no finite result on random data, so nothing can be said of it"
             self.doubt = Diagnostic("W0702", message, self.place)
             return
-        for axis, span in operation.split.items():
+        for axis, span in zip(operation.split, operation.split_spans, strict=True):
             self.attempt(lambda axis=axis, span=span: self.split(axis, span), span, f"split along `{axis}`")  # type: ignore[misc]
-        for position in operation.positions:
-            name = operation.operands[position][0]
-            self.linearity(position, operation.linear[name])
+        for position, span in zip(operation.linear, operation.linear_spans, strict=True):
+            self.linearity(position, span)
         if self.differentiable:
             self.slopes()
         if not all(map(_same, first, self.forward(operands))):

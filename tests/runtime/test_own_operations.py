@@ -325,13 +325,26 @@ def test_the_python_is_part_of_what_ranks_compare(tmp_path: Path):
     assert digest(checked(written(tmp_path / "other", FORWARD + "\n" + BACKWARD))) != digest(one)
 
 
-def test_a_number_computed_from_sizes_is_compared_too(tmp_path: Path):
-    """What is computed from sizes keeps its formula, whose numbers are fractions."""
-    path = tmp_path / "sizes.par"
-    path.write_text(
-        "axis batch = 4\nmodel m(x: [batch]) {\n  param w: [] ~ ones()\n  loss mean(x * (size(batch) / 8)) * w\n}\n"
-    )
+def test_a_number_is_compared_however_it_was_computed(tmp_path: Path):
+    text = "axis batch = 4\nmodel m(x: [batch]) {\n  param w: [] ~ ones()\n  loss mean(x * NUMBER) * w\n}\n"
+    path, plain = tmp_path / "sizes.par", tmp_path / "plain.par"
+    path.write_text(text.replace("NUMBER", "(size(batch) / 8)"))
+    plain.write_text(text.replace("NUMBER", "0.5"))
+    assert digest(checked(path)) == digest(checked(plain))
     assert digest(checked(path)) != digest(checked(path, "batch=8"))
+
+
+def test_how_an_operation_is_written_is_not_compared(tmp_path: Path):
+    entries = (
+        ENTRIES.replace("[batch, seq]", "[seq, batch]").replace("[w]", "w").replace("  forward", "  # it\n\n  forward")
+    )
+    file = FILE.replace("embed = 8", "embed = 2 * rows, rows = 4")
+    one, other = (checked(written(tmp_path, entries=each, file=file)) for each in (ENTRIES, entries))
+    assert digest(one) == digest(other)
+    assert digest(checked(written(tmp_path, file=file.replace("2 * rows", "8")))) == digest(one)
+    changed = (ENTRIES.replace("[batch, seq]", "seq"), ENTRIES.replace("  linear = [w]\n", ""))
+    for each in changed:
+        assert digest(checked(written(tmp_path, entries=each, file=file))) != digest(one)
 
 
 def test_resuming_with_other_python_says_so(tmp_path: Path):
