@@ -66,8 +66,8 @@ def random_text(
     whole: Sequence[tuple[str, int]],
     dtype: str,
 ) -> str:
-    """Source text of random numbers: those of a region, given by its shape and the texts of where it begins, of a tensor
-    whose axes are `whole` (docs/random.md).
+    """Source text of random numbers (docs/random.md): those of a region of the tensor whose axes are `whole`. `starts`
+    are the texts of the indices at which it begins.
     """
     number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
     begins = ", ".join(starts) + ("," if starts else "")
