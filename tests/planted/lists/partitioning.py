@@ -114,8 +114,8 @@ MISTAKES = [
     Planted(
         "random-numbers-count-in-the-part",
         "compiler/ops/position.py",
-        "whole = tuple(size for _, size in self.whole)",
-        "whole = shape",
+        "starts, self.whole, self.dtype)",
+        "starts, [(axis.name, axis.size) for axis in self.axes], self.dtype)",
         AXES,
     ),
     Planted(
