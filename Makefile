@@ -6,12 +6,15 @@ BIN := .venv/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types check-examples soak fuzz planted grammar docs clean
+.PHONY: run test tests lint types soak fuzz planted grammar docs clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
 
-test: lint types
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
 
 lint: .venv/installed

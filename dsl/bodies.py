@@ -22,7 +22,10 @@ from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
-RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss")
+RECORDED = (
+    *("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"),
+    *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
+)
 
 
 class BodyChecker:

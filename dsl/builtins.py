@@ -184,7 +184,7 @@ OPTIMIZERS: Registry[Signature] = Registry(
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
 DATA: Registry[Signature] = Registry(
-    "source of data", "partita.runtime.data", ("text", "stdlib", "tokens", "arrays", "random")
+    "source of data", "partita.runtime.data", ("text", "jsonl", "parquet", "tokens", "stdlib", "arrays", "random")
 )
 
 EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))

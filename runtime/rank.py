@@ -78,6 +78,15 @@ class Plan:
             for rank in self.program.ranks
         )
 
+    def peak_flops(self, device: torch.device) -> float | None:
+        """The peak FLOP/s of all ranks' devices; None if it is not known: the mesh names no device, or a GPU, and the
+        ranks compute on CPUs.
+        """
+        mesh, declared = self.spec.mesh, self.training.device
+        if mesh is None or mesh.device is None or (declared.gpu and device.type != "cuda"):
+            return None
+        return declared.flops[self.train.precision] * self.ranks
+
     @property
     def ranks(self) -> int:
         """The number of ranks in the mesh."""
@@ -108,7 +117,8 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow.
+    there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
+    much memory each rank uses, and how much of the devices' peak.
     """
 
     def __init__(
@@ -121,6 +131,7 @@ class Rank:
         times: Path | None = None,
         flight: Flight | None = None,
         paced: bool = False,
+        alone: bool = False,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -150,7 +161,9 @@ class Rank:
             self.flight,
             paced,
             plan.functions,
+            peaks=alone,
         )
+        self.peak_flops = plan.peak_flops(device) if alone else None
         self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (
             Executor(

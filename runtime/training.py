@@ -42,6 +42,10 @@ class StepResult:
     `learning_rates` are those of the optimizer's rules that update. `skipped` is the number of steps so far whose
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
     the data, and `rewound_to` is the checkpoint's step.
+
+    `seconds` are those of the step, from asking for its batch to its update. `peaks` is the peak memory of each rank so
+    far, in bytes: empty if all ranks are in one process. `mfu` is the model's matrix-product FLOP/s as a share of the
+    devices' peak (PaLM, arXiv 2204.02311); None if the peak is not known.
     """
 
     step: int
@@ -54,6 +58,9 @@ class StepResult:
     bad: str = ""
     rows: Sequence[str] = ()
     rewound_to: int | None = None
+    seconds: float = 0.0
+    peaks: Sequence[int] = ()
+    mfu: float | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -135,8 +142,10 @@ def train(
                 return
             raise wrong.with_details(details) from None
         loss, metrics, norm = rank.results(rank.training)
-        speed = tokens / (perf_counter() - start)
-        done = StepResult(number, loss, norm, rates, speed, metrics)
+        seconds = perf_counter() - start
+        mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
+        peaks = rank.training.peaks
+        done = StepResult(number, loss, norm, rates, tokens / seconds, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
         if rank.judge.bad:
             done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
         else:

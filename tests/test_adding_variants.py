@@ -368,6 +368,8 @@ ELSE = {
     "text": {
         "compiler/report/causes.py": "a key of JSON",
         "compiler/report/explain.py": "a key of JSON",
+        "runtime/data/jsonl.py": "a field",
+        "runtime/data/parquet.py": "a column",
         "runtime/supervision/consistency.py": "a kind of value that is hashed",
     },
     "tokens": {

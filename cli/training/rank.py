@@ -17,7 +17,7 @@ from attrs import define, frozen
 from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import device_of_rank
-from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, recordable
+from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
 from partita.cli.training.standalone import check_compiler, say
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
@@ -48,6 +48,7 @@ from partita.runtime.supervision.views import Views
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
+from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer
 from partita.runtime.transports.registry import Processes
 
@@ -141,7 +142,8 @@ class _Rank:
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
         paced = plan.ranks > 1
-        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
+        number = identity.rank
+        rank = Rank(plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True)
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = Checkpoints(rank, settings, say, planned.data.files) if settings is not None else None
         if checkpoints is not None:
@@ -230,7 +232,8 @@ class _Launched(_Rank):
 
             def begin() -> None:
                 with _refused_as_unwritable(directory):
-                    start.record(directory, meeting.run, plan.spec, checkpoints_of(arguments, plan.spec), reader.texts)
+                    settings, origin = checkpoints_of(arguments, plan.spec), origin_of(arguments, planned.transport.gpu)
+                    start.record(directory, meeting.run, plan.spec, settings, reader.texts, origin)
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
@@ -238,7 +241,8 @@ class _Launched(_Rank):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)
-        status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
+        with tracked(directory.path, arguments.track if identity.rank == 0 else ()):
+            status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
         return status

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import transport_of
-from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, unwritable, writable
+from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
 from partita.compiler.pipeline import compile_run
 from partita.compiler.report.claims import doubts
 from partita.dsl import limits
@@ -26,6 +26,7 @@ from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
+from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.registry import InProcess, Processes
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data.binding import Bound
     from partita.runtime.rank import Plan
-    from partita.runtime.run_directory import RunDirectory
+    from partita.runtime.run_directory import Origin, RunDirectory
     from partita.runtime.training import ClusterOf
 
 
@@ -83,7 +84,7 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, program, settings, data, reader):
+        if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu)):
             return WRONG_USE
         trace = arguments.trace
         if trace is not None and not recordable(spec, trace):
@@ -92,15 +93,16 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             measured.forget(trace, program)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
-            status = launch(
-                _command(arguments, kind.name),
-                program.mesh.ranks,
-                restarts=arguments.restarts,
-                watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                environment={**os.environ, DIRECTORY: directory.text},
-                inherited=directory.descriptors,
-                saves=settings is not None,
-            )
+            with tracked(directory.path, arguments.track):
+                status = launch(
+                    _command(arguments, kind.name),
+                    program.mesh.ranks,
+                    restarts=arguments.restarts,
+                    watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
+                    environment={**os.environ, DIRECTORY: directory.text},
+                    inherited=directory.descriptors,
+                    saves=settings is not None,
+                )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
             return FAILED
@@ -128,13 +130,14 @@ def _taken(
     settings: Settings | None,
     data: Bound,
     reader: Reader,
+    origin: Origin,
 ) -> bool:
     """Take the run's directory; reports and returns False if it or that of the checkpoints cannot be written to.
 
     Raises Refused (E0801 to E0804, E0814, E0815).
     """
     try:
-        warning = begin(directory, spec, program, settings, data.files, reader)
+        warning = begin(directory, spec, program, settings, data.files, reader, origin)
     except OSError as error:
         unwritable(directory.path, error)
         return False
@@ -159,9 +162,10 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, plan.program, settings, data, reader):
+        if not _taken(directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False)):
             return WRONG_USE
-        return _train_in_process(plan, cluster, settings, data, directory)
+        with tracked(directory.path, arguments.track):
+            return _train_in_process(plan, cluster, settings, data, directory)
 
 
 def _train_in_process(

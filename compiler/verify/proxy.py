@@ -53,12 +53,17 @@ class _Pipe:
 
 
 def proxy_of(
-    given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True, kept: frozenset[str] = frozenset()
+    given: spec.Spec,
+    initial: Initial = of_order_one,
+    hoist: bool = True,
+    kept: frozenset[str] = frozenset(),
+    longer: int = 1,
 ) -> spec.Spec:
     """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
 
     Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
-    full program. The axes `kept` are not shrunk.
+    full program. The axes `kept` are not shrunk, and those of the inputs are up to `longer` times as
+    long as need be.
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
@@ -72,6 +77,8 @@ def proxy_of(
     for longest in (LONGEST, OTHERS):
         mesh = _mesh(given, pipe, longest, hoist)
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
+        for name in axes.inputs:
+            multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
         sizes = Search(axes, multiples, avoided).run()
         if sizes is not None:
             break

@@ -15,6 +15,7 @@ from partita.dsl.builtins import Signature
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.registry import Registry
 from partita.dsl.spec import Call
+from partita.runtime.data.files import Files
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
@@ -30,7 +31,7 @@ class Source(Signature):
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, bool], Dataset]
-    files: Callable[[Call, Path], list[tuple[str, Path]]] = lambda call, root: []
+    files: Files = lambda call, root: []
     doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
 
 

@@ -15,6 +15,7 @@ from attrs import frozen
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.source import Span
 from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.ids import Ids, parts_of
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import below, stream, words
 
@@ -28,8 +29,8 @@ class Windows:
     """A `Dataset` of windows. `training` and `holdout` are one-dimensional; an input has `length` ids per window."""
 
     inputs: tuple[Input, ...]
-    training: np.ndarray
-    holdout: np.ndarray
+    training: Ids
+    holdout: Ids
     length: int
     seed: int
     what: str
@@ -66,7 +67,7 @@ class Windows:
         assert choices > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
         return [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows]
 
-    def _cut(self, ids: np.ndarray, starts: list[int]) -> Batch:
+    def _cut(self, ids: Ids, starts: list[int]) -> Batch:
         windows = np.empty((len(starts), self.length + 1), np.int64)
         for row, start in enumerate(starts):
             windows[row] = ids[start : start + self.length + 1]
@@ -80,7 +81,7 @@ class Windows:
 
 
 def open_windows(
-    ids: np.ndarray,
+    ids: Ids,
     what: str,
     inputs: tuple[Input, ...],
     seed: int,
@@ -107,7 +108,8 @@ def open_windows(
     length = lengths[inputs[0].name]
     if len(ids) <= CHECKED_AT_ONCE:
         for given in inputs:
-            check_limit(ids, given, what, span, describe)
+            for part in parts_of(ids):
+                check_limit(part, given, what, span, describe)
     held = round(len(ids) * holdout)
     training = ids[: len(ids) - held]
     if len(training) <= length:
@@ -143,7 +145,18 @@ def check_limit(
     largest, smallest = int(ids.max()), int(ids.min())
     if smallest < 0:
         raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span)
-    if largest >= given.limit:
+    check_largest(largest, given, what, span, describe)
+
+
+def check_largest(
+    largest: int,
+    given: Input,
+    what: str,
+    span: Span | None,
+    describe: Callable[[int], str] = lambda number: f"the id {number}",
+) -> None:
+    """Refuse (E0605) a largest id that is out of range."""
+    if given.limit is not None and largest >= given.limit:
         grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
         raise refuse(
             "E0605",

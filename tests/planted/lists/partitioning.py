@@ -228,7 +228,7 @@ MISTAKES = [
         "compiler/ops/reduce.py",
         "return (*kept, ShardingRule((self.over, None), (MAX,)))",
         "return (*kept, ShardingRule((self.over, None), (SUM,)))",
-        AXES,
+        f"{AXES} layout=heads_",
     ),
     Planted(
         "norm-in-parts-forgets-epsilon",
