@@ -161,7 +161,7 @@ class Loops:
                 self.report.error("E0227", message, each.updates[0].span, help=help)
                 return False
             if any(type.has(axis.name) for type in each.types):
-                message = f"a value inside has axis `{axis.name}`, which is scanned: there is one position of it"
+                message = f"a tensor in this scan has its axis `{axis.name}`, of which the body sees one position"
                 help = "make it before the scan, and use it inside; or rename the axis"
                 self.report.error("E0227", message, place, help=help)
                 return False

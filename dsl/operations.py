@@ -56,7 +56,7 @@ class Operations:
         types = [checker.type(each) for each in written.results]
         results = tuple(each for each in types if each is not None)
         if not names:
-            message = f"op `{written.name.text}` takes no tensor"
+            message = f"op `{written.name.text}` has no operands"
             self.report.error("E0210", message, written.name.span, help="a tensor that nothing determines is a `param`")
         entries = self.entries(written)
         if "forward" not in entries:
@@ -162,7 +162,7 @@ def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type],
             help = f"axes of {which}: {', '.join(result.names) or 'none'}"
             raise refuse("E0203", f"{which} has no axis `{name.text}`", name.span, help=help)
     if not any(type.has(name.text) for type in operands.values()):
-        message = f"no operand has the axis `{name.text}`: a part of the result would not know which part it is"
+        message = f"no operand has the axis `{name.text}`, so the function cannot know which part of it to compute"
         raise refuse("E0203", message, name.span)
 
 

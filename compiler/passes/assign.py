@@ -86,7 +86,7 @@ class _Target:
             names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in parameters))
             help = suggestion(path[-1], names, "its parameters:")
             raise refuse(
-                "E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span, help=help
+                "E0409", f"`{self.text}` is not a parameter of the model, and contains none", self.span, help=help
             )
 
     def names(self, parameter: Parameter) -> bool:

@@ -233,7 +233,7 @@ class _Splitter:
             message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
             if not any(value in self.essential for value in node.outputs):
-                help = "an update may compute anything of sums over the batch, but no further sums of that"
+                help = "an update may apply any function to sums over the batch, but not sum the result again"
         else:
             message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"

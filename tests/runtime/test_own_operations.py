@@ -366,7 +366,7 @@ WRONG = {
     "import": ("import norm_that_is_not_there\n" + FORWARD, "E0621", "kernels.py:1 in <module>"),
     "exit": ("import sys\nsys.exit(0)\n" + FORWARD, "E0621", "SystemExit: 0"),
     "absent": ("# norm\n", "E0621", "`kernels.py` has no `norm`"),
-    "number": ("norm = 3\n", "E0621", "`norm` of `kernels.py` is no function, but `int`"),
+    "number": ("norm = 3\n", "E0621", "`norm` of `kernels.py` is not a function, but `int`"),
     "nothing": ("def norm(x, w):\n    x * w\n", "E0622", "the result is nothing, not a tensor f32[4, 6, 8]"),
     "list": ("def norm(x, w):\n    return [x]\n", "E0622", "the result is `list`, not a tensor f32[4, 6, 8]"),
     "shape": ("def norm(x, w):\n    return x[0]\n", "E0622", "the result is f32[6, 8], not f32[4, 6, 8]"),
@@ -387,7 +387,11 @@ WRONG = {
         "TypeError: norm() takes 1 positional argument but 2 were given",
     ),
     "exits": ("def norm(x, w):\n    raise SystemExit(3)\n", "E0622", "`norm` raised SystemExit"),
-    "no gradient": ("def norm(x, w):\n    return (x * w).detach()\n", "E0622", "torch sees no way from the operands"),
+    "no gradient": (
+        "def norm(x, w):\n    return (x * w).detach()\n",
+        "E0622",
+        "autograd finds no path from the operands",
+    ),
     "in place": ("def norm(x, w):\n    return x.mul_(w)\n", "E0622", "`norm` raised RuntimeError"),
 }
 
