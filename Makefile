@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests lint types soak fuzz planted grammar docs clean
+.PHONY: run test tests lint types soak fuzz planted grammar docs site clean
 
 run: .venv/installed
 	$(BIN)/partita run specs/tiny.par
@@ -15,7 +15,7 @@ test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
 tests: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -rs -m "not soak"
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -46,6 +46,10 @@ grammar: .venv/installed
 # The error index from its table, and the outputs that the pages show; tests hold them there.
 docs: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
+
+# The documentation as a site, in build/site.
+site: .venv/installed
+	$(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -61,7 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("verify", "read checkpoints completely and check them for damage")
     export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
     export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
-    export.add_argument("--states", action="store_true", help="include optimizer state")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--states", action="store_true", help="include optimizer state")
+    which.add_argument(
+        "--weights",
+        choices=("trained", "ema"),
+        default="trained",
+        help="which to write: those that were trained (default), or the mean that `ema` keeps of them",
+    )
     importing = add("import", "make a checkpoint of a file's model from the full tensors of a safetensors file")
     importing.add_argument("tensors", metavar="TENSORS", type=Path, help="a safetensors file")
     what = "reject unused tensors, and orders of axes that sizes and MAP leave ambiguous"
@@ -261,7 +268,7 @@ def _export(arguments: argparse.Namespace) -> int:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
     with Commit(path, manifest) as commit:
         try:
-            size = export(commit, arguments.output, names, arguments.states)
+            size = export(commit, arguments.output, names, arguments.states, arguments.weights)
         except OSError as error:
             return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")

@@ -262,6 +262,14 @@ class Plans:
                 help="add `checkpoint = every(500)`, or use `on_bad_step = skip`",
             )
             return None
+        if values["eval"] is not None and values["eval"].arguments["weights"] == "ema" and values["ema"] is None:
+            self.report.error(
+                "E0318",
+                "`weights = ema` reads a mean of the weights, but there is no `ema` entry that keeps one",
+                written["eval"],
+                help="add `ema = 0.999`, or leave out `weights`",
+            )
+            return None
         return spec.Train(**values, spans=written, span=train.span)
 
     def claims(self, mesh_axes: Sequence[str] | None) -> tuple[spec.Claim, ...]:

@@ -451,6 +451,14 @@ class Optimizer:
 
 
 @frozen
+class Share:
+    """A call of a list such as `[text("a") -> 70%, …]`, and its share of all of them, above 0 and at most 1."""
+
+    call: Call
+    share: float
+
+
+@frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
@@ -459,9 +467,10 @@ class Train:
     steps: int
     precision: str = "f32"
     clip: float | None = None
+    ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
-    eval: Call | None = None  # every(interval, batches = 10)
+    eval: Call | None = None  # every(interval, batches = 10, weights = trained)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     spans: Mapping[str, Span] = field(factory=dict, eq=False)

@@ -374,6 +374,7 @@ ELSE = {
     },
     "tokens": {
         "dsl/tables.py": "a key of the parser's table",
+        "runtime/data/packing.py": "an input of the model",
         "runtime/data/windows.py": "an input of the model",
     },
     "random": {

@@ -165,9 +165,11 @@ class Op:
         """
         return None
 
-    def looked_up(self, position: int) -> str | None:
-        """If it looks up rows of the operand at a position: the axis that the indices index. None if it does not."""
-        return None
+    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
+        """If it looks up rows of the operand at a position, the axes that tell these apart: the one that the indices
+        index, and those along which the operand is a stack of tables. Empty if it does not.
+        """
+        return ()
 
     def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
         """For an operation that is `transparent`: the axes of its operand that each axis of its result is made of."""

@@ -7,6 +7,7 @@ Operands can be converted at some cost; the cheapest rule is taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from attrs import frozen
 
@@ -27,7 +28,7 @@ class BatchRules:
     """
 
     batch: str
-    count: int
+    count: int | Fraction
     from_inputs: frozenset[Value]
     early: bool
 
@@ -42,7 +43,7 @@ class BatchRules:
     def _introduces_batch(self, node: Node) -> bool:
         """Whether a node introduces the batch axis (positions, random numbers, expansion)."""
         return (
-            self.count > 1
+            self.count != 1
             and any(value.type.has(self.batch) for value in node.outputs)
             and not any(value.type.has(self.batch) for value in node.inputs)
         )
@@ -50,7 +51,7 @@ class BatchRules:
     def _meets_whole_batch(self, node: Node) -> bool:
         """Whether all operands that have the batch axis come from inputs alone, but the results do not."""
         return (
-            self.count > 1
+            self.count != 1
             and not self.alone(node)
             and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
             and any(value.type.has(self.batch) for value in node.inputs)

@@ -104,9 +104,9 @@ class Readers:
         return None
 
     def rows(self, value: Value) -> tuple[str, ...]:
-        """The axes of a table whose rows are looked up; empty if they are not."""
+        """The axes that tell apart the rows of a table that are looked up; empty if they are not."""
         for each in self.readers.get(value, ()):
-            row = each.node.op.looked_up(each.position)
-            if row is not None:
-                return tuple(each.sources([row]))
+            rows = each.node.op.looked_up([operand.type for operand in each.node.inputs], each.position)
+            if rows:
+                return tuple(each.sources(rows))
         return ()

@@ -92,6 +92,7 @@ def proxy_of(
         )
     counts = _repeat_counts(given, pipe)
     body = Resized(sizes, counts, initial).body(model.body)
+    weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
         given,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
@@ -103,7 +104,7 @@ def proxy_of(
             train,
             precision="f64",
             steps=2,
-            eval=spec.Call("every", {"interval": 1, "batches": 2}),
+            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights}),
             checkpoint=None,
         ),
         expect=(),

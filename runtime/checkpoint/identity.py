@@ -58,6 +58,7 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
         "optimizer": text_of(train.optimizer),
         "precision": train.precision,
         "clip": text_of(train.clip),
+        "ema": text_of(train.ema),
         "seed": str(train.seed),
     }
 
@@ -74,6 +75,8 @@ def text_of(value: object) -> str:
     if isinstance(value, spec.Call):
         given = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
         return f"{value.name}({', '.join(given)})"
+    if isinstance(value, spec.Share):
+        return f"{text_of(value.call)} -> {value.share:.6g}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, spec.Optimizer):

@@ -22,7 +22,9 @@ from partita.runtime.data import cache
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of
 from partita.runtime.data.ids import Ids, joined
-from partita.runtime.data.windows import check_largest, open_windows
+from partita.runtime.data.packing import open_packed
+from partita.runtime.data.registry import Use
+from partita.runtime.data.windows import ONE_SEGMENT, SHIFT, check_largest, open_windows, share_held_out
 from partita.runtime.data_files import WHOLE, hashed
 
 if TYPE_CHECKING:
@@ -64,19 +66,40 @@ def open_documents(
     inputs: tuple[Input, ...],
     seed: int,
     root: Path,
-    evaluates: bool,
+    use: Use,
     files: Sequence[tuple[str, Path]],
     read: Reader,
     how: str,
-    special: bool = True,
+    separate: bool = True,
 ) -> Dataset:
-    """The dataset of a source of documents: windows of all of them, one after the other."""
+    """The dataset of a source of documents: packed rows, or windows of all of them, one after the other.
+
+    `separate`: they are documents, and not one continuous text.
+    """
+    pack = call.arguments.get("pack", False)
+    if not pack:
+        _refuse_segments(inputs, separate, call.span)
     pattern = call.arguments["glob"]
-    found = documents(files, read, how, encoder_of(call, root, special), call.span)
+    found = documents(files, read, how, encoder_of(call, root, separate), call.span)
     for given in inputs:
-        check_largest(found.largest, given, f"`{pattern}`", call.span)
-    holdout = float(call.arguments.get("holdout", 0.0))
-    return open_windows(found.ids, f"`{pattern}`", inputs, seed, holdout, evaluates, call.span)
+        if given.name in SHIFT:
+            check_largest(found.largest, given, f"`{pattern}`", call.span)
+    holdout = share_held_out(call, use)
+    if pack:
+        return open_packed(found.ids, found.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+    return open_windows(found.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+
+
+def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | None) -> None:
+    """Refuse (E0606) what only packed rows have: windows of separate documents would pass them off as one."""
+    asked = [each.name for each in inputs if each.name in ONE_SEGMENT]
+    if separate and asked:
+        raise refuse(
+            "E0606",
+            f"the data has no input called `{asked[0]}`",
+            span,
+            help="`pack = true` fills rows with whole documents, and yields it",
+        )
 
 
 def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span: Span | None) -> cache.Entry:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from partita.dsl.builtins import Setting, Text
+from partita.dsl.builtins import Flag, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 
 # Of sources of documents and text.
 TOKENIZER, END = Setting("tokenizer", Text(), None), Setting("end", Text(), None)
+PACK = Setting("pack", Flag(), False)
 
 # Lists the files that a call reads: by the name by which they are compared with others, and where they are.
 Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]

@@ -18,8 +18,8 @@ from partita.dsl.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.runtime.data.files import END, TOKENIZER, matched, with_tokenizer
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
@@ -34,7 +34,7 @@ OPENERS: dict[bytes, Callable[[Path], Any]] = {
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
-def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Dataset:
+def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """Documents that are fields of JSON objects."""
     from partita.runtime.data.documents import open_documents
 
@@ -44,7 +44,7 @@ def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eva
         return ((text, True) for text in texts(path, name, field, call.span))
 
     files = matched("glob")(call, root)
-    return open_documents(call, inputs, seed, root, evaluates, files, documents, f"jsonl {field}")
+    return open_documents(call, inputs, seed, root, use, files, documents, f"jsonl {field}")
 
 
 def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:
@@ -121,7 +121,7 @@ ONE_A_LINE = 'each line is one object, such as {"text": "…"}'
 register(
     Source(
         "jsonl",
-        (Setting("glob", Text()), Setting("field", Text(), "text"), TOKENIZER, END, HOLDOUT),
+        (Setting("glob", Text()), Setting("field", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='jsonl("corpus/*.jsonl")',
         open=open_jsonl,
         files=with_tokenizer(matched("glob")),

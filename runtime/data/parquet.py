@@ -10,9 +10,9 @@ from partita.dsl.builtins import HOLDOUT, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.runtime.data.files import END, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
 from partita.runtime.data.packages import package
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Dataset, Input
@@ -21,7 +21,7 @@ ROWS = 1024  # that are read at once
 MOST_COLUMNS = 12  # shown
 
 
-def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Dataset:
+def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """Documents that are rows of a column."""
     from partita.runtime.data.documents import open_documents
 
@@ -31,7 +31,7 @@ def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, e
         return ((text, True) for text in texts(path, name, column, call.span))
 
     files = matched("glob")(call, root)
-    return open_documents(call, inputs, seed, root, evaluates, files, documents, f"parquet {column}")
+    return open_documents(call, inputs, seed, root, use, files, documents, f"parquet {column}")
 
 
 def texts(path: Path, name: str, column: str, span: Span | None) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _kind(schema: Any, column: str, name: str, arrow: Any, span: Span | None) ->
 register(
     Source(
         "parquet",
-        (Setting("glob", Text()), Setting("column", Text(), "text"), TOKENIZER, END, HOLDOUT),
+        (Setting("glob", Text()), Setting("column", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='parquet("corpus/*.parquet")',
         open=open_parquet,
         files=with_tokenizer(matched("glob")),

@@ -16,7 +16,7 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.files import END, TOKENIZER, matched, matching, read, with_tokenizer
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,13 +28,13 @@ CODE_POINTS = 0x110000
 PIECE = 1 << 20  # bytes
 
 
-def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Dataset:
+def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """The windows of a text, as `tokens` and `targets`."""
     import numpy as np
 
     from partita.runtime.data.documents import open_documents
     from partita.runtime.data.formats import refuse_format
-    from partita.runtime.data.windows import open_windows
+    from partita.runtime.data.windows import open_windows, share_held_out
 
     arguments = dict(call.arguments)
     pattern = arguments["glob"]
@@ -47,7 +47,7 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
             return _pieces(path, name, call.span)
 
         files = FILES(call, root)
-        return open_documents(call, inputs, seed, root, evaluates, files, documents, "text", special=False)
+        return open_documents(call, inputs, seed, root, use, files, documents, "text", separate=False)
     end = arguments.get("end") or ""
     paths = matching(pattern, root, call.span)
     size = 0
@@ -64,10 +64,10 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
             call.span,
             help='convert it once to a file of ids, and use `tokens("…")`',
         )
-    holdout = float(arguments.get("holdout", 0.0))
+    holdout = share_held_out(call, use)
     if arguments.get("alphabet", "bytes") == "bytes":
         ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for path in paths), np.uint8)
-        return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, evaluates, call.span)
+        return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
     ids, alphabet = numbered("".join(_decoded(path, call.span) + end for path in paths))
     return open_windows(
         ids,
@@ -75,7 +75,7 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
         inputs,
         seed,
         holdout,
-        evaluates,
+        use,
         call.span,
         lambda number: f"character {number}, {alphabet[number]!r}",
     )

@@ -14,7 +14,7 @@ from partita.dsl.diagnostic import Diagnostic, refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.files import matched
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,14 +47,14 @@ def token_doubts(call: Call, root: Path) -> list[Diagnostic]:
     return found
 
 
-def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
+def open_tokens(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Windows:
     """The windows of files of ids, as `tokens` and `targets`."""
     from partita.runtime.data.ids import joined
-    from partita.runtime.data.windows import open_windows
+    from partita.runtime.data.windows import open_windows, share_held_out
 
     ids = joined([mapped(path, name, call) for name, path in FILES(call, root)])
-    holdout = float(call.arguments.get("holdout", 0.0))
-    return open_windows(ids, f"`{call.arguments['path']}`", inputs, seed, holdout, evaluates, call.span)
+    holdout = share_held_out(call, use)
+    return open_windows(ids, f"`{call.arguments['path']}`", inputs, seed, holdout, use, call.span)
 
 
 FILES = matched("path")

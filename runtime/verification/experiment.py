@@ -264,6 +264,8 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
             return found
         for name, tensor in run.parameters().items():
             add(f"`{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
+        for name, tensor in run.means().items():
+            add(f"the mean of `{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
     loss, metrics, outside = run.evaluate(*held_out)
     add("evaluation loss", loss)
     for guard, number in outside.items():

@@ -1377,6 +1377,9 @@ class Maker:
         optimizer = "rules" if ruled else self.optimizer()
         clip = self.one(("", "", "clip = 0.1", "clip = 100"))
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
+        if self.chance(20):
+            clip += f" ema = {self.one((0, 0.5, 0.999))}"
+            evaluation = evaluation.replace(")", self.one((")", ", weights = ema)")))
         data = "random()" if self.chance(65) and bounded and not self.planted else 'arrays("data.npz", holdout = 40%)'
         if windows:
             data = self.one(('tokens("ids.bin", dtype = u8, holdout = 30%)', 'text("ids.*", holdout = 30%)'))

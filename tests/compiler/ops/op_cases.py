@@ -21,6 +21,7 @@ from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
@@ -80,7 +81,7 @@ class Case:
 
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
-    *("adamw", "sgd", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
+    *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
     *("scatter_add", "scan", "routed_outer"),
 )
 
@@ -409,6 +410,7 @@ CASES: list[Case] = [
     Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
+    Case("ema", Ema(0.9), (f(A, B),) * 2, differentiable=False),
     Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),
     Case(
         "rowwise_adagrad",
