@@ -28,7 +28,7 @@ from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch, Positioned
+from partita.compiler.ops.position import TIME, Microbatch
 from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
@@ -219,7 +219,7 @@ class _Splitter:
         if rule is not None:
             for axis in split_axes((*rule.operands, *rule.results)):
                 op = op.sharded(axis, self._part(node, axis), TIME, ceil(self.count))
-        if isinstance(self.count, Fraction) and isinstance(op, Positioned) and op.of_microbatch and op.reads_context:
+        if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
             raise self._cannot(node, [self.state.get(value) for value in node.inputs])
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
