@@ -121,6 +121,7 @@ class _Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         data = bind(plan.program, plan.train, folder_of(arguments))
+        plan = plan.evaluating(data.rows, device.type == "cuda")
         if speaks:
             report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
         return _Planned(plan, kind, device, data)
@@ -203,7 +204,7 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.files)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.all_files)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -226,7 +227,7 @@ class _Launched(_Rank):
         reader = Reader(record.files if record is not None and begun else None)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.files)
+        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.all_files)
         check_ranks(plan, identity.ranks)
         if not begun:
 
