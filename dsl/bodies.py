@@ -77,6 +77,7 @@ class BodyChecker:
             self.scope.inputs += 1
             known = type is not None and given.name.text not in self.twice
             self.scope.bind(given.name.text, value if known else UNKNOWN, given.name.span)
+            self.known.bound(given.name, value if known else UNKNOWN)
         return tuple(given.name.text for given in inputs)
 
     def type(self, written: tree.TensorType) -> Type | None:
@@ -146,6 +147,7 @@ class BodyChecker:
         if unreserved(name, self.report):
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
             self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
+            self.known.bound(name, meaning)
 
     def let(self, statement: tree.Let) -> None:
         """`let names = value`."""
