@@ -43,9 +43,10 @@ PLANTED ?=
 planted: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.planted --jobs 2 $(PLANTED)
 
-# The parser's table is made from the grammar once and kept beside it; a test holds it there.
+# The parser's table and the grammar of editors are made from the grammar, and kept; tests hold them there.
 grammar: .venv/installed
 	$(BIN)/python -m partita.dsl.tables
+	$(BIN)/python -m partita.cli.editor.textmate
 
 # The error index from its table, and the outputs that the pages show; tests hold them there.
 docs: .venv/installed

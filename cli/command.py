@@ -41,6 +41,7 @@ SUMMARIES = {
     "sample": "write text with a trained language model",
     "report": "write a run as one page for a browser: metrics, timeline, memory, collectives, and the file",
     "watch": "serve a run's page live, on this machine",
+    "lsp": "the language server, for editors: diagnostics, types and layouts, names, formatting",
     "profile": "measure this machine's device and links, as a profile for the cost model",
     "checkpoint": "list, show and verify checkpoints; export and import full tensors",
 }

@@ -62,6 +62,24 @@ def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
     return "" if start == "0" and not guarded else f", {start}"
 
 
+def random_text(
+    distribution: str,
+    scale: float,
+    key: str,
+    shape: Sequence[int],
+    starts: Sequence[str],
+    whole: Sequence[tuple[str, int]],
+    dtype: str,
+) -> str:
+    """Source text of random numbers (docs/random.md): those of a region of the tensor whose axes are `whole`. `starts`
+    are the texts of the indices at which it begins.
+    """
+    number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
+    begins = ", ".join(starts) + ("," if starts else "")
+    region = f"{tuple(shape)}, ({begins}), {tuple(size for _, size in whole)}"
+    return f"kernels.random(c, {distribution!r}, {scale!r}, {number}, {region}, {dtype!r})"
+
+
 class Positioned(Op):
     """Base of operations whose shards depend on their position in the global tensor."""
 
@@ -246,12 +264,9 @@ class Random(Positioned):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime: a hash of the coordinates."""
-        starts = ", ".join(offset_text(axis, self.shards) for axis in self.axes)
         shape = tuple(axis.size for axis in self.axes)
-        whole = tuple(size for _, size in self.whole)
-        key = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "little") >> 1
-        region = f"{shape}, ({starts}{',' if starts else ''}), {whole}"
-        return f"kernels.random(c, {self.distribution!r}, {self.scale!r}, {key}, {region}, {self.dtype!r})"
+        starts = [offset_text(axis, self.shards) for axis in self.axes]
+        return random_text(self.distribution, self.scale, self.key, shape, starts, self.whole, self.dtype)
 
 
 @op("microbatch")

@@ -11,7 +11,7 @@ from attrs import frozen
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.body import body_of
-from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
 from partita.compiler.ops.decoding import Keep, ShiftOn
@@ -29,6 +29,7 @@ from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.ops.windows import Fold, Patches
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
