@@ -447,7 +447,7 @@ class Maker:
         return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
 
     def windows(self, x: Expression, most: int) -> tuple[dict[str, str], frozenset[str], str] | None:
-        """How windows slide along some axes of a tensor: the axes of positions by its own, those of the window, and the arguments."""
+        """How windows slide along some axes of a tensor: positions by axes, the axes of a window, and the arguments."""
         found: dict[str, str] = {}
         size = self.shuffled({"window", "pane"} - x.axes)
         steps, ends, spreads = [], [], []
