@@ -176,6 +176,7 @@ CODES: dict[str, Code] = {
     "E1001": Code("not a model that writes", "`partita sample` needs an output with logits at each position of a sequence, computed from one input of ids along it. Other inputs may only be called `segments` and `positions`. A position must not depend on later ones.", "`output logits = dot(x, head, over = embed)`, over `[batch, seq, vocab]`"),
     "E1002": Code("prompt that the model cannot take", "A prompt has at least one token, at most as many as the sequence is long, and none beyond the vocabulary.", "A shorter `--prompt`; the tokenizer with which the model was trained."),
     "E1003": Code("no tokenizer", "Text becomes ids as in training: by bytes or characters for `text` and `stdlib`, by the data's `tokenizer`; ids from elsewhere need one on the command line, a `tokenizer.json` of the `tokenizers` library.", "`partita sample gpt.par --tokenizer tokenizer.json`"),
+    "E1004": Code("outputs that are not of rows", "`partita predict` and `partita.load_model` compute outputs batch by batch, so each must have the batch axis, and so must an input.", "`--outputs logits`, or `partita.outputs` for one batch."),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "This rule of a layout or an optimizer applies to no tensor of the model.", "Remove it, or move it before the rule that shadows it."),
