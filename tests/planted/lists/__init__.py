@@ -21,6 +21,7 @@ from tests.planted.lists import (
     recurrences,
     schedules,
     transports,
+    watching,
 )
 from tests.planted.planted import Planted
 
@@ -41,4 +42,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "transports": transports.MISTAKES,
     "checkpoints": checkpoints.MISTAKES,
     "buffers": buffers.MISTAKES,
+    "watching": watching.MISTAKES,
 }
