@@ -1,4 +1,4 @@
-# `make run` trains specs/tiny.par; `make test` checks everything. Both set up .venv on first use.
+# `make run` trains specs/tiny.par, `make sample` lets it write; `make test` checks everything. Both set up .venv on first use.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,10 +6,14 @@ BIN := .venv/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test tests lint types soak fuzz planted grammar docs site clean
+.PHONY: run sample test tests lint types soak fuzz planted grammar docs site clean
 
 run: .venv/installed
-	$(BIN)/partita run specs/tiny.par
+	$(BIN)/partita run specs/tiny.par "train.checkpoint=every(100)"
+
+# Text of the model that `make run` has trained.
+sample: .venv/installed
+	$(BIN)/partita sample specs/tiny.par
 
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests

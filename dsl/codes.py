@@ -1,7 +1,7 @@
 """The error index: what each diagnostic code means and how to fix it. docs/errors.md is generated from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification, E08 checkpoints, E09 planning; W is a warning. A test checks that every reported code is listed.
+E07 verification, E08 checkpoints, E09 planning, E10 use of trained models; W is a warning. A test checks that every reported code is listed.
 """
 
 from __future__ import annotations
@@ -172,6 +172,10 @@ CODES: dict[str, Code] = {
     "E0901": Code("devices cannot all be used", "No mesh with this many devices divides the batch, the axes that can be split and the number of layers. The notes show them.", "Another number of devices, or a batch with more factors."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came closest.", "More devices, a smaller `batch`, or a shorter sequence."),
     "E0903": Code("plan in another directory", "The paths in a plan (imports, data, profiles) are relative to its directory, as in the original file.", "`partita plan specs/gpt.par -o specs/planned.par`"),
+    # ------------------------------------------------------------ use of trained models
+    "E1001": Code("not a model that writes", "`partita sample` needs an output with logits at each position of a sequence, computed from one input of ids along it. Other inputs may only be called `segments` and `positions`. A position must not depend on later ones.", "`output logits = dot(x, head, over = embed)`, over `[batch, seq, vocab]`"),
+    "E1002": Code("prompt that the model cannot take", "A prompt has at least one token, at most as many as the sequence is long, and none beyond the vocabulary.", "A shorter `--prompt`; the tokenizer with which the model was trained."),
+    "E1003": Code("no tokenizer", "Text becomes ids as in training: by bytes or characters for `text` and `stdlib`, by the data's `tokenizer`; ids from elsewhere need one on the command line, a `tokenizer.json` of the `tokenizers` library.", "`partita sample gpt.par --tokenizer tokenizer.json`"),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "This rule of a layout or an optimizer applies to no tensor of the model.", "Remove it, or move it before the rule that shadows it."),
@@ -192,5 +196,7 @@ CODES: dict[str, Code] = {
     "W0805": Code("fewer checkpoints kept", "There is no space for `keep` checkpoints and one that is being saved. The oldest one was removed, or one that was set aside as damaged, and the save was retried. The newest intact checkpoint is never removed.", "Free some space, or lower `keep`."),
     "W0806": Code("directory cannot be locked", "The file system does not support locks, so nothing prevents two runs from writing checkpoints to one directory.", "Make sure that only one run does; on NFS, mount with locking."),
     "W0807": Code("order of axes is a guess", "Imported tensors have several axes of the same size, and the name map does not say in which order they are in the file. The order of the .par file is assumed. If the file has them transposed, training silently starts from wrong weights.", "Give their `axes` in the `--names` map; with `--strict` this is an error."),
+    "W1001": Code("each token computes the whole window", "An operation along the sequence needs all positions at once, so that nothing can be kept of those before: each token costs as much as the whole window. The message names the operation.", "Attention with `causal = true`; `shift`, `scan`, `linear_scan` and `cumsum` from the first position on."),
+    "W1002": Code("model has changed since", "The checkpoint has the tensors that the model needs, but the model computed something else with them when they were trained. The notes show the lines that differ.", "Nothing, if that is intended, as it is for a new output."),
 }
 # fmt: on

@@ -14,6 +14,7 @@ from partita.compiler.ops.body import body_of
 from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
+from partita.compiler.ops.decoding import Keep, ShiftOn
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
@@ -199,6 +200,8 @@ CASES: list[Case] = [
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
     Case("shift", Shift("a", 2), (f(A, B, C),)),
     Case("shift-back", Shift("b", -1), (f(A, B),)),
+    Case("shift_on", ShiftOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
+    Case("keep", Keep("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
@@ -459,6 +462,6 @@ CASES: list[Case] = [
     ),
 ]
 
-# `constant` has no operands and no numbers of its own to test; the rest are statements or the runtime's. Changes of
-# layout have tests of their own.
-WITHOUT_CASE = {"constant", "accumulate", "store", "send", "receive"}
+# `constant` has no operands and no numbers of its own to test; `carry` and `resume` are about states, which programs
+# that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own.
+WITHOUT_CASE = {"constant", "accumulate", "store", "carry", "resume", "send", "receive"}
