@@ -19,6 +19,7 @@ from tests.planted.lists import (
     partitioning,
     picking,
     recurrences,
+    rules,
     schedules,
     transports,
 )
@@ -29,6 +30,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "orders": orders.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
+    "rules": rules.MISTAKES,
     "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
