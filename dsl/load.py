@@ -106,7 +106,7 @@ def _check(
     checked = {name: models.model(model) for name, model in declarations.models.items()}
     for model in checked.values():
         if model is not None:
-            report_unreached(model, report)
+            report_unreached(model, declarations.optimizers.values(), report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)

@@ -4,7 +4,6 @@ from tests.planted.planted import Planted
 
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 SPLIT = "verify tests/planted/files/rules.par"
-CODED = f"{SPLIT} layout=whole_ train.optimizer=coded_"
 ASSIGN = "tests/compiler/passes/test_assign.py"
 OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
 MEANS = "tests/runtime/checkpoint/test_ema.py"
@@ -46,11 +45,11 @@ MISTAKES = [
         f"{FILE}[rules]",
     ),
     Planted(
-        "a-table-is-factored-by-its-columns",
+        "tables-are-not-factored",
         "compiler/optimizers/adafactor.py",
         "(parameter.rows or type.names[:-1], ())",
-        "(type.names[1:], ())",
-        f"{FILE}[rules-1]",
+        "(type.names, ())",
+        f"{FILE}[rules]",
     ),
     Planted(
         "muon-of-split-matrices",
@@ -93,7 +92,7 @@ MISTAKES = [
         "compiler/optimizers/adamw_8bit.py",
         "        return whole and scales.has(axis) and scales.axis(axis).size % parts == 0\n",
         "        return scales.has(axis)\n",
-        CODED,
+        f"{FILE}[rules-1]",
     ),
     Planted(
         "codes-of-squares-are-signed",
@@ -124,10 +123,10 @@ MISTAKES = [
         f"{ASSIGN}::test_what_is_frozen_costs_neither_gradient_nor_state_nor_backward",
     ),
     Planted(
-        "cotangents-of-what-is-frozen",
+        "gradients-of-what-is-frozen",
         "compiler/passes/differentiate.py",
-        "wanted = {parameter.value for parameter in graph.parameters if parameter.trained}",
-        "wanted = {parameter.value for parameter in graph.parameters if not parameter.buffer}",
+        "trained = [p for p in graph.parameters if p.trained]",
+        "trained = [p for p in graph.parameters if not p.buffer]",
         f"{ASSIGN}::test_what_is_frozen_costs_neither_gradient_nor_state_nor_backward",
     ),
     Planted(
@@ -135,7 +134,7 @@ MISTAKES = [
         "compiler/passes/assign.py",
         "target = next((each for each in targets if each.matches(parameter, as_trained)), None)",
         "target = next((each for each in reversed(targets) if each.matches(parameter, as_trained)), None)",
-        f"{FILE}[rules]",
+        f"{FILE}[rules-1]",
     ),
     Planted(
         "rates-by-the-place-of-the-rule",
