@@ -15,7 +15,7 @@ test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
 tests: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -rs -m "not soak"
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from time import perf_counter
 from typing import TypeVar
 
@@ -55,8 +56,9 @@ from partita.compiler.state import (
     State,
     extended,
 )
+from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.builtins import ALL, DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span
 from partita.dsl.report import listed
@@ -134,16 +136,36 @@ def _scheduled(state: Configured) -> Scheduled:
     return fitted(joint, _rest) if auto else _rest(joint)
 
 
-def _evaluation(state: Configured) -> Compilation:
-    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch."""
+def compile_evaluation(given: language.Spec, training: Compilation, rows: int, gpu: bool = False) -> Compilation:
+    """The evaluation program of a whole set with that many rows. Raises Refused: also if the last batch is not full,
+    and the model cannot do with less (E0623).
+    """
+    with _collector_paused():
+        return _evaluation(_configured(given, False, training.schedule.placement, gpu), rows)
+
+
+def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
+    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch.
+    `rows`: those of the set, if all of it is evaluated; without them, the program is that of a single batch.
+    """
     evaluation = state.train.eval
-    rounds = int(evaluation.arguments["batches"]) if evaluation is not None else 1
-    if rounds > 1:
+    given = evaluation.arguments["batches"] if evaluation is not None else 1
+    size = axes_of(state.model).declared.get(state.batch, 1)
+    batches = Fraction(1 if given == ALL else given) if rows is None else Fraction(rows, size)
+    if batches != 1:
         try:
-            return _timed("assemble", assembled, _rest(_joint(evolve(state, rounds=rounds))))
+            return _timed("assemble", assembled, _rest(_joint(evolve(state, batches=batches))))
         except Refused as refused:
             if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
                 raise
+            if rows is not None and batches.denominator > 1:
+                raise refuse(
+                    "E0623",
+                    f"the evaluation set has {rows:,} rows, and this model needs full batches of {size}",
+                    state.train.spans.get("eval"),
+                    notes=[each.message for each in refused.diagnostics],
+                    help=f"`batches = {rows // size}`, or a batch that divides the set" if rows > size else None,
+                ) from refused
     return _timed("assemble", assembled, _rest(_joint(state)))
 
 
@@ -204,7 +226,7 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 
 def _build(state: Configured) -> Built:
-    model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
+    model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
     forward = build(model, state.train.precision, state.training, state.outputs)
     if not state.training and not state.reads_means:
         return extended(Built, state, forward=forward)
@@ -218,7 +240,7 @@ def _build(state: Configured) -> Built:
 def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout.
     one = state.forward
-    if state.rounds > 1:
+    if state.batches != 1:
         one = build(state.model, state.train.precision, state.training)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
@@ -256,7 +278,7 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 
 def _split(state: Differentiated) -> Microbatched:
-    count = state.microbatches * state.rounds
+    count = state.microbatches * state.batches
     return extended(Microbatched, state, step=split_batch(state.joint, state.batch, count, schedule_span(state.spec)))
 
 

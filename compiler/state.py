@@ -6,6 +6,7 @@ Each state extends the one before by the results of its own passes; what takes a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from attrs import field, fields, frozen
@@ -32,9 +33,9 @@ class Configured:
     """The inputs of a compilation.
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
-    processes `rounds` batches as if they were one; or it computes `outputs` instead of the loss. With `compiled`, torch
-    compiles the program's functions. `again` are the calls and iterations that `recompute auto` has chosen. `times` are
-    seconds by pass.
+    processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
+    loss. With `compiled`, torch compiles the program's functions. `again` are the calls and iterations that `recompute
+    auto` has chosen. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -46,7 +47,7 @@ class Configured:
     device: Device
     training: bool = True
     placement: Placement | None = None
-    rounds: int = 1
+    batches: Fraction = Fraction(1)
     outputs: tuple[str, ...] = ()
     compiled: bool = False
     again: frozenset[str] = frozenset()

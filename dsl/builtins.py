@@ -32,6 +32,14 @@ class Number:
 
 
 @frozen
+class OrWord:
+    """A value of a kind, or one word."""
+
+    kind: Number
+    word: str
+
+
+@frozen
 class Keyword:
     """One of a set of words."""
 
@@ -89,7 +97,9 @@ class SharesOf:
     signatures: Mapping[str, Signature]
 
 
-Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+Kind: TypeAlias = (
+    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+)
 
 
 @frozen(eq=False)
@@ -198,7 +208,10 @@ DATA: Registry[Signature] = Registry(
 
 # Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.
 WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10), WEIGHTS)))
+# All batches of an evaluation set.
+ALL = "all"
+BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )

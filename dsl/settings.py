@@ -22,6 +22,7 @@ from partita.dsl.builtins import (
     MeshAxisName,
     Number,
     OneOf,
+    OrWord,
     Setting,
     SharesOf,
     Signature,
@@ -104,6 +105,11 @@ class Settings:
         match kind:
             case Number():
                 return number(constants.evaluate(written, lookup), kind, written, what)
+            case OrWord(inner, word):
+                single = tree.single(written)
+                if single is not None and single.text == word:
+                    return word
+                return self._convert(written, inner, f"{what}, if not `{word}`,", lookup)
             case Flag():
                 if isinstance(written, tree.Boolean):
                     return written.value

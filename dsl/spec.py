@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from attrs import Factory, field, frozen
 
+from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
 from partita.dsl.reprs import count, outline, shortened
@@ -500,7 +501,7 @@ class Spec:
     """A checked file, with its overrides applied.
 
     `model`, `layout`, `schedule` are those that `train` names, or the only ones declared; None if the file leaves them
-    open. `axes` are all declared axes by name.
+    open. `axes` are all declared axes by name. `weights` say what other programs call the parameters.
     """
 
     source: Source
@@ -511,6 +512,7 @@ class Spec:
     schedule: Schedule | None
     train: Train | None
     expect: tuple[Claim, ...]
+    weights: Mapping[str, Weights] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline(

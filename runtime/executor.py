@@ -119,7 +119,9 @@ class Executor:
     def run(
         self, number: int, batches: Callable[[int], Batch], rates: Rates = (), judge: BadStepPolicy | None = None
     ) -> Waits:
-        """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
+        """Run step `number` over the batches of the program's rounds; `batches` gives each by its index. With padding,
+        the first is a batch of copies of one row, with which the last is filled up.
+        """
         context = self.context
         if judge is None and self._update is not None:
             judge = BadStepPolicy()
@@ -144,6 +146,9 @@ class Executor:
                 waits = run()
                 if waits is not None:
                     yield from waits
+            if self.program.padding and index == 0:
+                for stage in self.stages.values():
+                    stage.scale(-self.program.padding)
             if index + 1 < self.program.rounds:
                 mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
         totals = yield from self._all_totals()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +15,8 @@ from attrs import define, field
 
 from partita.runtime.telemetry import FILE_NAME
 
+MOST_STEPS = 1 << 62
+NOT_NUMBERS = ("step", "unix_time")
 LONGEST_READ = 1 << 24  # bytes of one look; the rest is read by the next
 
 # A line's values by name.
@@ -37,11 +42,13 @@ class MetricsReader:
     def read(self) -> list[MetricsRecord]:
         """The records since the last call; none if there is no file. Raises OSError if it cannot be read."""
         try:
-            handle = os.open(self.directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle = os.open(self.directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
             return []
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
             if (status.st_dev, status.st_ino) != self.file or status.st_size < self._offset:
                 self.file, self.first, self._offset = (status.st_dev, status.st_ino), "", 0
             file.seek(self._offset)
@@ -63,11 +70,32 @@ def file_of(directory: Path) -> File | None:
     return status.st_dev, status.st_ino
 
 
+def numbers(record: MetricsRecord) -> dict[str, float]:
+    """The numbers of a record by name, those of a list as `NAME.0`, and NaN for what was not finite; without its step
+    and time.
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if name not in NOT_NUMBERS:
+            parts = {f"{name}.{i}": each for i, each in enumerate(value)} if isinstance(value, list) else {name: value}
+            found |= {part: number for part, each in parts.items() if (number := number_of(each)) is not None}
+    return found
+
+
+def number_of(value: Any) -> float | None:
+    """A number of a record: NaN for null, which stands for what was not finite; None for anything else."""
+    if value is None:
+        return nan
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # no number of ours
+        return nan
+
+
 def _record(line: bytes) -> MetricsRecord | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
-        return None
-    return found
+    step = found.get("step") if isinstance(found, dict) else None
+    return found if isinstance(step, int) and 0 <= step < MOST_STEPS else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.graph import Guard
@@ -17,9 +17,10 @@ from partita.compiler.instructions import Channel, Compute, Traffic
 from partita.compiler.layout import Layout
 from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.update import SQUARE
-from partita.compiler.pipeline import compile_run
+from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
+from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
@@ -42,13 +43,36 @@ EvaluationResult: TypeAlias = tuple[float, dict[str, float], Outside]
 @frozen(eq=False)
 class Plan:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
-    operations that it defines.
+    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated.
     """
 
     spec: Spec
     training: Compilation
     evaluation: Compilation | None
     functions: Functions = field(factory=dict)
+    rows: int | None = None
+
+    def evaluating(self, rows: int | None, gpu: bool = False) -> Plan:
+        """The same, but evaluating a whole set with that many rows. Raises Refused (E0623) if that cannot be."""
+        if rows is None:
+            return self
+        return evolve(self, rows=rows, evaluation=compile_evaluation(self.spec, self.training, rows, gpu))
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The indices of the batches of an evaluation, in order. Before a set whose last batch is not full comes one of
+        the row alone with which it is filled up: the batch after the last.
+        """
+        assert self.train.eval is not None
+        assert self.evaluation is not None
+        count = self.train.eval.arguments["batches"]
+        if self.rows is not None:
+            rows = max(
+                e.type.axis(self.program.batch).size for e in self.program.inputs if e.type.has(self.program.batch)
+            )
+            count = -(-self.rows // rows)
+        first = [count] if self.evaluation.program.padding else []
+        return [*first, *range(1 if count == ALL else count)]
 
     @property
     def train(self) -> Train:

@@ -252,12 +252,12 @@ def evaluate(
     """
     settings = rank.plan.train
     assert settings.eval is not None
-    count = int(settings.eval.arguments["batches"])
+    order = rank.plan.evaluated
 
     def batches(index: int) -> Batch:
-        return rank.tensors(dataset.holdout_batch(index)) if dataset else {}
+        return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}
 
-    loss, metrics, outside = yield from rank.evaluate(count, batches)
+    loss, metrics, outside = yield from rank.evaluate(len(order), batches)
     check_ids(outside, "in an evaluation")
     first = rank.unsound_from
     if first is not None:
@@ -267,7 +267,7 @@ def evaluate(
             rank.plan.evaluation,
             -first,
             partial(shifted, batches, first),
-            lambda index: dataset.holdout_row_names(first + index) if dataset else [],
+            lambda index: dataset.holdout_row_names(order[first + index]) if dataset else [],
         )
         begun = yield from origin(rank, trial)
         if begun is not None:

@@ -121,13 +121,14 @@ class _Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         data = bind(plan.program, plan.train, folder_of(arguments))
+        plan = plan.evaluating(data.rows, device.type == "cuda")
         if speaks:
             report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
         return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
-        from partita.cli.watch import Watch
+        from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
@@ -151,7 +152,7 @@ class _Rank:
         watch = None
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
-            watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
+            watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
         try:
             for _ in train(rank, planned.data.dataset, watch, checkpoints, say, termination.asked):
@@ -203,7 +204,7 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.files)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.all_files)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -226,7 +227,7 @@ class _Launched(_Rank):
         reader = Reader(record.files if record is not None and begun else None)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.files)
+        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.all_files)
         check_ranks(plan, identity.ranks)
         if not begun:
 

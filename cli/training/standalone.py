@@ -11,7 +11,7 @@ from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import transport_of
 from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
-from partita.compiler.pipeline import compile_run
+from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
 from partita.dsl import limits
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -79,6 +79,8 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     program = state.program
     data = bind(program, state.train, folder_of(arguments))
     report(data.doubts)
+    if data.rows is not None:
+        evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
@@ -156,6 +158,7 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
     data = bind(plan.program, plan.train, folder_of(arguments))
+    plan = plan.evaluating(data.rows)
     report(data.doubts)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
@@ -171,10 +174,10 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
 def _train_in_process(
     plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
 ) -> int:
-    from partita.cli.watch import Watch
+    from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
+    with Recording(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster

@@ -18,6 +18,8 @@ In a forward-only graph, the loss is one of the metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
+from math import ceil
 
 from attrs import evolve
 
@@ -26,7 +28,7 @@ from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
 from partita.compiler.ops.op import Op, ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.ops.position import TIME, Microbatch, Positioned
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
@@ -42,8 +44,11 @@ OUTPUT = "output "  # prefix of the accumulators of the model's outputs
 PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 
 
-def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | None = None) -> Graph:
+def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule: Span | None = None) -> Graph:
     """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them.
+
+    A fraction: the step runs over more rows than the axis has, of which those that fill up the last batch are taken out
+    of the sums again (`StepPlan.padding`). Then nothing may depend on where a row stands in the whole batch.
 
     Raises Refused: E0406, E0407.
     """
@@ -57,12 +62,14 @@ def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | No
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, batch: str, count: int, schedule: Span | None, early: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, batch: str, count: int | Fraction, schedule: Span | None, early: bool = True
+    ) -> None:
         self.source = graph
         self.schedule = schedule
         self.early = early  # whether the prologue may compute over the full batch
         self.batch = batch
-        self.count = count
+        self.count = int(count) if count == int(count) else count
         names = [value.name for node in graph.nodes for value in node.outputs]
         inputs = [each.value.name for each in graph.inputs]
         self.build = Builder([*names, *inputs, *(p.name for p in graph.parameters)])
@@ -156,7 +163,7 @@ class _Splitter:
     def _cuts_itself(self, node: Node) -> bool:
         """Whether a node introduces the batch axis (positions, random numbers, expansion)."""
         return (
-            self.count > 1
+            self.count != 1
             and any(value.type.has(self.batch) for value in node.outputs)
             and not any(value.type.has(self.batch) for value in node.inputs)
         )
@@ -164,7 +171,7 @@ class _Splitter:
     def _meets_whole_batch(self, node: Node) -> bool:
         """Whether all operands that have the batch axis come from inputs alone, but the results do not."""
         return (
-            self.count > 1
+            self.count != 1
             and not all(value in self.from_inputs for value in node.outputs)
             and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
             and any(value.type.has(self.batch) for value in node.inputs)
@@ -222,6 +229,8 @@ class _Splitter:
 
     def _part_of(self, value: Value, whole: Value, axis: str) -> Value:
         """This microbatch's part of a full-batch value."""
+        if isinstance(self.count, Fraction):
+            raise self._incomplete(value)
         if (value, axis) not in self.parts:
             size = self._divided(axis, whole, self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
@@ -233,17 +242,26 @@ class _Splitter:
         key = value, self.build.stage
         if key not in self.portions:
             local = self.local[value]
-            share = self.build.apply(Constant(1 / self.count, local.type.dtype))
+            share = self.build.apply(Constant(float(1 / self.count), local.type.dtype))
             self.portions[key] = self.build.derive(Pointwise("multiply"), value, local, share, ending="portion")
         return self.portions[key]
 
+    def _incomplete(self, value: Value) -> Refused:
+        node = self.producers.get(value)
+        what = f"`{node.span.text}`" if node is not None and node.span is not None else f"`{value.name}`"
+        return refuse("E0407", f"{what} needs the whole axis `{self.batch}`", node.span if node else None)
+
     def _over_whole_batch(self, value: Value) -> Value:
         """The value computed once, in the prologue, over the full batch."""
+        if isinstance(self.count, Fraction) and value.type.has(self.batch):
+            raise self._incomplete(value)
         wanted = _ancestors(self.source, [value], self.producers)
         for each in self.source.inputs:
             if each.value in wanted and each.value not in self.whole:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
+                elif isinstance(self.count, Fraction):
+                    raise self._incomplete(each.value)
                 else:
                     whole = self.build.part(each.value, "whole")
                     self.whole[each.value] = whole
@@ -261,7 +279,9 @@ class _Splitter:
         op = node.op
         if rule is not None:
             for axis in split_axes((*rule.operands, *rule.results)):
-                op = op.sharded(axis, self._part(node, axis), TIME, self.count)
+                op = op.sharded(axis, self._part(node, axis), TIME, ceil(self.count))
+        if isinstance(self.count, Fraction) and isinstance(op, Positioned) and op.of_microbatch and op.reads_context:
+            raise self._cannot(node, [self.state.get(value) for value in node.inputs])
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state
@@ -283,9 +303,17 @@ class _Splitter:
         axis = value.type.axis(name)
         if axis.size % self.count:
             raise Refused(
-                [unequal(axis, self.count, self.schedule, f"{value.name}: {value.type}", place.span if place else None)]
+                [
+                    unequal(
+                        axis,
+                        ceil(self.count),
+                        self.schedule,
+                        f"{value.name}: {value.type}",
+                        place.span if place else None,
+                    )
+                ]
             )
-        return axis.size // self.count
+        return int(axis.size // self.count)
 
     def _cannot(self, node: Node, states: list[State]) -> Exception:
         partial = any(state in (SUM, MAX) for state in states)
@@ -329,6 +357,8 @@ class _Splitter:
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
+        if isinstance(self.count, Fraction) and not (maximum or keep or type.is_float):
+            raise refuse("E0407", f"`{name}` is a sum of integers over the axis `{self.batch}`")
         total = self.build.value(f"total({name})", type)
         self.accumulators.append(Accumulator(name, total, None, maximum))
         self.build.apply_all(Accumulate(name, total.type, maximum, keep), local)
@@ -358,7 +388,7 @@ class _Splitter:
                     if state not in (None, SUM):
                         raise self._cannot(node, [self.state.get(v) for v in node.inputs])
                     part = local
-                    if state is None and self.count > 1:
+                    if state is None and self.count != 1:
                         part = self._portion(value)
                     master = masters[parameter]
                     if parameter not in totals:

@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,7 @@ def import_file(
     `strict`, every tensor of the file must be used, and no order of axes be ambiguous. Raises Refused (E0802, E0803,
     E0808 to E0813), OSError.
     """
-    manifest = evolve(
-        wanted,
-        step=step,
-        mesh=ONE_RANK,
-        layout="",
-        schedule="",
-        tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
-    )
+    manifest = on_one_rank(wanted, step)
     theirs = forms(manifest.tensors, names)
     try:
         with opened(tensors) as file:
@@ -169,7 +162,15 @@ def import_file(
             if strict and (unused or ambiguous):
                 raise Refused((*_unused(tensors.name, unused), *ambiguous))
             _check_numbers(file, tensors.name, bindings)
-            unlocked = _commit(path, manifest, file, taken)
+            means = {mean_name(name): form for name, form in taken.items()}
+
+            def read(tensor: Tensor) -> torch.Tensor:
+                dtype, form = DTYPES[tensor.type.dtype], taken.get(tensor.name, means.get(tensor.name))
+                if form is None:
+                    return torch.zeros(tensor.type.shape, dtype=dtype)
+                return form.ours(file.get_tensor(form.name).to(dtype), tensor.type)
+
+            unlocked = commit_tensors(path, manifest, read)
     except Damaged as damage:
         raise refuse("E0808", str(damage)) from damage
     return Imported(path / commit_name(step), bindings, unused, (*unlocked, *ambiguous))
@@ -186,20 +187,27 @@ def _taken(tensors: Sequence[Tensor], theirs: Mapping[str, Form], there: Collect
     return {name: theirs[name] for name in wanted if name in found or name not in means}
 
 
-def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]) -> tuple[Diagnostic, ...]:
-    """Write and commit the tensors taken from a file, parameters as their means, and zeros for all others."""
+def on_one_rank(wanted: Manifest, step: int) -> Manifest:
+    """The manifest of a commit of the step, of whole tensors."""
+    return evolve(
+        wanted,
+        step=step,
+        mesh=ONE_RANK,
+        layout="",
+        schedule="",
+        tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
+    )
+
+
+def commit_tensors(path: Path, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:
+    """Write and commit tensors, of which one at a time is read; returns warnings."""
     tensors = by_width(manifest.tensors)
-    means = {mean_name(name): form for name, form in taken.items()}
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
 
     def blocks() -> Iterator[bytes | memoryview]:
         yield header(entries)
         for tensor in tensors:
-            dtype, form = DTYPES[tensor.type.dtype], taken.get(tensor.name, means.get(tensor.name))
-            if form is None:
-                yield bytes_of(torch.zeros(tensor.type.shape, dtype=dtype))
-            else:
-                yield bytes_of(form.ours(file.get_tensor(form.name).to(dtype), tensor.type))
+            yield bytes_of(read(tensor))
 
     store = Store(path, secrets.randbits(48))
     unlocked = store.lock()
@@ -244,7 +252,7 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         raise refuse(
             "E0809",
             f"{name} lacks {len(missing)} of {len(taken)} tensors",
-            notes=_few(notes),
+            notes=few(notes),
             help="map their names with `--names`",
         )
     if wrong:
@@ -257,7 +265,7 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         raise refuse(
             "E0809",
             f"{len(wrong)} of {len(taken)} tensors in {name} have a different shape or dtype",
-            notes=_few(notes),
+            notes=few(notes),
             help="give in the `--names` map how their axes are composed of these"
             + (f", such as {entries[0]}" if entries else ""),
         )
@@ -286,7 +294,7 @@ def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
     if unused:
         notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
         are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
-        yield Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(_few(notes)))
+        yield Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))
 
 
 def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
@@ -302,7 +310,7 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
     yield Diagnostic(
         code,
         f"{have} axes of equal size, whose order in {name} is ambiguous",
-        notes=tuple(_few(notes)),
+        notes=tuple(few(notes)),
         help=f"the order of the .par file is assumed; the `--names` map can give it, such as {entry}",
     )
 
@@ -323,9 +331,10 @@ def _check_numbers(file: Any, name: str, bindings: Sequence[Binding]) -> None:
                     f"{shown(each.form.name)}: {of} are {what}, the first at {first}: {there.view(-1)[place]:g}"
                 )
     if notes:
-        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=_few(notes))
+        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=few(notes))
 
 
-def _few(lines: Sequence[str]) -> list[str]:
+def few(lines: Sequence[str]) -> list[str]:
+    """The first of some notes, and how many more there are."""
     more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     return [*lines[:MOST_SHOWN], *more]

@@ -57,6 +57,10 @@ class Dataset(Protocol):
     def held_out(self) -> int | None:
         """The number of rows that make up all evaluation data; None if there is no end to it."""
 
+    @property
+    def left_out(self) -> int:
+        """The ids at the end of all evaluation data that none of these rows has."""
+
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """These rows of all evaluation data, in place of a batch's."""
 

@@ -98,6 +98,8 @@ class Items:
         """The items that are held out."""
         return self.items - self.training
 
+    left_out = 0
+
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Items that are held out."""
         return self._take(self.training + np.asarray(numbers, np.int64))

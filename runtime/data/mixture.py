@@ -66,6 +66,11 @@ class Mixture:
         known = [each for each in counts if each is not None]
         return sum(known) if len(known) == len(counts) else None
 
+    @property
+    def left_out(self) -> int:
+        """Of all sources together."""
+        return sum(each.left_out for each in self.sources)
+
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Rows of all sources, one source behind the other."""
         ends = np.cumsum([each.held_out for each in self.sources])

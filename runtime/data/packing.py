@@ -85,6 +85,8 @@ class Packed:
         """The rows of held-out documents."""
         return len(self.holdout)
 
+    left_out = 0
+
     def held_out_rows(self, numbers: Sequence[int]) -> Batch:
         """Rows of held-out documents."""
         return self._filled(self.holdout, np.asarray(numbers, np.int64))

@@ -20,10 +20,10 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from partita.runtime.metrics import MetricsReader, MetricsRecord, file_of
+from partita.runtime.metrics import MetricsReader, MetricsRecord, file_of, numbers
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.tracking.launch import FINISH_SECONDS, text_of
-from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, Tracker, numbers
+from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, Tracker
 
 KEPT = "tracking.json"
 MOST_KEPT = 1 << 24

@@ -8,8 +8,8 @@ import time
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from partita.runtime.metrics import MetricsRecord
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, numbers, register
+from partita.runtime.metrics import MetricsRecord, numbers
+from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
 MOST_METRICS = 1000  # in one request, by MLflow's REST API
 LONGEST_PARAM = 6000  # characters

@@ -14,8 +14,8 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from partita.runtime.metrics import MetricsRecord
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, numbers, register
+from partita.runtime.metrics import MetricsRecord, numbers
+from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
 FOLDER = "tensorboard"
 

@@ -1,18 +1,15 @@
-"""What a tracker is: it takes the numbers of a run's records."""
+"""What a tracker is: it takes the numbers of a run's records (`partita.runtime.metrics`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from math import nan
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from attrs import frozen
 
 from partita.dsl.registry import Registry
 from partita.runtime.metrics import MetricsRecord
-
-NOT_NUMBERS = ("step", "unix_time")
 
 
 @frozen
@@ -35,7 +32,7 @@ class Tracker(Protocol):
         """What finds the run again when it is resumed."""
 
     def log(self, record: MetricsRecord) -> None:
-        """Take a record of `metrics.jsonl`; see `numbers`."""
+        """Take a record of `metrics.jsonl`; see `numbers` there."""
 
     def flush(self) -> None:
         """Keep what was taken, so that it survives a kill."""
@@ -56,26 +53,3 @@ TRACKERS: Registry[TrackerKind] = Registry(
     "tracker", "partita.runtime.tracking", ("tensorboard", "wandb", "mlflow", "trackio")
 )
 register = TRACKERS.register
-
-
-def numbers(record: MetricsRecord) -> dict[str, float]:
-    """The numbers of a record by name, those of a list as `NAME.0`, and NaN for what was not finite."""
-    return dict(_numbers(record))
-
-
-def _numbers(record: MetricsRecord) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        if name in NOT_NUMBERS:
-            continue
-        if isinstance(value, list):
-            yield from ((f"{name}.{i}", each) for i, each in enumerate(map(_number, value)) if each is not None)
-        else:
-            number = _number(value)
-            if number is not None:
-                yield name, number
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return nan
-    return float(value) if isinstance(value, int | float) else None

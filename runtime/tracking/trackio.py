@@ -7,8 +7,8 @@ import secrets
 
 import trackio
 
-from partita.runtime.metrics import MetricsRecord
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, numbers, register
+from partita.runtime.metrics import MetricsRecord, numbers
+from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
 
 class Trackio:

@@ -6,8 +6,8 @@ import os
 
 import wandb
 
-from partita.runtime.metrics import MetricsRecord
-from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, numbers, register
+from partita.runtime.metrics import MetricsRecord, numbers
+from partita.runtime.tracking.tracker import TrackedRun, TrackerKind, register
 
 # In its metrics: steps of its own would have to grow, and an evaluation has the number of the step before it.
 STEP = "step"

@@ -96,6 +96,7 @@ def ran(command: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[
             "schedule m.par -o picture.json",
             "plan m.par --devices 2 --within 1",
             "checkpoint ls kept",
+            "report runs/m -o page.html",
             "checkpoint list kept",
             "checkpoint show kept",
             "run --help",

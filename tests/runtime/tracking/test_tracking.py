@@ -17,11 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed.run import get_args_parser
 
 from partita.cli.main import main
-from partita.runtime.metrics import MetricsReader
+from partita.runtime.metrics import MetricsReader, numbers
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import FILE_NAME, Telemetry
 from partita.runtime.tracking.__main__ import KEPT, Following
-from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, TrackerKind, numbers, register
+from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, TrackerKind, register
 from tests.commands import here, records
 
 FILE = """
