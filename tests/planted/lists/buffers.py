@@ -48,7 +48,7 @@ MISTAKES = [
         "compiler/codegen/plan.py",
         "    needed += [(each.stages, list(each.totals)) for each in update.buffers]\n",
         "",
-        SPLIT,
+        f"{FILE}[buffers]",
     ),
     Planted(
         "buffers-kept-where-training-reads-them",
@@ -62,7 +62,7 @@ MISTAKES = [
         "compiler/passes/buffers.py",
         "                if not kept[buffer] <= kept[other]:\n",
         "                if not kept[buffer] <= kept[other] and other in reads:\n",
-        SPLIT,
+        f"{FILE}[buffers]",
     ),
     Planted(
         "evaluation-chooses-as-training",
