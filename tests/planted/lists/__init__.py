@@ -22,6 +22,7 @@ from tests.planted.lists import (
     rules,
     schedules,
     transports,
+    watching,
 )
 from tests.planted.planted import Planted
 
@@ -43,4 +44,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "transports": transports.MISTAKES,
     "checkpoints": checkpoints.MISTAKES,
     "buffers": buffers.MISTAKES,
+    "watching": watching.MISTAKES,
 }
