@@ -103,7 +103,7 @@ CODES: dict[str, Code] = {
     "E0405": Code("value flows backwards", "A value is produced on a later stage than one that reads it.", "Change the `place` rule."),
     "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches.", "`axis batch = 32` with `microbatches = 8`."),
     "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed.", "Move the nonlinear part into a metric."),
-    "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten.", "Use it, or remove it."),
+    "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten. One that an optimizer freezes may be used without a gradient.", "Use it, remove it, or freeze it."),
     "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide evenly", "An axis that a rule splits must be divisible by the sizes of its mesh axes, after the batch is split into microbatches.", "Choose sizes of the axis and of the mesh that divide evenly."),
