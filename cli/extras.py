@@ -9,10 +9,12 @@ EXTRAS = {
     "run": ("torch", "numpy", "safetensors"),
     "plot": ("matplotlib", "numpy"),
     "data": ("pyarrow", "tokenizers"),
+    "remote": ("fsspec", "s3fs", "gcsfs"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
+    "editor": ("pygls", "lsprotocol", "pygments"),
 }
 
 

@@ -10,7 +10,7 @@ Links have no latency, which would dominate the cost of tiny tensors: some layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import lcm, prod
 
 from attrs import evolve, frozen
@@ -74,8 +74,7 @@ def proxy_of(
     axes = axes_of(model)
     axes = evolve(axes, kept=axes.kept | kept)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
-    for longest in (LONGEST, OTHERS):
-        mesh = _mesh(given, pipe, longest, hoist)
+    for mesh in _meshes(given, pipe, hoist):
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
         for name in axes.inputs:
             multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
@@ -154,17 +153,25 @@ def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
     return SCHEDULES[call.name].proxy(call, Sizes(pipe.before[0], *pipe.after))
 
 
-def _mesh(given: spec.Spec, pipe: _Pipe, longest: int, hoist: bool) -> spec.Mesh | None:
+def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | None]:
+    """Meshes of few ranks, best first; at last with the file's own sizes, since those that windows keep may divide by
+    no others.
+    """
     mesh = given.mesh
     if mesh is None:
-        return None
+        yield None
+        return
     splitting = [name for name, size in mesh.axes if size > 1 and name != pipe.axis]
-    sizes = {name: min(size, OTHERS) for name, size in mesh.axes if name != pipe.axis}
-    if pipe.axis is not None:
-        sizes[pipe.axis] = pipe.after[0]
+    piped = {} if pipe.axis is None else {pipe.axis: pipe.after[0]}
+    short = {name: min(size, OTHERS) for name, size in mesh.axes} | piped
     first = max(splitting, key=mesh.size, default=None)
-    if first is not None and prod(sizes.values()) // OTHERS * longest <= MOST_RANKS:
-        sizes[first] = min(mesh.size(first), longest)
+    long = short if first is None else {**short, first: min(mesh.size(first), LONGEST)}
+    for sizes in (long, short, dict(mesh.axes) | piped):
+        if sizes is short or prod(sizes.values()) <= MOST_RANKS:
+            yield _mesh(mesh, sizes, hoist)
+
+
+def _mesh(mesh: spec.Mesh, sizes: Mapping[str, int], hoist: bool) -> spec.Mesh:
     links = {
         name: spec.Call("link", {"bandwidth": link_of(mesh, name).bandwidth, "latency": 0.0}) for name, _ in mesh.axes
     }
