@@ -161,7 +161,7 @@ MISTAKES = [
     Planted(
         "rotation-of-a-part-from-the-start",
         "runtime/kernels/positions.py",
-        "cos, sin = cos[start:], sin[start:]",
+        "cos, sin = cos[start:end], sin[start:end]",
         "cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]",
         "verify tests/planted/files/attention.par",
     ),
