@@ -22,8 +22,8 @@ from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
-from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.store import commit_name, steps_in
 
 if TYPE_CHECKING:
@@ -130,25 +130,13 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 # ---------------------------------------------------------------- choosing a checkpoint
 
 
-def _found(given: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints at a path, and the step if the path is one of them. Raises Refused (E0807)."""
-    for path in (given, given / DIRECTORY):
-        if steps_in(path):
-            return path, None
-    resolved = given.resolve()
-    for step in steps_in(resolved.parent):
-        if resolved.name == _name(step):
-            return given.parent if given.name == resolved.name else resolved.parent, step
-    raise refuse("E0807", f"there is no checkpoint in {given}")
-
-
 def _name(step: int) -> str:
     return commit_name(step)
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
-    path, step = _found(arguments.directory)
+    path, step = located(arguments.directory)
     steps = steps_in(path)
     wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
     if wanted not in steps:
@@ -168,7 +156,7 @@ def _manifest(path: Path, step: int) -> Manifest:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    path, _ = _found(arguments.directory)
+    path, _ = located(arguments.directory)
     rows: list[dict[str, Any]] = []
     for step in steps_in(path):
         row: dict[str, Any] = {"step": step, "path": str(path / _name(step))}
@@ -247,7 +235,7 @@ def _when(seconds: int) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    path, named = _found(arguments.directory)
+    path, named = located(arguments.directory)
     steps = [_chosen(arguments)[1]] if arguments.step is not None or named is not None else steps_in(path)
     rows = []
     for step in steps:

@@ -13,6 +13,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
+    "editor": ("pygls", "lsprotocol", "pygments"),
 }
 
 

@@ -25,6 +25,7 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
+from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.guard import guarded
@@ -99,11 +100,14 @@ def compile_spec(
         return _timed("assemble", assembled, _scheduled(state))
 
 
-def compile_outputs(given: language.Spec, names: Sequence[str] = ()) -> Compilation:
+def compile_outputs(
+    given: language.Spec, names: Sequence[str] = (), part: tuple[str, int] | None = None
+) -> Compilation:
     """The program that computes outputs of the model, those of some `names` or all: forward only, as in evaluation, and
-    a whole batch at once. Accumulators `output NAME` hold them.
+    a whole batch at once. Accumulators `output NAME` hold them. With a `part` of an axis, so many positions of it, from
+    the context's position on; states, which are buffers, hold what it needs of those before.
 
-    Raises Refused: also if there are no such outputs (E0302).
+    Raises Refused: also if there are no such outputs (E0302); NotInParts.
     """
     model, _ = given.trained
     known = [name for name, _ in model.outputs]
@@ -114,7 +118,11 @@ def compile_outputs(given: language.Spec, names: Sequence[str] = ()) -> Compilat
             raise refuse("E0302", message, model.span, help=help)
     with _collector_paused():
         state = _configured(evolve(given, schedule=None), training=False, placement=None, gpu=False)
-        return _timed("assemble", assembled, _rest(_joint(evolve(state, outputs=tuple(names or known)))))
+        built = _timed("build", _build, evolve(state, outputs=tuple(names or known), compiled=False))
+        if part is not None:
+            forward = decoded(of_mode(built.forward, False, state.batch), *part)
+            built = evolve(built, forward=forward)
+        return _timed("assemble", assembled, _rest(_differentiated(built)))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
@@ -171,7 +179,11 @@ def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
 
 def _joint(state: Configured) -> Differentiated:
     """The passes on the full-batch graph."""
-    built = _timed("build", _build, state)
+    return _differentiated(_timed("build", _build, state))
+
+
+def _differentiated(built: Built) -> Differentiated:
+    """The passes on the full-batch graph, once it is built."""
     placed = _timed("place", _place, built)
     return _timed("differentiate", _differentiate, placed)
 
@@ -299,7 +311,9 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
     """Warnings (W0303) of operations that take more memory than their fused kernels would, one for each place."""
     places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused(state.device.gpu))}
     for span, words in places:
-        yield Diagnostic("W0303", f"no fused kernel has {listed(words)}: the scores of this attention are made", span)
+        yield Diagnostic(
+            "W0303", f"no fused kernel supports {listed(words)}: the scores of this attention are materialized", span
+        )
 
 
 def _cut(state: Sharded) -> Cut:

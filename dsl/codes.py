@@ -1,7 +1,7 @@
 """The error index: what each diagnostic code means and how to fix it. docs/errors.md is generated from it.
 
 E00 files and limits, E01 syntax, E02 models, E03 declarations and settings, E04 placement, E05 schedules, E06 runs,
-E07 verification, E08 checkpoints, E09 planning; W is a warning. A test checks that every reported code is listed.
+E07 verification, E08 checkpoints, E09 planning, E10 use of trained models; W is a warning. A test checks that every reported code is listed.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ CODES: dict[str, Code] = {
     "E0223": Code("invalid arrow", "Arrows rename or resize axes; the function determines how many it takes, and which side is a list.", "`split(x, embed -> [heads, key])`"),
     "E0224": Code("invalid arithmetic", "A division by zero, a root of a negative number, or a result that is too large or too close to zero.", "Check the numbers."),
     "E0225": Code("invalid update", "`update` gives a buffer its value after the step. The buffer is declared in the same body, and has one update.", "`buffer count: [] ~ zeros()`, then `update count = count + 1`."),
-    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that only an output calls has no parameters: nothing trains them.", "`output logits = dot(x, head, over = embed)`"),
-    "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Inside, one position of the axis is seen, so nothing there has it.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
+    "E0226": Code("invalid output", "An output has a unique name, at the top level of a model. A block that only outputs call cannot have parameters: nothing would train them.", "`output logits = dot(x, head, over = embed)`"),
+    "E0227": Code("invalid scan", "A `scan` carries names that are bound before it, without its axis, and rebound inside. Its body sees one position of the axis, so no tensor in it has that axis.", "`let h = zeros([batch, inner])`, then `scan seq { let h = cell(h, x) }`."),
     # ------------------------------------------------------------ declarations and settings
     "E0301": Code("declared twice", "Two declarations of the same kind have the same name, or an axis and a constant have; a file has one `train`.", "Rename one of them."),
     "E0302": Code("unknown declaration", "`train`, a layout or the command line names something that is not declared.", "Check the spelling."),
@@ -104,12 +104,12 @@ CODES: dict[str, Code] = {
     "E0406": Code("batch does not divide evenly", "The batch axis must be divisible by the number of microbatches.", "`axis batch = 32` with `microbatches = 8`."),
     "E0407": Code("loss cannot be split", "After the reduction over the batch the loss may only be scaled or added to, so that microbatches can be summed.", "Move the nonlinear part into a metric."),
     "E0408": Code("parameter does not reach the loss", "Such a parameter has no gradient, and was probably forgotten.", "Use it, or remove it."),
-    "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or that of an optimizer's rule no parameter.", "Check the spelling."),
+    "E0409": Code("rule matches nothing", "A path of a `place` or `recompute` rule does not name a part of the model, or a path of an optimizer's rule names no parameter.", "Check the spelling."),
     "E0410": Code("nothing to compile", "Compiling needs a model and a train block.", "Add `train { … }`."),
     "E0411": Code("size does not divide evenly", "An axis that a rule splits must be divisible by the sizes of its mesh axes, after the batch is split into microbatches.", "Choose sizes of the axis and of the mesh that divide evenly."),
     "E0412": Code("mesh axis used twice", "A mesh axis is used either for the pipeline or to split tensors, not both.", "Use another mesh axis for one of the two."),
     "E0413": Code("not a profile", "`profile(…)` reads a file written by `partita profile`.", "`partita profile -o machine.json`"),
-    "E0414": Code("parameter without a rule", "Every parameter needs a rule of the optimizer: the first that matches it is its own.", "End with `update all -> adamw(…)`, or `freeze all`."),
+    "E0414": Code("parameter without a rule", "Every parameter needs a rule of the optimizer; the first that matches applies.", "End with `update all -> adamw(…)`, or `freeze all`."),
     "E0415": Code("nothing is trained", "The optimizer freezes every parameter of the model.", "`update … -> adamw(…)` before `freeze all`."),
     "E0416": Code("optimizer does not fit", "The optimizer of a rule cannot update a parameter that the rule matches: `muon` updates matrices, which a `dot` reads.", "`update matrices -> muon(…)`, then a rule for the others."),
     # ------------------------------------------------------------ schedules
@@ -139,7 +139,7 @@ CODES: dict[str, Code] = {
     "E0617": Code("package missing", "This data needs a package that is not installed. The message says which one.", "`pip install 'partita[data]'`"),
     "E0618": Code("ids cannot be kept", "Documents are encoded once, and the ids are kept in the cache directory, which cannot be written to.", "`PARTITA_CACHE=/scratch/partita partita run FILE`"),
     "E0619": Code("unusable tokenizer", "`tokenizer` is a `tokenizer.json` of Hugging Face's package tokenizers, and `end` one of its tokens.", "`jsonl(\"a.jsonl\", tokenizer = \"tokenizer.json\", end = \"<|endoftext|>\")`"),
-    "E0620": Code("Python code is not allowed", "The file has operations of its own, which are Python code. `run` and `verify` import it only if they are told to, since it can do whatever you can; no other command ever does.", "Read the Python file; then `partita run gpt.par --allow-python`."),
+    "E0620": Code("Python code is not allowed", "The file has operations of its own, which are Python code. `run` and `verify` import it only if they are told to, since it runs with your permissions; no other command imports it.", "Read the Python file; then `partita run gpt.par --allow-python`."),
     "E0621": Code("Python file cannot be imported", "The Python file of an `op` raises an error when it is imported, or does not define the function. The notes name the lines that led there.", "Run the file with `python` first. It may import what is installed, but no files beside it."),
     "E0622": Code("operation failed", "A Python function of an `op` raised an error, or did not return what is declared: a tensor of the shape and dtype of the result, or a gradient for each float operand. The notes name the lines that led there.", "Tensors come with their axes in the order in which the `op` declares them."),
     "E0623": Code("evaluation set without full batches", "With `batches = all` the whole set is evaluated. Its last batch is not full, and this model cannot do with fewer rows: it needs a whole batch at once, or numbers that depend on where a row stands in it.", "`batch` as a divisor of the number of rows, or `batches = 20`."),
@@ -148,7 +148,7 @@ CODES: dict[str, Code] = {
     "E0702": Code("execution differs", "On a small proxy of the file, the partitioned program does not compute the same as the single-device program. This is a bug in the compiler, not in the file.", "Please report it with the file."),
     "E0704": Code("out of memory", "By its static bound, a rank's tensors need more memory than the mesh's `device` has. Workspace of kernels comes on top.", "`shard param -> data`, `recompute`, more ranks for the axes that are split, or a schedule with fewer microbatches in flight."),
     "E0705": Code("claim does not hold", "A claim of an `expect` block is not true of the compiled program. The notes show its value and what contributes most to it.", "Change the layout or the schedule as `help` says; or relax the claim."),
-    "E0710": Code("operation is not what it declares", "`verify` runs the Python functions of an `op` on random tensors, and something that is declared of them is false: they cannot be computed in parts along an axis of `split`, are not linear, change their operands, return something else each time, or the gradient is not that of finite differences. Layouts rely on it, and would change the numbers.", "Remove what is false from the `op`, or correct the function."),
+    "E0710": Code("operation is not what it declares", "`verify` runs the Python functions of an `op` on random tensors, and a declaration is false: they cannot be computed in parts along an axis of `split`, are not linear, change their operands, are not deterministic, or their gradient differs from finite differences. Layouts rely on these declarations, and would change the results.", "Remove what is false from the `op`, or correct the function."),
     # ------------------------------------------------------------ checkpoints
     "E0801": Code("checkpoints outside the directory", "The `dir` of a `checkpoint` entry must lie within the directory of the .par file, symbolic links included.", "Omit `dir`: then it is `checkpoints` in the directory of `--run-dir`, which may be anywhere."),
     "E0802": Code("checkpoints cannot be written", "The directory of the checkpoints cannot be created or written to, or is a link.", "Check its permissions, and the free space."),
@@ -172,12 +172,16 @@ CODES: dict[str, Code] = {
     "E0901": Code("devices cannot all be used", "No mesh with this many devices divides the batch, the axes that can be split and the number of layers. The notes show them.", "Another number of devices, or a batch with more factors."),
     "E0902": Code("nothing fits", "No candidate that was found fits into the memory of the device. The notes show what came closest.", "More devices, a smaller `batch`, or a shorter sequence."),
     "E0903": Code("plan in another directory", "The paths in a plan (imports, data, profiles) are relative to its directory, as in the original file.", "`partita plan specs/gpt.par -o specs/planned.par`"),
+    # ------------------------------------------------------------ use of trained models
+    "E1001": Code("not a model that writes", "`partita sample` needs an output with logits at each position of a sequence, computed from one input of ids along it. Other inputs may only be called `segments` and `positions`. A position must not depend on later ones.", "`output logits = dot(x, head, over = embed)`, over `[batch, seq, vocab]`"),
+    "E1002": Code("prompt that the model cannot take", "A prompt has at least one token, at most as many as the sequence is long, and none beyond the vocabulary.", "A shorter `--prompt`; the tokenizer with which the model was trained."),
+    "E1003": Code("no tokenizer", "Text becomes ids as in training: by bytes or characters for `text` and `stdlib`, by the data's `tokenizer`; ids from elsewhere need one on the command line, a `tokenizer.json` of the `tokenizers` library.", "`partita sample gpt.par --tokenizer tokenizer.json`"),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "This rule of a layout or an optimizer applies to no tensor of the model.", "Remove it, or move it before the rule that shadows it."),
     "W0302": Code("redundant computation", "A mesh axis splits only stored tensors, and no computed value: its ranks all compute the same.", "Split the batch over it: `shard batch -> data`."),
-    "W0303": Code("scores are materialized", "The fused kernels of attention do not have all that this call asks for, so every score is made in memory: their number is the product of the number of queries and that of keys. The numbers are the same.", "Leave out what the message names, or shorten the sequence."),
-    "W0310": Code("operation gathers the batch", "A layout splits the batch, but an operation of the file's own does not declare that it can be computed in parts along it. So the batch is gathered before it, and all ranks compute the same.", "`split = [batch]` in the `op`, if that is so; `verify` tries it."),
+    "W0303": Code("scores are materialized", "No fused attention kernel supports everything that this call asks for, so the whole matrix of scores, queries × keys, is held in memory. The results are the same.", "Leave out what the message names, or shorten the sequence."),
+    "W0310": Code("operation gathers the batch", "A layout splits the batch, but an operation of the file's own does not declare that it can be split along it. So the batch is gathered before the operation, and all ranks compute the same.", "`split = [batch]` in the `op`, if that is so; `verify` tries it."),
     "W0601": Code("evaluation is not finite", "The loss of an evaluation is NaN or infinite. This does not invalidate the parameters: training continues to the end, and the exit status is then 3. The note says where it began.", "Look at the rows of the held-out data that the note names."),
     "W0602": Code("step skipped", "A step was bad, and `on_bad_step` lets the run get past it. It counts for the data and the learning rate; its update is dropped, and with `rewind` also those since the last checkpoint.", "Look at the rows that the notes name, if there are many."),
     "W0603": Code("ids look split in half", "The ids at even positions of a file are of very different magnitudes from those at odd ones. That happens when wider ids are read as pairs of halves.", "`dtype` as the file was written; nothing, if the ids really alternate."),
@@ -192,5 +196,7 @@ CODES: dict[str, Code] = {
     "W0805": Code("fewer checkpoints kept", "There is no space for `keep` checkpoints and one that is being saved. The oldest one was removed, or one that was set aside as damaged, and the save was retried. The newest intact checkpoint is never removed.", "Free some space, or lower `keep`."),
     "W0806": Code("directory cannot be locked", "The file system does not support locks, so nothing prevents two runs from writing checkpoints to one directory.", "Make sure that only one run does; on NFS, mount with locking."),
     "W0807": Code("order of axes is a guess", "Imported tensors have several axes of the same size, and the name map does not say in which order they are in the file. The order of the .par file is assumed. If the file has them transposed, training silently starts from wrong weights.", "Give their `axes` in the `--names` map; with `--strict` this is an error."),
+    "W1001": Code("each token computes the whole window", "An operation along the sequence needs all positions at once, so that nothing can be kept of those before: each token costs as much as the whole window. The message names the operation.", "Attention with `causal = true`; `shift`, `scan`, `linear_scan` and `cumsum` from the first position on."),
+    "W1002": Code("model has changed since", "The checkpoint has the tensors that the model needs, but the model computed something else with them when they were trained. The notes show the lines that differ.", "Nothing, if that is intended, as it is for a new output."),
 }
 # fmt: on

@@ -189,7 +189,7 @@ def memory(run: Run) -> Markup | None:
     notes = [f"{count - MOST_ROWS:,} more ranks are left out."] if count > MOST_ROWS else []
     gpu = run.record is not None and run.record.origin is not None and run.record.origin.gpu
     notes.append(
-        "The measured peak is not known: all ranks share one process."
+        "The measured peak is not known: no step is done, or all ranks share one process."
         if not peaks
         else "The bound holds for tensors; measured are torch's tensors on the GPU."
         if gpu

@@ -130,6 +130,7 @@ class _Rank:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
         from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
+        from partita.runtime.data.ahead import Ahead
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
@@ -154,8 +155,12 @@ class _Rank:
             # The first rank of each other machine shows the run there.
             watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
+        dataset = None
+        if planned.data.dataset is not None:
+            dataset = Ahead(planned.data.dataset, plan.train.steps)
+            stack.callback(dataset.close)
         try:
-            for _ in train(rank, planned.data.dataset, watch, checkpoints, say, termination.asked):
+            for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
                 raise AssertionError("a real transport waits inside its handles")
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)

@@ -211,6 +211,21 @@ class Op:
         """
         return None
 
+    def looks_back(self, axis: str) -> bool:
+        """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
+        positions up to there.
+        """
+        return False
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """Its results at the positions of a part of an axis, from operands at these alone, where no rule of it can be
+        split along the axis; None if that cannot be. `state` makes what it keeps of earlier positions
+        (`partita.compiler.ops.decoding`).
+        """
+        return None
+
     def at_positions(self, axis: Axis) -> Op | None:
         """The operation at all positions of an axis at once, which operands have besides their own; None if it cannot
         be applied so.

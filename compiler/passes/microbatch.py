@@ -25,10 +25,11 @@ from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
-from partita.compiler.ops.op import Op, ShardingRule, accumulation
+from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
-from partita.compiler.ops.position import TIME, Microbatch, Positioned
+from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
@@ -38,10 +39,6 @@ from partita.dsl.types import Type
 
 LOSS = "loss"
 OUTPUT = "output "  # prefix of the accumulators of the model's outputs
-# Costs of converting a value from one state to another. A part of an available value is almost free; splitting is
-# better than computing over the full batch, and a full-batch sum better than a full-batch tensor. Where a sum meets a
-# value that depends on parameters, a full-batch sum beats a partial one, to which only linear functions apply.
-PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 
 
 def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule: Span | None = None) -> Graph:
@@ -67,7 +64,6 @@ class _Splitter:
     ) -> None:
         self.source = graph
         self.schedule = schedule
-        self.early = early  # whether the prologue may compute over the full batch
         self.batch = batch
         self.count = int(count) if count == int(count) else count
         names = [value.name for node in graph.nodes for value in node.outputs]
@@ -85,7 +81,8 @@ class _Splitter:
         self.accumulators: list[Accumulator] = []
         self.inputs: list[Input] = []
         self.producers = graph.producers()
-        self.from_inputs = _from_inputs_alone(graph)
+        # `early`: whether the prologue may compute over the full batch.
+        self.rules = BatchRules(batch, self.count, from_inputs_alone(graph), early)
         ends = ends_of(graph, batch)
         self.endings = Endings(graph, ends, self.build, self._statistic)
         gradients = [gradient.value for gradient in graph.gradients]
@@ -142,15 +139,15 @@ class _Splitter:
             self.deferred.append(node)
             return
         states = [self.state[value] for value in node.inputs]
-        if not any(states) and not self._cuts_itself(node) and not self._meets_whole_batch(node):
+        if self.rules.at_once(node, states):
             self._emit(node, [self.local[value] for value in node.inputs], None)
             return
-        fit = self._fit(node, states)
+        fit = self.rules.fit(node, states)
         if fit is None:
             if any(value in self.essential or value in self.statistics for value in node.outputs):
                 raise self._cannot(node, states)
             self.deferred.append(node)
-        elif not any((*fit.operands, *fit.results)) and all(value in self.from_inputs for value in node.outputs):
+        elif not any((*fit.operands, *fit.results)) and self.rules.alone(node):
             for value in node.outputs:
                 self.state[value], self.local[value] = None, self._over_whole_batch(value)
         else:
@@ -159,64 +156,6 @@ class _Splitter:
                 for value, have, want in zip(node.inputs, states, fit.operands, strict=True)
             ]
             self._emit(node, operands, fit)
-
-    def _cuts_itself(self, node: Node) -> bool:
-        """Whether a node introduces the batch axis (positions, random numbers, expansion)."""
-        return (
-            self.count != 1
-            and any(value.type.has(self.batch) for value in node.outputs)
-            and not any(value.type.has(self.batch) for value in node.inputs)
-        )
-
-    def _meets_whole_batch(self, node: Node) -> bool:
-        """Whether all operands that have the batch axis come from inputs alone, but the results do not."""
-        return (
-            self.count != 1
-            and not all(value in self.from_inputs for value in node.outputs)
-            and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
-            and any(value.type.has(self.batch) for value in node.inputs)
-        )
-
-    def _fit(self, node: Node, states: list[State]) -> ShardingRule | None:
-        """The cheapest sharding rule that the operands can be converted to; None if there is none."""
-        types = [value.type for value in node.inputs]
-        everything = ShardingRule((None,) * len(types), (None,) * len(node.outputs))
-        alone = all(value in self.from_inputs for value in node.outputs)
-        meets = self._meets_whole_batch(node)
-        best: tuple[int, ShardingRule] | None = None
-        for rule in (*node.op.sharding_rules(types, [value.type for value in node.outputs]), everything):
-            if not self._sensible(node, rule):
-                continue
-            costs = [
-                self._conversion(value, have, want, alone)
-                for value, have, want in zip(node.inputs, states, rule.operands, strict=True)
-            ]
-            if None not in costs:
-                total = sum(cost for cost in costs if cost is not None)
-                total += WHOLE_TENSOR if meets and self.batch not in rule.operands else 0
-                if best is None or total < best[0]:
-                    best = (total, rule)
-        return best[1] if best else None
-
-    def _sensible(self, node: Node, rule: ShardingRule) -> bool:
-        """Whether a rule splits results only if it splits operands, or the node introduces the batch axis."""
-        if self._cuts_itself(node):
-            return self.batch in rule.results
-        return any(map(is_split, rule.operands)) or not any(map(is_split, rule.results))
-
-    def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
-        """The cost of a conversion between states; None if impossible. `alone`: the reader needs inputs alone."""
-        partial = have in (SUM, MAX)
-        known = value in self.from_inputs
-        if have == want:
-            return PARTIAL_SUM if partial and known and not alone else 0
-        if have is None:
-            if want in (SUM, MAX):
-                return PORTION
-            return PART if known else None
-        if known and self.early and want not in (SUM, MAX):
-            return (WHOLE_SUM if partial else WHOLE_TENSOR) + (0 if want is None else PART)
-        return None
 
     def _converted(self, value: Value, have: State, want: State) -> Value:
         if want in (have, MAX):
@@ -280,7 +219,7 @@ class _Splitter:
         if rule is not None:
             for axis in split_axes((*rule.operands, *rule.results)):
                 op = op.sharded(axis, self._part(node, axis), TIME, ceil(self.count))
-        if isinstance(self.count, Fraction) and isinstance(op, Positioned) and op.of_microbatch and op.reads_context:
+        if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
             raise self._cannot(node, [self.state.get(value) for value in node.inputs])
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
@@ -322,7 +261,7 @@ class _Splitter:
             message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
             if not any(value in self.essential for value in node.outputs):
-                help = "an update may compute anything of sums over the batch, but no further sums of that"
+                help = "an update may apply any function to sums over the batch, but not sum the result again"
         else:
             message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
@@ -463,21 +402,3 @@ def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Nod
                     if value in node.inputs:
                         stack.append(value)
     return seen
-
-
-def _from_inputs_alone(graph: Graph) -> set[Value]:
-    """Values computed from the model's inputs, constants and random numbers, without parameters.
-
-    Random numbers are functions of their coordinates, so they can be drawn for the full batch. So can rematerialized
-    values; but cotangents, which sometimes need nothing else either, are left alone.
-    """
-    alone = {each.value for each in graph.inputs}
-    made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
-    same: dict[Value, Value] = {}  # the first value computed in the same way
-    for node in graph.nodes:
-        if all(value in alone for value in node.inputs):
-            key = node.op, tuple(same.get(value, value) for value in node.inputs)
-            if node.phase is Phase.FORWARD or key in made:
-                alone.update(node.outputs)
-                same.update(zip(node.outputs, made.setdefault(key, node.outputs), strict=True))
-    return alone
