@@ -1,4 +1,4 @@
-# `make run` trains specs/tiny.par; `make test` checks everything. Both set up .venv on first use.
+# `make run` trains specs/tiny.par, `make sample` lets it write; `make test` checks everything. Both set up .venv on first use.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,13 +6,20 @@ BIN := .venv/bin
 # Tests start processes by the hundred, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types check-examples soak fuzz planted grammar docs clean
+.PHONY: run sample test tests lint types soak fuzz planted grammar docs site clean
 
 run: .venv/installed
-	$(BIN)/partita run specs/tiny.par
+	$(BIN)/partita run specs/tiny.par "train.checkpoint=every(100)"
 
-test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not soak"
+# Text of the model that `make run` has trained.
+sample: .venv/installed
+	$(BIN)/partita sample specs/tiny.par
+
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -rs -m "not soak"
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -36,13 +43,18 @@ PLANTED ?=
 planted: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.planted --jobs 2 $(PLANTED)
 
-# The parser's table is made from the grammar once and kept beside it; a test holds it there.
+# The parser's table and the grammar of editors are made from the grammar, and kept; tests hold them there.
 grammar: .venv/installed
 	$(BIN)/python -m partita.dsl.tables
+	$(BIN)/python -m partita.cli.editor.textmate
 
 # The error index from its table, and the outputs that the pages show; tests hold them there.
 docs: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs
+
+# The documentation as a site, in build/site.
+site: .venv/installed
+	$(BIN)/mkdocs build --strict
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

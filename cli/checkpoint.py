@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from partita.cli import importing
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.compiled import compile_or_report
+from partita.cli.foreign import add_foreign_arguments, export_as, import_as
 from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
 from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
-from partita.runtime.checkpoint.settings import DIRECTORY
 from partita.runtime.checkpoint.store import commit_name, steps_in
 
 if TYPE_CHECKING:
@@ -60,10 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("show", "show the contents of a checkpoint, and the run that it is from")
     add("verify", "read checkpoints completely and check them for damage")
     export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
-    export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
-    export.add_argument("--states", action="store_true", help="include optimizer state")
-    importing = add("import", "make a checkpoint of a file's model from the full tensors of a safetensors file")
-    importing.add_argument("tensors", metavar="TENSORS", type=Path, help="a safetensors file")
+    what = "the file to write; with --as, the directory"
+    export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=what)
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--states", action="store_true", help="include optimizer state")
+    which.add_argument(
+        "--weights",
+        choices=("trained", "ema"),
+        default="trained",
+        help="which to write: those that were trained (default), or the mean that `ema` keeps of them",
+    )
+    add_foreign_arguments(export, export=True)
+    what = "the .par file with `weights` (default: what the checkpoint was trained from)"
+    add_source_arguments(export, what)
+    importing = add("import", "make a checkpoint of a file's model from the full tensors of safetensors files")
+    what = "a safetensors file; with --as, also a directory or an index of several"
+    importing.add_argument("tensors", metavar="TENSORS", type=Path, help=what)
+    add_foreign_arguments(importing, export=False)
     what = "reject unused tensors, and orders of axes that sizes and MAP leave ambiguous"
     importing.add_argument("--strict", action="store_true", help=what)
     add_source_arguments(importing)
@@ -84,6 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         "export": _export,
         "import": _import,
     }
+    wrong = _misused(arguments)
+    if wrong:
+        print(f"partita: {wrong}", file=sys.stderr)
+        return 2
     try:
         return actions[arguments.action](arguments)
     except Refused as refused:
@@ -91,19 +111,23 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
+def _misused(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with the options together."""
+    given = vars(arguments)
+    if given.get("program") is not None:
+        for name in ("names", "strict", "states"):
+            if given.get(name):
+                return f"--{name} does not go with --as"
+    elif arguments.action in ("import", "export"):
+        for name, default in (("only", []), ("dtype", None), ("config", None)):
+            if given.get(name, default) != default:
+                return f"--{name} needs --as NAME"
+        if arguments.action == "export" and arguments.file is not None:
+            return f"{arguments.file}: a .par file is read for its `weights`, with --as NAME"
+    return None
+
+
 # ---------------------------------------------------------------- choosing a checkpoint
-
-
-def _found(given: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints at a path, and the step if the path is one of them. Raises Refused (E0807)."""
-    for path in (given, given / DIRECTORY):
-        if steps_in(path):
-            return path, None
-    resolved = given.resolve()
-    for step in steps_in(resolved.parent):
-        if resolved.name == _name(step):
-            return given.parent if given.name == resolved.name else resolved.parent, step
-    raise refuse("E0807", f"there is no checkpoint in {given}")
 
 
 def _name(step: int) -> str:
@@ -112,7 +136,7 @@ def _name(step: int) -> str:
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
-    path, step = _found(arguments.directory)
+    path, step = located(arguments.directory)
     steps = steps_in(path)
     wanted = arguments.step if arguments.step is not None else step if step is not None else steps[-1]
     if wanted not in steps:
@@ -132,7 +156,7 @@ def _manifest(path: Path, step: int) -> Manifest:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    path, _ = _found(arguments.directory)
+    path, _ = located(arguments.directory)
     rows: list[dict[str, Any]] = []
     for step in steps_in(path):
         row: dict[str, Any] = {"step": step, "path": str(path / _name(step))}
@@ -211,7 +235,7 @@ def _when(seconds: int) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    path, named = _found(arguments.directory)
+    path, named = located(arguments.directory)
     steps = [_chosen(arguments)[1]] if arguments.step is not None or named is not None else steps_in(path)
     rows = []
     for step in steps:
@@ -252,8 +276,11 @@ def _export(arguments: argparse.Namespace) -> int:
 
     path, step = _chosen(arguments)
     names = read_names(arguments.names) if arguments.names else {}
-    try:
-        check_place(arguments.output)  # before everything is read
+    try:  # before everything is read
+        if arguments.program is None:
+            check_place(arguments.output)
+        elif arguments.output.exists() and any(arguments.output.iterdir()):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     except OSError as error:
         return _cannot_write(arguments.output, error)
     manifest, problems = _problems(path, step)
@@ -261,7 +288,9 @@ def _export(arguments: argparse.Namespace) -> int:
         raise refuse("E0808", f"{path / _name(step)} is damaged: {problems[0]}", notes=problems[1:9])
     with Commit(path, manifest) as commit:
         try:
-            size = export(commit, arguments.output, names, arguments.states)
+            if arguments.program is not None:
+                return export_as(arguments, commit)
+            size = export(commit, arguments.output, names, arguments.states, arguments.weights)
         except OSError as error:
             return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
@@ -274,6 +303,8 @@ def _cannot_write(path: Path, error: OSError) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    if arguments.program is not None:
+        return import_as(arguments)
     from partita.runtime.checkpoint.exchange import import_file
     from partita.runtime.checkpoint.names import read_names
 

@@ -38,6 +38,10 @@ SUMMARIES = {
     "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
     "plan": "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
     "run": "train: standalone on this machine, or as one rank under torchrun or Slurm",
+    "sample": "write text with a trained language model",
+    "report": "write a run as one page for a browser: metrics, timeline, memory, collectives, and the file",
+    "watch": "serve a run's page live, on this machine",
+    "lsp": "the language server, for editors: diagnostics, types and layouts, names, formatting",
     "profile": "measure this machine's device and links, as a profile for the cost model",
     "checkpoint": "list, show and verify checkpoints; export and import full tensors",
 }

@@ -5,7 +5,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 # The modules of each extra. A command declares the extra that it needs: `parser.set_defaults(needs = "run")`.
-EXTRAS = {"run": ("torch", "numpy", "safetensors"), "plot": ("matplotlib", "numpy")}
+EXTRAS = {
+    "run": ("torch", "numpy", "safetensors"),
+    "plot": ("matplotlib", "numpy"),
+    "data": ("pyarrow", "tokenizers"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "trackio": ("trackio",),
+    "editor": ("pygls", "lsprotocol", "pygments"),
+}
 
 
 def missing(extra: str | None, what: str) -> str | None:

@@ -75,9 +75,13 @@ def _run(given: Sequence[str]) -> int:
 def _parsed(
     parser: argparse.ArgumentParser, called: argparse.ArgumentParser, given: Sequence[str]
 ) -> argparse.Namespace:
-    """The arguments; argparse itself takes no overrides after an option that follows the first ones."""
+    """The arguments; argparse itself takes no overrides, and no optional file, after an option that follows others."""
     parsed, rest = parser.parse_known_args(given)
     words = hasattr(parsed, "takes_name")
+    file = next((word for word in rest if not word.startswith("-") and "=" not in word), None)
+    if file is not None and getattr(parsed, "file", file) is None:
+        parsed.file = file
+        rest.remove(file)
     strays = [word for word in rest if word.startswith("-") or not ("=" in word or words)]
     if strays or (rest and not hasattr(parsed, "overrides")):
         option = next((word for word in strays if re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word)), None)

@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import add_python_argument, add_source_arguments
+from partita.cli.extras import missing
+from partita.cli.source import add_python_argument, add_source_arguments, printable
 from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.rank import run_rank
 from partita.cli.training.standalone import run_alone
+from partita.dsl.report import nearest
 from partita.runtime.supervision.identity import rank_from_environment
+from partita.runtime.tracking.tracker import TRACKERS
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
 STALL_SECONDS = 600.0
+TRACKER_NAMES = tuple(TRACKERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume from a checkpoint even if the data files have changed",
     )
     parser.add_argument(
+        "--track",
+        type=_trackers,
+        default=(),
+        metavar="NAME,…",
+        help=f"hand the metrics to these as well: {', '.join(TRACKER_NAMES)}",
+    )
+    parser.add_argument(
         "--trace", type=Path, metavar="DIR", help="record the timeline of up to 20 steps, and draw it there"
     )
 
@@ -55,6 +66,16 @@ def _count(text: str) -> int:
     if not 0 <= count <= 1_000:
         raise argparse.ArgumentTypeError("from 0 to 1,000")
     return count
+
+
+def _trackers(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in TRACKER_NAMES:
+            near = nearest(name, TRACKER_NAMES)
+            help = f"did you mean `{near}`?" if near else f"there are {', '.join(TRACKER_NAMES)}"
+            raise argparse.ArgumentTypeError(f"there is no tracker `{printable(name)}`; {help}")
+    return names
 
 
 def _seconds(text: str) -> float:
@@ -74,6 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"partita: {error}", file=sys.stderr)
         return 2
+    for name in arguments.track:
+        problem = missing(name, f"--track {name}")
+        if problem is not None:
+            print(f"partita: {problem}", file=sys.stderr)
+            return 2
     asked = arguments.transport
     alone = asked is not None and isinstance(TRANSPORTS[asked], InProcess)
     if alone and (identity is not None or arguments.trace is not None):

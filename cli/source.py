@@ -12,9 +12,12 @@ from partita.dsl.load import load
 from partita.dsl.spec import Spec
 
 
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, overrides, and the directory that imports may not leave."""
-    parser.add_argument("file", metavar="FILE", help="a .par file")
+def add_source_arguments(parser: argparse.ArgumentParser, optional: str | None = None) -> None:
+    """FILE, which is `optional` if that says what it is; overrides; and the directory that imports may not leave."""
+    if optional is None:
+        parser.add_argument("file", metavar="FILE", help="a .par file")
+    else:
+        parser.add_argument("file", metavar="FILE", nargs="?", help=optional)
     parser.add_argument(
         "overrides",
         nargs="*",

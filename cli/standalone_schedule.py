@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count, number
+from partita.cli.stage_times import StageTimes, stage_times
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory
 from partita.compiler.schedules.generator import SCHEDULES, own_arguments, size_of
 from partita.compiler.schedules.invariants import check_program, check_schedule
 from partita.compiler.schedules.registry import make
-from partita.compiler.schedules.simulator import equal_costs, simulate
+from partita.compiler.schedules.simulator import simulate
 from partita.dsl.builtins import BOUND
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load_text
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from partita.compiler.schedules.timeline import Timeline
     from partita.dsl.spec import Call
 
-Numbers = Mapping[str, float | None]
+Numbers = Mapping[str, float]
 
-TIMES: Numbers = {"F": 1.0, "B": 1.0, "W": 1.0, "comm": 0.0, "FB": None}
+TIMES = StageTimes()
 MEMORY: Numbers = {"F": 1.0, "W": 1.0}
 
 
@@ -43,10 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunks", type=count, metavar="V", help="stages per rank, if the schedule takes it")
     group.add_argument(
         "--times",
-        type=_numbers(TIMES),
+        type=stage_times,
         default=TIMES,
         metavar="F=1,B=1,W=1,comm=0",
-        help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward",
+        help="times of one microbatch on one rank, and of a transfer; FB=: of an overlapped forward and full backward; "
+        "or a JSON file with them, where a list has one for each stage",
     )
     group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
     group.add_argument(
@@ -69,12 +71,7 @@ def asked(arguments: argparse.Namespace) -> str | None:
     generator = SCHEDULES.get(arguments.file.partition("(")[0])
     written = generator is not None and generator.written is not None and "(" in arguments.file
     missing = [] if written else [name for name, size in sizes.items() if size is None]
-    if missing:
-        return f"a schedule without a program needs {' and '.join(missing)}"
-    forward, backward, weight, pair = (arguments.times[key] for key in ("F", "B", "W", "FB"))
-    if pair is not None and pair < max(forward, backward + weight):
-        return f"--times: FB={pair:g} is less than a forward or a full backward alone"
-    return ""
+    return f"a schedule without a program needs {' and '.join(missing)}" if missing else ""
 
 
 def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
@@ -89,8 +86,10 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
     written = SCHEDULES[call.name].written
     ranks = arguments.stages or (written(call).ranks if written is not None else 1)
     stages = ranks * chunks
-    times = {key: value / chunks for key, value in arguments.times.items() if value is not None}
-    costs = equal_costs(times["F"], times["B"], times["W"], arguments.times["comm"], times.get("FB"))
+    problem = arguments.times.problem(ranks, chunks)
+    if problem is not None:
+        raise refuse("E0505", f"--times: {problem}", call.span)
+    costs = arguments.times.costs(ranks, chunks)
     memory = None
     if arguments.memory_limit is not None:
         after_f, after_b = ((arguments.memory[key] / chunks,) * stages for key in ("F", "W"))
@@ -102,7 +101,7 @@ def made(arguments: argparse.Namespace) -> tuple[Schedule, Timeline]:
         raise refuse("E0505", "a schedule without a program has no bytes: use --memory-limit", call.span)
     schedule = make(call.name, ranks, chunks, microbatches, conditions=conditions, span=call.span, **own)
     check_schedule(schedule)
-    programs = communicate(schedule, messages, overlap="FB" in times)
+    programs = communicate(schedule, messages, overlap=arguments.times.FB is not None)
     check_program(programs)
     if memory is not None:
         _hold(schedule, memory)

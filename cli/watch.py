@@ -1,55 +1,56 @@
-"""What a run reports while it goes on: metrics to a file, progress and checkpoints to the terminal."""
+"""`partita watch RUN`: a run's page, live, for a browser on this machine."""
 
 from __future__ import annotations
 
+import argparse
+import signal
 import sys
-from collections.abc import Mapping, Sequence
 
-from partita.runtime.checkpoint.checkpoints import Resumed
-from partita.runtime.pace import Slow
-from partita.runtime.progress import Display
-from partita.runtime.rank import Plan
-from partita.runtime.run_directory import RunDirectory
-from partita.runtime.telemetry import Recorder
-from partita.runtime.training import StepResult
+from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.page.opened import add_run_argument, opened
+from partita.cli.page.server import Server
+from partita.cli.source import printable
 
 
-class Watch:
-    """Writes metrics (if there is a directory) and shows progress; an `Observer`, and a context manager."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_run_argument(parser)
+    parser.add_argument("--port", type=_port, default=0, metavar="N", help="default: one that is free")
 
-    def __init__(self, plan: Plan, directory: RunDirectory | None) -> None:
-        self.display = Display(plan.spec.name, plan.train.steps)
-        self._recorder = Recorder(directory, lambda lost: print(f"partita: {lost}", file=sys.stderr))
-        self._open = False
 
-    def __enter__(self) -> Watch:
-        self.display.__enter__()
-        self._open = True
-        return self
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= 65535:
+        raise argparse.ArgumentTypeError("from 1 to 65535")
+    return port
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
-    def close(self) -> None:
-        """Restore the terminal."""
-        if self._open:
-            self.display.close()
-            self._open = False
-        self._recorder.close()
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C. Returns 0, or 2 if there is no such run, or the port is taken."""
+    found = opened(arguments.run_dir)
+    if found is None:
+        return 2
+    try:
+        server = Server(found, arguments.port)
+    except OSError as error:
+        print(f"partita: cannot listen on port {arguments.port}: {error.strerror}", file=sys.stderr)
+        return 2
+    with server:
+        print(f"watching {printable(found.name)} at {server.address}\nCtrl-C ends it", flush=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            server.serve_forever(poll_interval=0.1)
+        except KeyboardInterrupt:
+            return 0
+    return 0
 
-    def resumed(self, found: Resumed) -> None:
-        """Continue the metrics of the previous run, and report that."""
-        self._recorder.resumed(found.step)
-        self.display.resumed(found.step, found.note)
 
-    def step(self, result: StepResult) -> None:
-        """Record and show a step."""
-        self.display.step(self._recorder.step(result))
-
-    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Record and show an evaluation."""
-        self.display.evaluation(self._recorder.evaluation(step, loss, metrics))
-
-    def slow(self, step: int, ranks: Sequence[Slow]) -> None:
-        """Record which ranks slowed the others down."""
-        self._recorder.slow(step, ranks)
+register(
+    Command(
+        "watch",
+        SUMMARIES["watch"],
+        add_arguments,
+        run,
+        others=("serve", "monitor", "tail"),
+    )
+)

@@ -223,7 +223,8 @@ class Scope:
 @frozen(eq=False)
 class Graph:
     """A program for one step on one device. `loss` and `metrics` are scalars; some metrics are `guards`. `inside` has
-    the nodes in the body of each scan, as it was built.
+    the nodes in the body of each scan, as it was built; what a graph means does not depend on it, because the body is
+    an attribute of the scan.
 
     Differentiation fills `gradients`. The split into microbatches turns these, the loss, the metrics and what `updates`
     are made of into `accumulators`; from then on `loss` and `metrics` are values at the end of the step, and UPDATE
@@ -243,7 +244,7 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     updates: tuple[NewValue, ...] = ()
     masters: tuple[Master, ...] = ()
-    inside: Mapping[Node, Sequence[Node]] = field(factory=dict)
+    inside: Mapping[Node, Sequence[Node]] = field(factory=dict, eq=False)
     asked: tuple[tuple[str, Value], ...] = ()
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from time import perf_counter
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from partita.compiler.mesh import mesh_of
 from partita.compiler.passes.assign import assign
 from partita.compiler.passes.build import build
 from partita.compiler.passes.cut import cut, portable_values
+from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.fuse import fuse
 from partita.compiler.passes.guard import guarded
@@ -55,8 +57,9 @@ from partita.compiler.state import (
     State,
     extended,
 )
+from partita.compiler.verify.proxy_sizes import axes_of
 from partita.dsl import spec as language
-from partita.dsl.builtins import DEFAULT_SCHEDULE
+from partita.dsl.builtins import ALL, DEFAULT_SCHEDULE
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.divisibility import schedule_span
 from partita.dsl.report import listed
@@ -97,11 +100,14 @@ def compile_spec(
         return _timed("assemble", assembled, _scheduled(state))
 
 
-def compile_outputs(given: language.Spec, names: Sequence[str] = ()) -> Compilation:
+def compile_outputs(
+    given: language.Spec, names: Sequence[str] = (), part: tuple[str, int] | None = None
+) -> Compilation:
     """The program that computes outputs of the model, those of some `names` or all: forward only, as in evaluation, and
-    a whole batch at once. Accumulators `output NAME` hold them.
+    a whole batch at once. Accumulators `output NAME` hold them. With a `part` of an axis, so many positions of it, from
+    the context's position on; states, which are buffers, hold what it needs of those before.
 
-    Raises Refused: also if there are no such outputs (E0302).
+    Raises Refused: also if there are no such outputs (E0302); NotInParts.
     """
     model, _ = given.trained
     known = [name for name, _ in model.outputs]
@@ -112,7 +118,11 @@ def compile_outputs(given: language.Spec, names: Sequence[str] = ()) -> Compilat
             raise refuse("E0302", message, model.span, help=help)
     with _collector_paused():
         state = _configured(evolve(given, schedule=None), training=False, placement=None, gpu=False)
-        return _timed("assemble", assembled, _rest(_joint(evolve(state, outputs=tuple(names or known)))))
+        built = _timed("build", _build, evolve(state, outputs=tuple(names or known), compiled=False))
+        if part is not None:
+            forward = decoded(of_mode(built.forward, False, state.batch), *part)
+            built = evolve(built, forward=forward)
+        return _timed("assemble", assembled, _rest(_differentiated(built)))
 
 
 def schedule_spec(given: language.Spec) -> Scheduled:
@@ -134,22 +144,46 @@ def _scheduled(state: Configured) -> Scheduled:
     return fitted(joint, _rest) if auto else _rest(joint)
 
 
-def _evaluation(state: Configured) -> Compilation:
-    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch."""
+def compile_evaluation(given: language.Spec, training: Compilation, rows: int, gpu: bool = False) -> Compilation:
+    """The evaluation program of a whole set with that many rows. Raises Refused: also if the last batch is not full,
+    and the model cannot do with less (E0623).
+    """
+    with _collector_paused():
+        return _evaluation(_configured(given, False, training.schedule.placement, gpu), rows)
+
+
+def _evaluation(state: Configured, rows: int | None = None) -> Compilation:
+    """The evaluation program: over all its batches at once, or batch by batch if some metric needs a full batch.
+    `rows`: those of the set, if all of it is evaluated; without them, the program is that of a single batch.
+    """
     evaluation = state.train.eval
-    rounds = int(evaluation.arguments["batches"]) if evaluation is not None else 1
-    if rounds > 1:
+    given = evaluation.arguments["batches"] if evaluation is not None else 1
+    size = axes_of(state.model).declared.get(state.batch, 1)
+    batches = Fraction(1 if given == ALL else given) if rows is None else Fraction(rows, size)
+    if batches != 1:
         try:
-            return _timed("assemble", assembled, _rest(_joint(evolve(state, rounds=rounds))))
+            return _timed("assemble", assembled, _rest(_joint(evolve(state, batches=batches))))
         except Refused as refused:
             if not {each.code for each in refused.diagnostics} <= OF_THE_BATCH:
                 raise
+            if rows is not None and batches.denominator > 1:
+                raise refuse(
+                    "E0623",
+                    f"the evaluation set has {rows:,} rows, and this model needs full batches of {size}",
+                    state.train.spans.get("eval"),
+                    notes=[each.message for each in refused.diagnostics],
+                    help=f"`batches = {rows // size}`, or a batch that divides the set" if rows > size else None,
+                ) from refused
     return _timed("assemble", assembled, _rest(_joint(state)))
 
 
 def _joint(state: Configured) -> Differentiated:
     """The passes on the full-batch graph."""
-    built = _timed("build", _build, state)
+    return _differentiated(_timed("build", _build, state))
+
+
+def _differentiated(built: Built) -> Differentiated:
+    """The passes on the full-batch graph, once it is built."""
     placed = _timed("place", _place, built)
     return _timed("differentiate", _differentiate, placed)
 
@@ -204,11 +238,13 @@ def _configured(given: language.Spec, training: bool, placement: Placement | Non
 
 
 def _build(state: Configured) -> Built:
-    model = with_larger_batch(state.model, state.batch, state.rounds) if state.rounds > 1 else state.model
+    model = with_larger_batch(state.model, state.batch, state.batches) if state.batches != 1 else state.model
     forward = build(model, state.train.precision, state.training, state.outputs)
-    if not state.training:
+    if not state.training and not state.reads_means:
         return extended(Built, state, forward=forward)
     found = assign(forward, state.train.optimizer)
+    if not state.training:
+        return extended(Built, state, forward=forward, updates=found.updates)
     warnings = (*state.warnings, *found.warnings)
     return extended(Built, state, forward=found.graph, rules=found.rules, updates=found.updates, warnings=warnings)
 
@@ -216,7 +252,7 @@ def _build(state: Configured) -> Built:
 def _place(state: Built) -> Placed:
     # Evaluation must have the same stages as training, despite more rows and no dropout.
     one = state.forward
-    if state.rounds > 1:
+    if state.batches != 1:
         one = build(state.model, state.train.precision, state.training)
     of_one_batch = {node.outputs[0].name: node for node in one.nodes}
 
@@ -254,17 +290,18 @@ def _recompute_rules(given: language.Spec) -> list[language.RecomputeRule]:
 
 
 def _split(state: Differentiated) -> Microbatched:
-    count = state.microbatches * state.rounds
+    count = state.microbatches * state.batches
     return extended(Microbatched, state, step=split_batch(state.joint, state.batch, count, schedule_span(state.spec)))
 
 
 def _shard(state: Microbatched) -> Sharded:
     defaults = default_layouts(state.spec.layout, state.mesh)
     # Parameters stored sharded are gathered once a step if all of them fit in a quarter of the memory.
-    gathered = max(gathered_bytes(state.step, defaults), default=0) * state.pipeline.chunks
+    stored = "state" if state.reads_means else "param"
+    gathered = max(gathered_bytes(state.step, defaults, stored), default=0) * state.pipeline.chunks
     hoist = gathered <= state.device.memory / 4
     resharding, portable = Resharding(state.mesh), portable_values(state.step)
-    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates)
+    sharded = shard(state.step, defaults, resharding, portable, hoist, state.updates, state.reads_means)
     undeclared = undeclared_splits(sharded.graph, defaults, state.batch)
     warnings = (*state.warnings, *defaults.warnings(), *undeclared, *(_unfused(state) if state.training else ()))
     return extended(Sharded, state, sharded=sharded, warnings=warnings)
@@ -274,7 +311,9 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
     """Warnings (W0303) of operations that take more memory than their fused kernels would, one for each place."""
     places = {(node.span, words): None for node in state.forward.nodes if (words := node.op.unfused(state.device.gpu))}
     for span, words in places:
-        yield Diagnostic("W0303", f"no fused kernel has {listed(words)}: the scores of this attention are made", span)
+        yield Diagnostic(
+            "W0303", f"no fused kernel supports {listed(words)}: the scores of this attention are materialized", span
+        )
 
 
 def _cut(state: Sharded) -> Cut:
@@ -282,8 +321,8 @@ def _cut(state: Sharded) -> Cut:
 
 
 def _update(state: Cut) -> Partitioned:
-    resharding, updates = Resharding(state.mesh), state.updates
-    update = update_graph(state.partitioned, state.sharded.parameters, resharding, updates, state.train.clip)
+    layouts, updates, train = state.sharded.parameters, state.updated, state.train
+    update = update_graph(state.partitioned, layouts, Resharding(state.mesh), updates, train.clip, train.ema)
     return extended(Partitioned, state, update=update)
 
 

@@ -28,6 +28,8 @@ mesh axis, and the collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 
 from attrs import field, frozen
 
@@ -70,10 +72,13 @@ class InputPart:
 
 @frozen
 class StateRecord:
-    """A tensor that the optimizer keeps for a parameter, zero at first; `type` is the global type."""
+    """A tensor that the optimizer keeps for a parameter, zero at first, or a copy of the parameter; `type` is the
+    global type.
+    """
 
     name: str
     type: Type
+    copy: bool = False
 
 
 @frozen
@@ -214,7 +219,7 @@ class StepPlan:
     inputs: tuple[InputRecord, ...]
     batch: str
     microbatches: int  # per batch
-    rounds: int  # batches per step: one, or all of an evaluation; `inputs` have the rows of all
+    batches: Fraction  # per step: one, or all of an evaluation; `inputs` have the rows of all
     mesh: Mesh
     parameters: tuple[ParameterRecord, ...]
     stages: tuple[StagePlan, ...]
@@ -227,6 +232,18 @@ class StepPlan:
     def __repr__(self) -> str:
         facts = (count(self.mesh.ranks, "rank"), count(len(self.stages), "stage"), f"microbatches {self.microbatches}")
         return outline(type(self).__name__, self.name, facts)
+
+    @property
+    def padding(self) -> Fraction:
+        """The part of a batch by which the last one is too short. It is filled up with copies of a row; the sums of a
+        batch of this row alone, times this part, are subtracted from those of the step.
+        """
+        return ceil(self.batches) - self.batches
+
+    @property
+    def rounds(self) -> int:
+        """How often a step runs the schedule: for each batch; with `padding`, first for the batch of copies."""
+        return ceil(self.batches) + (self.padding > 0)
 
     @property
     def tokens(self) -> int:

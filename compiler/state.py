@@ -6,6 +6,7 @@ Each state extends the one before by the results of its own passes; what takes a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from attrs import field, fields, frozen
@@ -32,9 +33,9 @@ class Configured:
     """The inputs of a compilation.
 
     `training` is false for the evaluation program: its stages are placed by `placement`, that of training, and it
-    processes `rounds` batches as if they were one; or it computes `outputs` instead of the loss. With `compiled`, torch
-    compiles the program's functions. `again` are the calls and iterations that `recompute auto` has chosen. `times` are
-    seconds by pass.
+    processes `batches` as if they were one, the last of which may lack rows; or it computes `outputs` instead of the
+    loss. With `compiled`, torch compiles the program's functions. `again` are the calls and iterations that `recompute
+    auto` has chosen. `times` are seconds by pass.
     """
 
     spec: language.Spec
@@ -46,7 +47,7 @@ class Configured:
     device: Device
     training: bool = True
     placement: Placement | None = None
-    rounds: int = 1
+    batches: Fraction = Fraction(1)
     outputs: tuple[str, ...] = ()
     compiled: bool = False
     again: frozenset[str] = frozenset()
@@ -59,6 +60,13 @@ class Configured:
         return str(self.schedule_call.call.arguments.get("over", "batch"))
 
     @property
+    def reads_means(self) -> bool:
+        """Whether it is the program of an evaluation that reads the means of trained parameters (`weights = ema`)."""
+        evaluation = self.train.eval
+        reads = evaluation is not None and evaluation.arguments["weights"] == "ema"
+        return reads and not self.training and not self.outputs
+
+    @property
     def microbatches(self) -> int:
         """The number of microbatches per batch."""
         return size_of(self.schedule_call.call)[1]
@@ -67,12 +75,18 @@ class Configured:
 @frozen(eq=False, kw_only=True)
 class Built(Configured):
     """Adds the model as a graph, the same for training and evaluation except for what is random and frozen; of each
-    parameter, the rule of the optimizer and, if it is trained, its update.
+    parameter, the rule of the optimizer and, if it is trained, its update. An evaluation has updates if it reads the
+    means of trained parameters, for the layout in which these are stored.
     """
 
     forward: Graph
     rules: Mapping[str, language.OptimizerRule] = field(factory=dict)
     updates: Mapping[str, Update] = field(factory=dict)
+
+    @property
+    def updated(self) -> Mapping[str, Update]:
+        """The updates that a step makes."""
+        return self.updates if self.training else {}
 
 
 @frozen(eq=False, kw_only=True)

@@ -1,15 +1,13 @@
 """The statements of one body, checked in order: what they bind, and the steps that they become.
 
-A name bound before a `repeat` and rebound inside is carried from iteration to iteration and keeps its type; all other
-values that the repeat uses from outside are captured. Statements after a wrong one are still checked.
+Statements after a wrong one are still checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partita.dsl import constants, limits, spec, tree
-from partita.dsl.axes import positive_integer
+from partita.dsl import limits, spec, tree
 from partita.dsl.buffers import Buffers
 from partita.dsl.builtins import INITIAL, SAMPLED, Signature
 from partita.dsl.declarations import unreserved
@@ -17,14 +15,17 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.expressions import Expressions
 from partita.dsl.functions import Constant, Tensor
 from partita.dsl.known import CheckContext
+from partita.dsl.loops import Loops
 from partita.dsl.report import suggestion
-from partita.dsl.scope import UNKNOWN, Binding, Checked, Scope, Unknown, Value
+from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
 from partita.dsl.source import Span
 from partita.dsl.types import DTYPES, FLOATS, Axis, Type
-from partita.dsl.walk import rebound
 
 # Keys of the records that a run writes; a metric of such a name would hide them.
-RECORDED = ("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss")
+RECORDED = (
+    *("step", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss"),
+    *("step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
+)
 
 
 class BodyChecker:
@@ -36,6 +37,7 @@ class BodyChecker:
         self.expressions = Expressions(known, scope, body)
         self.metrics: list[tuple[str, Value]] = []
         self.buffers = Buffers(scope, self.expressions, known.report)
+        self.loops = Loops(scope, self.expressions, known.report, self.inside)
         self.outputs: list[tuple[tree.Output, dict[str, Binding]]] = []  # each with what names mean there
         self.loss: tuple[Value, Span] | None = None
         self.has_loss = False
@@ -75,6 +77,7 @@ class BodyChecker:
             self.scope.inputs += 1
             known = type is not None and given.name.text not in self.twice
             self.scope.bind(given.name.text, value if known else UNKNOWN, given.name.span)
+            self.known.bound(given.name, value if known else UNKNOWN)
         return tuple(given.name.text for given in inputs)
 
     def type(self, written: tree.TensorType) -> Type | None:
@@ -120,9 +123,9 @@ class BodyChecker:
                 case tree.Sample():
                     self.sample(statement)
                 case tree.Repeat():
-                    self.repeat(statement)
+                    self.failed = not self.loops.repeat(statement) or self.failed
                 case tree.Scan():
-                    self.scan(statement)
+                    self.failed = not self.loops.scan(statement) or self.failed
                 case tree.Loss():
                     self.set_loss(statement)
                 case tree.Update():
@@ -133,11 +136,18 @@ class BodyChecker:
                     self.output(statement)
             self.failed = self.failed or self.report.errors > errors
 
+    def inside(self, scope: Scope, statements: Sequence[tree.Statement]) -> bool:
+        """Check the statements of a loop in their own scope; whether it is known what they mean."""
+        checker = BodyChecker(self.known, scope, statements)
+        checker.statements(statements)
+        return not checker.failed
+
     def bind(self, name: tree.Name, meaning: Value | Constant | Unknown, kind: str) -> None:
         """Bind a name, and record it for the warning about unused names."""
         if unreserved(name, self.report):
             self.scope.bind(name.text, UNKNOWN if name.text in self.twice else meaning, name.span)
             self.known.bindings.setdefault((id(name.span.source), name.span.start), (kind, name))
+            self.known.bound(name, meaning)
 
     def let(self, statement: tree.Let) -> None:
         """`let names = value`."""
@@ -269,200 +279,3 @@ class BodyChecker:
             else:
                 found.append((statement.name.text, Value(tensor.value, tensor.type)))
         return found
-
-    # ------------------------------------------------------------ repeats
-
-    def repeat(self, statement: tree.Repeat) -> None:
-        """`repeat count as name { body }`: names bound before and rebound inside are carried."""
-        count = self.count(statement.count)
-        if not unreserved(statement.name, self.report):
-            return
-        before = self.bound_before(statement.body)
-        types = {name: _carried_type(binding) for name, binding in before.items()}
-        inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types.values()])
-        checker = BodyChecker(self.known, inner, statement.body)
-        for number, (carried_name, type) in enumerate(types.items()):
-            meaning = Value(number, type) if type else UNKNOWN
-            inner.bind(carried_name, meaning, before[carried_name].span)
-        checker.statements(statement.body)
-        results = self.carried_results(inner, before, types)
-        segment = self.scope.segment(statement.name.text)
-        self.scope.segments[segment] = statement.name.span
-        nodes = (count or 1) * inner.nodes
-        if nodes > limits.STEPS and not checker.failed:
-            message = f"this repeat has {nodes:,} steps when it is expanded"
-            self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
-            checker.failed = True
-        if count is None or results is None or checker.failed:
-            self.failed = True
-            for carried_name, binding in before.items():
-                self.scope.bind(carried_name, UNKNOWN, binding.span)
-            return
-        checked = inner.finish(tuple(before), results)
-        carried = tuple(_carried_operand(binding) for binding in before.values())
-        carried_types = [type for type in types.values() if type is not None]
-        step = spec.Repeat(
-            statement.name.text,
-            segment,
-            count,
-            checked.body,
-            carried,
-            inner.captured,
-            tuple(before),
-            statement.span,
-        )
-        values = self.scope.add(step, carried_types, nodes, checked.depth + 1)
-        for carried_name, value in zip(before, values, strict=True):
-            self.scope.bind(carried_name, value, inner.bindings[carried_name].span)
-
-    def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
-        """The names that a body rebinds, as they are bound before it."""
-        before: dict[str, Binding] = {}
-        for name in rebound(body):
-            found = self.scope.find(name.text)
-            if found is not None and name.text not in before:
-                self.expressions.mark_read(found)
-                before[name.text] = found
-        return before
-
-    def scan(self, statement: tree.Scan) -> None:
-        """`scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside are
-        seen at one position of it.
-        """
-        before = self.bound_before(statement.body)
-        try:
-            axis = self.expressions.axis(statement.axis)
-        except Refused as refused:
-            self.report.refused(refused)
-            axis = None
-        body = self.scanned(statement, axis, before) if axis is not None else None
-        if axis is None or body is None:
-            self.failed = True
-            for name, binding in before.items():
-                self.scope.bind(name, UNKNOWN, binding.span)
-            return
-        checked, captured, bound = body
-        carried = tuple(_carried_operand(binding) for binding in before.values())
-        step = spec.Scan(axis, statement.backward, checked.body, carried, captured, tuple(before), statement.axis.span)
-        types = (_carried_type(binding) for binding in before.values())
-        made = [Type(type.dtype, (axis, *type.axes)) for type in types if type is not None]
-        for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):
-            self.scope.bind(name, value, bound[name].span)
-
-    def scanned(
-        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding]
-    ) -> tuple[Checked, tuple[int, ...], Mapping[str, Binding]] | None:
-        """The body of a scan, what it captures, and its bindings; None after reporting errors."""
-        types = {name: _carried_type(binding) for name, binding in before.items()}
-        given = [type or Type("f32") for type in types.values()]
-        inner = Scope(self.scope, self.scope.substitution, given, axis.name)
-        # The parts of the body belong to the enclosing scope.
-        inner.segments, inner.counts = self.scope.segments, self.scope.counts
-        checker = BodyChecker(self.known, inner, statement.body)
-        for number, (name, type) in enumerate(types.items()):
-            inner.bind(name, Value(number, type) if type else UNKNOWN, before[name].span)
-        checker.statements(statement.body)
-        results = self.carried_results(inner, before, types)
-        if results is None or checker.failed or not self.scannable(statement, axis, before, types):
-            return None
-        checked = inner.finish(tuple(before), results)
-        return (checked, inner.captured, inner.bindings) if self.without(checked.body, axis, statement) else None
-
-    def scannable(
-        self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding], types: Mapping[str, Type | None]
-    ) -> bool:
-        """Whether a scan carries something, without its axis and not too large with it. Reports errors."""
-        errors = self.report.errors
-        if not before:
-            message = f"this scan of `{axis.name}` carries nothing: no name bound before it is rebound inside"
-            help = "bind its first value before the scan: `let h = zeros([…])`"
-            self.report.error("E0227", message, statement.axis.span, help=help)
-        for name, type in types.items():
-            if type is not None and type.has(axis.name):
-                message = f"`{name}` is carried along `{axis.name}`, and has that axis before the scan"
-                help = f"start from one without it, such as `max({name}, over = {axis.name})`, under another name"
-                self.report.error("E0227", message, statement.axis.span, [f"before: {type}"], help)
-            elif type is not None and type.elements * axis.size > limits.ELEMENTS:
-                message = f"a tensor of {type.elements * axis.size:,} elements: `{name}` at all positions"
-                self.report.error("E0007", message, statement.axis.span)
-        return self.report.errors == errors
-
-    def without(self, body: spec.Body, axis: Axis, statement: tree.Scan) -> bool:
-        """Whether no value in the body of a scan has its axis. Reports an error."""
-        bodies = [(body, statement.axis.span)]
-        while bodies:
-            each, place = bodies.pop()
-            for step in each.steps:
-                if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
-                    bodies.append((step.body, step.span if each is body else place))
-            if each.updates:
-                message = f"a buffer is updated in a scan: `{axis.name}` has {axis.size} positions, and a step has one"
-                help = "update it after the scan, by what the scan carries"
-                self.report.error("E0227", message, each.updates[0].span, help=help)
-                return False
-            if any(type.has(axis.name) for type in each.types):
-                message = f"a value inside has axis `{axis.name}`, which is scanned: there is one position of it"
-                help = "make it before the scan, and use it inside; or rename the axis"
-                self.report.error("E0227", message, place, help=help)
-                return False
-        return True
-
-    def count(self, written: tree.Expression) -> int | None:
-        """The number of iterations; None after reporting errors."""
-        try:
-            quantity = constants.evaluate(written, self.expressions.number_of)
-            return positive_integer(quantity, written, "the count of a `repeat`")
-        except Refused as refused:
-            self.report.refused(refused)
-            return None
-
-    def carried_results(
-        self, inner: Scope, before: Mapping[str, Binding], types: Mapping[str, Type | None]
-    ) -> list[spec.Operand] | None:
-        """The carried values after an iteration; None if one is unknown or changed its type."""
-        results: list[spec.Operand] = []
-        complete = True
-        for name, type in types.items():
-            after = inner.bindings[name]
-            self.expressions.mark_read(after)
-            meaning = after.meaning
-            if type is None and isinstance(before[name].meaning, Constant):
-                message = f"`{name}` cannot be carried from iteration to iteration: it is boolean"
-                self.report.error("E0220", message, after.span)
-            if type is None or isinstance(meaning, Unknown):
-                complete = False
-            elif isinstance(meaning, Constant):
-                if type.axes or not type.is_float or isinstance(meaning.value, bool):
-                    self._changed(name, type, "a number", after, before[name])
-                    complete = False
-                else:
-                    results.append(meaning.literal("f32"))
-            elif meaning.type.dtype != type.dtype or set(meaning.type.names) != set(type.names):
-                self._changed(name, type, str(meaning.type), after, before[name])
-                complete = False
-            else:
-                results.append(meaning.number)
-        return results if complete else None
-
-    def _changed(self, name: str, type: Type, now: str, after: Binding, before: Binding) -> None:
-        notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
-        help = "give the new value another name, or convert it back to that type"
-        self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
-
-
-def _carried_type(binding: Binding) -> Type | None:
-    """The type of a carried name (a number becomes a scalar); None if it is boolean or unknown."""
-    meaning = binding.meaning
-    if isinstance(meaning, Value):
-        return meaning.type
-    if isinstance(meaning, Constant) and not isinstance(meaning.value, bool):
-        return Type("f32")
-    return None
-
-
-def _carried_operand(binding: Binding) -> spec.Operand:
-    meaning = binding.meaning
-    if isinstance(meaning, Constant):
-        return meaning.literal("f32")
-    assert isinstance(meaning, Value)
-    return meaning.number

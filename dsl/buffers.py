@@ -28,8 +28,8 @@ class Buffers:
             return False
         constant = all(value == int(value) for value in initial.arguments.values())
         if type.dtype in INTEGERS and not (initial.name in ("zeros", "ones", "constant") and constant):
-            help = "integers begin with `zeros()`, `ones()` or `constant(3)`"
-            message = f"`{initial.name}` does not give {type.dtype}"
+            help = "integer buffers are initialized by `zeros()`, `ones()` or `constant(3)`"
+            message = f"`{initial.name}` cannot initialize {type.dtype}"
             self.report.error("E0205", message, statement.initial.span, help=help)
             return False
         return True

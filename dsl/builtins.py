@@ -32,6 +32,14 @@ class Number:
 
 
 @frozen
+class OrWord:
+    """A value of a kind, or one word."""
+
+    kind: Number
+    word: str
+
+
+@frozen
 class Keyword:
     """One of a set of words."""
 
@@ -82,7 +90,16 @@ class OneOf:
     bare: bool = False
 
 
-Kind: TypeAlias = Number | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf
+@frozen(eq=False)
+class SharesOf:
+    """A list of calls of the signatures with their shares: `[text("a") -> 70%, text("b") -> 30%]`."""
+
+    signatures: Mapping[str, Signature]
+
+
+Kind: TypeAlias = (
+    Number | OrWord | Keyword | Flag | Text | TextFile | ListOf | AxisName | MeshAxisName | OneOf | SharesOf
+)
 
 
 @frozen(eq=False)
@@ -184,10 +201,17 @@ OPTIMIZERS: Registry[Signature] = Registry(
 HOLDOUT = Setting("holdout", SHARE, 0.0)
 
 DATA: Registry[Signature] = Registry(
-    "source of data", "partita.runtime.data", ("text", "stdlib", "tokens", "arrays", "random")
+    "source of data",
+    "partita.runtime.data",
+    ("text", "jsonl", "parquet", "tokens", "mix", "stdlib", "arrays", "random"),
 )
 
-EVALUATION = _table(Signature("every", (Setting("interval", COUNT), Setting("batches", COUNT, 10))))
+# Which weights an evaluation reads: those that are trained, or the mean that `ema` keeps of them.
+WEIGHTS = Setting("weights", Keyword(("trained", "ema")), "trained")
+# All batches of an evaluation set.
+ALL = "all"
+BATCHES, OWN_DATA = Setting("batches", OrWord(COUNT, ALL), 10), Setting("data", OneOf(DATA), None)
+EVALUATION = _table(Signature("every", (Setting("interval", COUNT), BATCHES, WEIGHTS, OWN_DATA)))
 CHECKPOINT = _table(
     Signature("every", (Setting("interval", COUNT), Setting("dir", Text(), None), Setting("keep", COUNT, 3)))
 )
@@ -212,6 +236,7 @@ TRAIN = Signature(
         Setting("steps", Number(integer=True, minimum=1, maximum=1 << 62)),
         Setting("precision", Keyword(("f32", "bf16", "f64")), "f32"),
         Setting("clip", POSITIVE, None),
+        Setting("ema", BETA, None),
         Setting("seed", Number(integer=True, minimum=0, maximum=(1 << 63) - 1), 0),
         Setting("compile", Flag(), None),
         Setting("eval", OneOf(EVALUATION), None),

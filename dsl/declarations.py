@@ -35,6 +35,7 @@ class Declarations:
     layouts: dict[str, tree.Layout] = field(factory=dict)
     schedules: dict[str, tree.Schedule] = field(factory=dict)
     optimizers: dict[str, tree.Optimizer] = field(factory=dict)
+    weights: dict[str, tree.Weights] = field(factory=dict)
     train: list[tree.Train] = field(factory=list)
     expect: list[tree.Expect] = field(factory=list)
 
@@ -52,6 +53,7 @@ KINDS: dict[type, tuple[str, str]] = {
     tree.Layout: ("layout", "layouts"),
     tree.Schedule: ("schedule", "schedules"),
     tree.Optimizer: ("optimizer", "optimizers"),
+    tree.Weights: ("weights", "weights"),
 }
 
 # The tables of entries, each with the other one of the same namespace.
@@ -183,7 +185,8 @@ class _Gathering:
                 elif not (table in SIZES and name in owned):
                     notes = [f"also declared at {there.span.place}"]
                     place = value.key.span if table in SIZES else value.name.span
-                    kind = {"axes": "axis", "meshes": "mesh", "operations": "op"}.get(table, table[:-1])
+                    kinds = {"axes": "axis", "meshes": "mesh", "operations": "op", "weights": "weights"}
+                    kind = kinds.get(table, table[:-1])
                     self.report.error(
                         "E0012",
                         f"imported {kind} `{name}` is declared twice",

@@ -135,6 +135,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
             ("theta rope_theta", "base"),
             ("ignore_index ignore_id", "ignore"),
             ("grad_clip gradient_clipping max_grad_norm clip_grad_norm clip_grad clip_norm", "clip"),
+            ("ema_decay ema_rate ema_momentum model_ema model_ema_decay use_ema polyak swa averaging", "ema"),
             ("learning_rate", "lr"),
             ("wd", "weight_decay"),
             ("beta1 beta2 adam_beta1 adam_beta2", "betas"),

@@ -222,21 +222,26 @@ class _Formatter:
             first, start = end, " " * self.column(brackets, margin)
 
     def fitting(self, line: Sequence[tuple[Token, str]], first: int, column: int) -> int:
-        """The end of the tokens from `first` that fit on a line that begins at a column."""
+        """The end of the tokens from `first` that fit on a line that begins at a column.
+
+        The names of the outside, which are long, begin a line of their own before their axes are broken.
+        """
         best: dict[bool, tuple[int, int]] = {}  # comma or operator -> depth and end of the best break
         for position in range(first, len(line)):
             token, space = line[position]
             column += len(token.text) + (len(space) if position > first else 0)
             if column > WIDTH and best:
                 return best[True in best][1]
-            comma = token.kind == "COMMA"
             following = line[position + 1][0] if position + 1 < len(line) else None
+            given = token.kind == "EQUAL" and following is not None and following.kind == "STRING"
+            comma = token.kind == "COMMA" or given
             if following is None or not (comma or (following.kind in _OPERATORS and _ends(token))):
                 continue
             if column > WIDTH:
                 return position + 1
-            if comma not in best or token.depth <= best[comma][0]:
-                best[comma] = (token.depth, position + 1)
+            depth = token.depth - given
+            if comma not in best or depth <= best[comma][0]:
+                best[comma] = (depth, position + 1)
         return len(line)
 
     def space(self, tokens: Sequence[Token], position: int) -> str:
@@ -276,6 +281,8 @@ def _starts(file: tree.File) -> Iterator[int]:
                 yield from (entry.span.start for entry in table.entries)
             case tree.Layout(rules=rules) | tree.Optimizer(rules=rules):
                 yield from (rule.span.start for rule in rules)
+            case tree.Weights(lines=lines):
+                yield from (line.span.start for line in lines)
             case tree.Expect(claims=claims):
                 yield from (claim.span.start for claim in claims)
 

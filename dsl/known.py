@@ -9,9 +9,10 @@ from partita.dsl.axes import Axes
 from partita.dsl.declarations import Declarations
 from partita.dsl.functions import Constant
 from partita.dsl.report import Full, Report
-from partita.dsl.scope import UNKNOWN, Checked, Instance, Scope
+from partita.dsl.scope import UNKNOWN, Checked, Instance, Meaning, Scope, Value
 from partita.dsl.settings import Settings, none_beside
 from partita.dsl.source import Source, Span
+from partita.dsl.types import Type
 
 
 class CheckContext:
@@ -36,9 +37,17 @@ class CheckContext:
         self.operations: dict[str, spec.Operation | None] = {}
         self.called: set[str] = set()
         self.bindings: dict[tuple[int, int], tuple[str, tree.Name]] = {}  # place -> (kind, name) bound there
+        self.types: dict[
+            tuple[int, int], Type
+        ] = {}  # place -> type of the tensor bound there, where it is checked first
         self.read: set[tuple[int, int]] = set()
         self.mentioned: dict[str, frozenset[str]] = {}  # block -> the axes that it and its callees mention
         self._work = 0
+
+    def bound(self, name: tree.Name, meaning: Meaning) -> None:
+        """A name of a body is bound to this."""
+        if isinstance(meaning, Value):
+            self.types.setdefault((id(name.span.source), name.span.start), meaning.type)
 
     def spend(self, span: Span) -> None:
         """Count one checked expression. Reports E0008 and raises Full if there are too many."""

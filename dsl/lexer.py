@@ -92,13 +92,16 @@ class Token:
     depth: int
 
 
-def tokenize(source: Source, report: Report, comments: list[Token] | None = None, start: int = 0) -> list[Token]:
-    """The tokens of a source from `start`, the last one END; collects comments. Raises Full at a limit."""
+def tokenize(
+    source: Source, report: Report, comments: list[Token] | None = None, start: int = 0, end: int | None = None
+) -> list[Token]:
+    """The tokens of a source from `start` to `end`, the last one END; collects comments. Raises Full at a limit."""
     table = language()
     match, words, ignored = table.pattern.match, table.words, table.ignored
     text, tokens, position, depth = source.text, list[Token](), start, 0
-    while position < len(text):
-        found = match(text, position)
+    end = len(text) if end is None else end
+    while position < end:
+        found = match(text, position, end)
         if found is None:
             position = _broken(source, position, report)
             tokens.append(Token(BROKEN, "", position - 1, position, depth))
@@ -125,7 +128,7 @@ def tokenize(source: Source, report: Report, comments: list[Token] | None = None
         if report.tokens > limits.TOKENS:
             report.error("E0004", f"more than {limits.TOKENS} tokens", Span(source, start, position))
             raise Full
-    tokens.append(Token(END, "", len(text), len(text), 0))
+    tokens.append(Token(END, "", end, end, 0))
     return tokens
 
 

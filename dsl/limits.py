@@ -20,5 +20,7 @@ ELEMENTS = 1 << 62
 RANKS = 1 << 20
 LOCAL_RANKS = 256  # started by `run` on one machine, so that a file cannot flood it with processes
 STEPS = 2_000_000  # of a model with all blocks and repeats expanded
+PARAMETERS = 100_000  # that `weights` may name; more stand in no file that another program writes
+FOREIGN = 200_000  # tensors that `weights` name in all iterations and at all indices
 CHECKED = 30_000  # expressions checked; a block counts once for each set of axes that it is called over
 ERRORS = 50

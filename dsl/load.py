@@ -26,6 +26,7 @@ from partita.dsl.reader import Reader, source_of
 from partita.dsl.report import Full, Report
 from partita.dsl.scope import Instance
 from partita.dsl.source import Source
+from partita.dsl.types import Type
 from partita.dsl.unused import report_unused
 
 Loaded = tuple[spec.Spec | None, tuple[Diagnostic, ...]]
@@ -56,10 +57,15 @@ def load_text(
     overrides: Sequence[str] = (),
     path: str | Path | None = None,
     fitting: bool = True,
+    types: dict[int, Type] | None = None,
 ) -> Loaded:
-    """Like `load`, for a text as the content of the file `path`; without one it cannot name other files."""
+    """Like `load`, for a text as the content of the file `path`; without one it cannot name other files.
+
+    `types` receives the type of each tensor that the text names, by where it is named, as far as it is checked; that of
+    a block's first call, or of the block by itself.
+    """
     place = os.fspath(path) if path is not None else None
-    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader(), fitting)
+    return _loaded(lambda: source_of(text, name), place, overrides, None, Reader(), fitting, types)
 
 
 def _loaded(
@@ -69,11 +75,12 @@ def _loaded(
     root: str | None,
     files: Reader,
     fitting: bool,
+    types: dict[int, Type] | None = None,
 ) -> Loaded:
     report = Report()
     found = None
     try:
-        found = _check(read(), path, overrides, root, files, report, fitting)
+        found = _check(read(), path, overrides, root, files, report, fitting, types)
     except Refused as refused:
         report.refused(refused)
     except Full:
@@ -89,6 +96,7 @@ def _check(
     files: Reader,
     report: Report,
     fitting: bool,
+    types: dict[int, Type] | None,
 ) -> spec.Spec | None:
     declarations = gather(source, path, root, files, report)
     if report.errors:
@@ -104,6 +112,8 @@ def _check(
     for name in declarations.blocks:
         models.block(Instance(name))
     checked = {name: models.model(model) for name, model in declarations.models.items()}
+    if types is not None:
+        types.update({start: type for (of, start), type in known.types.items() if of == id(source)})
     for model in checked.values():
         if model is not None:
             report_unreached(model, report)

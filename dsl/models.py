@@ -146,7 +146,7 @@ class Models:
             return None
         for step in answering.body.steps[len(checked.body.steps) :]:
             if isinstance(step, spec.CallBlock) and any(spec.parameters(step.body)):
-                message = f"`{step.block}` has parameters of its own here, and no training gives them values"
+                message = f"`{step.block}` has parameters of its own here, which nothing trains"
                 help = "bind its result by `let`, and use it for the loss too"
                 self.report.error("E0226", message, step.span, help=help)
         if self.report.errors > errors:

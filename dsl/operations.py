@@ -56,7 +56,7 @@ class Operations:
         types = [checker.type(each) for each in written.results]
         results = tuple(each for each in types if each is not None)
         if not names:
-            message = f"op `{written.name.text}` takes no tensor"
+            message = f"op `{written.name.text}` has no operands"
             self.report.error("E0210", message, written.name.span, help="a tensor that nothing determines is a `param`")
         entries = self.entries(written)
         if "forward" not in entries:
@@ -76,17 +76,21 @@ class Operations:
         if self.report.errors > errors or forward is None or flops is None:
             return None
         axes = {axis.text for type in written.types for axis in type.axes}
+        split = {name: split[name] for name in results[0].names if name in split}
+        linear = {name: linear[name] for name in operands if name in linear}
         return spec.Operation(
             written.name.text,
             tuple(operands.items()),
             results,
             forward,
             backward,
-            split,
-            linear,
+            tuple(split),
+            tuple(i for i, name in enumerate(operands) if name in linear),
             flops,
             {name: formula for name, formula in self.known.axes.formulas.items() if name in axes},
             written.name.span,
+            tuple(split.values()),
+            tuple(linear.values()),
         )
 
     def entries(self, written: tree.Operation) -> dict[str, tree.Entry]:
@@ -158,7 +162,7 @@ def _splits(name: tree.Name, checker: BodyChecker, operands: Mapping[str, Type],
             help = f"axes of {which}: {', '.join(result.names) or 'none'}"
             raise refuse("E0203", f"{which} has no axis `{name.text}`", name.span, help=help)
     if not any(type.has(name.text) for type in operands.values()):
-        message = f"no operand has the axis `{name.text}`: a part of the result would not know which part it is"
+        message = f"no operand has the axis `{name.text}`, so the function cannot know which part of it to compute"
         raise refuse("E0203", message, name.span)
 
 

@@ -20,7 +20,7 @@ from partita.dsl.report import Full, Report, nearest
 from partita.dsl.source import Source, Span
 from partita.dsl.units import shortened
 
-_DECLARED = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer")
+_DECLARED = ("import", "axis", "const", "block", "op", "model", "mesh", "layout", "schedule", "optimizer", "weights")
 DECLARATIONS = (*_DECLARED, "train", "expect")
 # What an operand begins with.
 OPERANDS = frozenset(("NAME", "NUMBER", "STRING", "LPAR", "LSQB", "MINUS", "TRUE", "FALSE"))
@@ -50,9 +50,9 @@ def parse_tokens(source: Source, tokens: list[Token], report: Report) -> tree.Fi
     return tree.File(tuple(declarations), Span(source, 0, len(source.text)))
 
 
-def parse_expression(source: Source, report: Report, start: int = 0) -> tree.Expression | None:
-    """The tree of the single expression from `start` on; None after reporting an error."""
-    tokens = tokenize(source, report, start=start)
+def parse_expression(source: Source, report: Report, start: int = 0, end: int | None = None) -> tree.Expression | None:
+    """The tree of the single expression from `start` to `end`; None after reporting an error."""
+    tokens = tokenize(source, report, start=start, end=end)
     result: tree.Expression | None = _Parser(source, tokens, "expression", report).run()
     return result
 
@@ -130,7 +130,7 @@ class _Parser:
         """A word that is not reserved, as what the state takes: a keyword, or a name where it takes no keyword.
 
         Where it takes both, `and = 1` is an entry, and `not`, which stands where names do, is an operator if an operand
-        follows and the text names nothing so.
+        follows and the text names nothing so. No name stands before a string.
         """
         keyword, name = row.get(token.kind), row.get("NAME")
         if name is None or keyword == name:
@@ -138,7 +138,9 @@ class _Parser:
         after = self.tokens[self.next + 1]
         if keyword is None or after.text == "=":
             return evolve(token, kind="NAME")
-        if name < 0 or (token.text not in self.named and after.kind in OPERANDS | self.table.soft):
+        if name < 0 or after.kind == "STRING":
+            return token
+        if token.text not in self.named and after.kind in OPERANDS | self.table.soft:
             return token
         return evolve(token, kind="NAME")
 
@@ -268,6 +270,7 @@ PHRASES = (
     ),
     ("a rule", frozenset(("SHARD", "STAGE", "PLACE", "RECOMPUTE"))),
     ("a rule", frozenset(("FREEZE", "UPDATE"))),
+    ("a line", frozenset(("NAME", "SKIP"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "COMPARE", "AND", "OR"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER", "AND", "OR"))),
     ("an operator", frozenset(("PLUS", "MINUS", "TIMES", "OVER"))),
@@ -366,6 +369,12 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "optimizer": lambda s, name, *rules: tree.Optimizer(_name(s, name), rules, s),
     "freeze": lambda s, paths: tree.FreezeRule(paths, s),
     "update_rule": lambda s, paths, call: tree.UpdateRule(paths, call, s),
+    "weights": lambda s, name, *lines: tree.Weights(_name(s, name), lines, s),
+    "correspondence": lambda s, ours, theirs, axes=(): tree.Correspondence(ours, theirs, axes, s),
+    "weight_axes": _together,
+    "weight_axis": lambda s, *parts: tree.WeightAxis(len(parts) > 1, parts[-1], s),
+    "skip": lambda s, patterns: tree.Skip(patterns, s),
+    "strings": _together,
     "train": lambda s, table: tree.Train(table, s),
     "table": lambda s, *entries: tree.Table(entries, s),
     "expect": lambda s, *claims: tree.Expect(claims, s),

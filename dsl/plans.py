@@ -11,6 +11,7 @@ from partita.dsl.arguments import bind
 from partita.dsl.attached import Attached
 from partita.dsl.axes import Axes, positive_integer
 from partita.dsl.builtins import CHOICES, DEVICES, LINKS, MEASURES, OPTIMIZERS, SCHEDULES, TRAIN, OneOf
+from partita.dsl.correspondence import Weights
 from partita.dsl.declarations import Declarations
 from partita.dsl.diagnostic import Refused
 from partita.dsl.layouts import CLASSES, Layouts
@@ -20,6 +21,7 @@ from partita.dsl.paths import known_paths
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.settings import Settings
 from partita.dsl.source import Span
+from partita.dsl.weights import Checker, parameters_of
 
 
 class Plans:
@@ -62,6 +64,7 @@ class Plans:
             for name, written in self.declarations.optimizers.items()
         }
         train = self.train(optimizers)
+        weights = {name: self.weights(written, model) for name, written in self.declarations.weights.items()}
         # If the layout is wrong, which was reported, the mesh axes are unknown.
         known = mesh is not None or not self.report.errors
         expect = self.claims([name for name, _ in mesh.axes] if mesh else [] if known else None)
@@ -78,6 +81,7 @@ class Plans:
             schedule,
             train,
             expect,
+            {name: each for name, each in weights.items() if each is not None},
         )
 
     def used(self) -> list[tuple[str, str]]:
@@ -214,6 +218,19 @@ class Plans:
         call = self.settings.call(schedule.call, SCHEDULES, "schedule")
         return spec.Schedule(name, call, schedule.span) if call is not None else None
 
+    def weights(self, written: tree.Weights, chosen: spec.Model | None) -> Weights | None:
+        """Checked `weights`, of the model that its first path begins with, or the chosen one; None after errors."""
+        paths = [line.ours[0] for line in written.lines if isinstance(line, tree.Correspondence)]
+        first = paths[0].parts[0].text if paths else ""
+        model = self.models.get(first, chosen)
+        if model is None:
+            return None
+        try:
+            return Checker(model.name, parameters_of(model), self.axes.number, self.report).weights(written)
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
     # ------------------------------------------------------------ train and expect
 
     def chosen_optimizer(
@@ -260,6 +277,14 @@ class Plans:
                 "`rewind` restores a checkpoint, but there is no `checkpoint` entry",
                 written["on_bad_step"],
                 help="add `checkpoint = every(500)`, or use `on_bad_step = skip`",
+            )
+            return None
+        if values["eval"] is not None and values["eval"].arguments["weights"] == "ema" and values["ema"] is None:
+            self.report.error(
+                "E0318",
+                "`weights = ema` reads a mean of the weights, but there is no `ema` entry that keeps one",
+                written["eval"],
+                help="add `ema = 0.999`, or leave out `weights`",
             )
             return None
         return spec.Train(**values, spans=written, span=train.span)

@@ -22,7 +22,9 @@ from partita.dsl.builtins import (
     MeshAxisName,
     Number,
     OneOf,
+    OrWord,
     Setting,
+    SharesOf,
     Signature,
     Text,
     TextFile,
@@ -31,8 +33,8 @@ from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.foreign import FOLLOWS, meant
 from partita.dsl.report import Report, listed, suggestion
 from partita.dsl.source import Source, Span
-from partita.dsl.spec import Call
-from partita.dsl.units import EXAMPLES, PLAIN, Quantity, shortened
+from partita.dsl.spec import Call, Share
+from partita.dsl.units import EXAMPLES, PLAIN, RATIO, Quantity, shortened
 
 
 def none_beside(path: str, span: Span) -> Source:
@@ -103,6 +105,11 @@ class Settings:
         match kind:
             case Number():
                 return number(constants.evaluate(written, lookup), kind, written, what)
+            case OrWord(inner, word):
+                single = tree.single(written)
+                if single is not None and single.text == word:
+                    return word
+                return self._convert(written, inner, f"{what}, if not `{word}`,", lookup)
             case Flag():
                 if isinstance(written, tree.Boolean):
                     return written.value
@@ -129,6 +136,8 @@ class Settings:
                 if not isinstance(written, tree.List) or len(written.items) != count:
                     raise refuse("E0306", f"{what} is a list of {count} numbers", written.span)
                 return tuple(self._convert(tree.bare(item), inner, what, lookup) for item in written.items)
+            case SharesOf(signatures):
+                return self._shares(written, signatures, what, lookup)
             case OneOf():
                 return self._nested(written, kind, what, lookup)
 
@@ -164,6 +173,36 @@ class Settings:
         help = f"such as `{first}({shortened(written.text)})`" if first and isinstance(written, tree.String) else None
         raise refuse("E0306", f"{what} is one of {listed(kind.signatures, 'or')}", written.span, help=help)
 
+    def _shares(
+        self, written: tree.Expression, signatures: Mapping[str, Signature], what: str, lookup: constants.Lookup
+    ) -> tuple[Share, ...] | None:
+        """Calls with their shares: percentages of 100%, or plain numbers of which only the proportions count."""
+        items = written.items if isinstance(written, tree.List) else ()
+        arrows = [item for item in items if isinstance(item, tree.Arrow)]
+        if not arrows or len(arrows) < len(items):
+            wrong = next((item for item in items if not isinstance(item, tree.Arrow)), written)
+            first = next(iter(signatures.values()))
+            help = f"such as `[{first.name}(…) -> 70%, {first.name}(…) -> 30%]`"
+            raise refuse("E0306", f"{what} is a list of calls, each with its share", wrong.span, help=help)
+        calls = [self.value(arrow.left, OneOf(signatures), "source", lookup) for arrow in arrows]
+        shares = [constants.evaluate(tree.bare(arrow.right), lookup) for arrow in arrows]
+        for arrow, share in zip(arrows, shares, strict=True):
+            number(share, _SHARE if share.dimension == RATIO else _PART, arrow.right, "a share")
+            if share.dimension != shares[0].dimension:
+                message = "shares are percentages, or plain numbers, but not some of each"
+                raise refuse("E0307", message, arrow.right.span)
+        total = sum(Fraction(share.value) for share in shares)
+        if shares[0].dimension == RATIO and not -TOLERANCE <= total - 1 <= TOLERANCE:
+            raise refuse(
+                "E0308",
+                f"the shares add up to {float(total * 100):g}%, not 100%",
+                Span(written.span.source, written.span.start, written.span.end),
+                help="plain numbers need not add up to anything: `-> 2`, `-> 1`",
+            )
+        if any(call is None for call in calls):
+            return None
+        return tuple(Share(call, float(share.value / total)) for call, share in zip(calls, shares, strict=True))
+
     def table(
         self, entries: Collection[tree.Entry], signature: Signature, others: Collection[str] = ()
     ) -> dict[str, Any] | None:
@@ -191,6 +230,12 @@ class Settings:
             if setting.name not in seen and setting.default is not REQUIRED:
                 found[setting.name] = setting.default
         return found if report.errors == errors else None
+
+
+# Of a list of shares: percentages and plain numbers; and how far percentages such as 33.3% may be from 100%.
+_SHARE = Number(RATIO, exclusive_minimum=0, maximum=1)
+_PART = Number(exclusive_minimum=0, maximum=1e9)
+TOLERANCE = Fraction(1, 10**9)
 
 
 def called(name: str, signatures: Mapping[str, Signature], more: Collection[str] = ()) -> str | None:

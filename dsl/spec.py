@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from attrs import Factory, field, frozen
 
+from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
 from partita.dsl.reprs import count, outline, shortened
@@ -79,7 +80,7 @@ class Apply:
     operands: tuple[Operand, ...]
     options: Mapping[str, Any]
     type: Type
-    span: Span
+    span: Span = field(eq=False)
     name: str | None = None
 
     __repr__ = shortened
@@ -92,7 +93,7 @@ class Parameter:
     name: str
     type: Type
     initial: Call
-    span: Span
+    span: Span = field(eq=False)
     buffer: bool = False
 
     __repr__ = shortened
@@ -105,7 +106,7 @@ class Sample:
     name: str
     type: Type
     distribution: Call
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -121,7 +122,7 @@ class CallBlock:
     scope: str
     body: Body
     arguments: tuple[Operand, ...]
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -142,7 +143,7 @@ class Repeat:
     carried: tuple[Operand, ...]
     captured: tuple[int, ...]
     names: tuple[str, ...]
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -162,7 +163,7 @@ class Scan:
     carried: tuple[Operand, ...]
     captured: tuple[int, ...]
     names: tuple[str, ...]
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -176,7 +177,7 @@ class Update:
 
     buffer: int
     value: int
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -201,7 +202,7 @@ class PythonFunction:
 
     source: Source
     name: str
-    span: Span
+    span: Span = field(eq=False)
 
     __repr__ = shortened
 
@@ -210,9 +211,9 @@ class PythonFunction:
 class Operation:
     """`op name(operands) -> results { … }`: an operation that the file defines by Python functions.
 
-    `split` are axes along which it may be computed in parts, `linear` the operands in which it is linear, each with its
-    place. `flops` is what an element of the first result takes. Without `backward`, its gradient is that of torch's
-    autograd. `ties` are its axes whose sizes the file computes from others.
+    `split` are axes along which it may be computed in parts, in the order of the first result; `linear` are the
+    positions of the operands in which it is linear. `flops` is what an element of the first result takes. Without
+    `backward`, its gradient is that of torch's autograd. `ties` are its axes whose sizes the file computes from others.
     """
 
     name: str
@@ -220,11 +221,13 @@ class Operation:
     results: tuple[Type, ...]
     forward: PythonFunction
     backward: PythonFunction | None
-    split: Mapping[str, Span]
-    linear: Mapping[str, Span]
+    split: tuple[str, ...]
+    linear: tuple[int, ...]
     flops: Literal
-    ties: Mapping[str, Size | Formula]
-    span: Span
+    ties: Mapping[str, Size | Formula] = field(eq=False)
+    span: Span = field(eq=False)
+    split_spans: tuple[Span, ...] = field(eq=False)
+    linear_spans: tuple[Span, ...] = field(eq=False)
 
     __repr__ = shortened
 
@@ -232,11 +235,6 @@ class Operation:
     def functions(self) -> tuple[PythonFunction, ...]:
         """Its functions."""
         return (self.forward,) if self.backward is None else (self.forward, self.backward)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The positions of the operands in which it is linear."""
-        return tuple(i for i, (name, _) in enumerate(self.operands) if name in self.linear)
 
 
 # The function of each `Apply` that a call of an `op` becomes, one for each result. Its options are `name`, the number
@@ -255,9 +253,9 @@ class Model:
     name: str
     body: Body
     loss: int
-    loss_span: Span
+    loss_span: Span = field(eq=False)
     metrics: tuple[tuple[str, int], ...]
-    span: Span
+    span: Span = field(eq=False)
     nodes: int
     outputs: tuple[tuple[str, int], ...] = ()
     answering: Body = field(default=Factory(lambda self: self.body, takes_self=True))
@@ -454,6 +452,14 @@ class Optimizer:
 
 
 @frozen
+class Share:
+    """A call of a list such as `[text("a") -> 70%, …]`, and its share of all of them, above 0 and at most 1."""
+
+    call: Call
+    share: float
+
+
+@frozen
 class Train:
     """The train block, with defaults filled in. `spans` has the place of each entry that was written."""
 
@@ -462,9 +468,10 @@ class Train:
     steps: int
     precision: str = "f32"
     clip: float | None = None
+    ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
-    eval: Call | None = None  # every(interval, batches = 10)
+    eval: Call | None = None  # every(interval, batches = 10, weights = trained)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
@@ -491,7 +498,7 @@ class Spec:
     """A checked file, with its overrides applied.
 
     `model`, `layout`, `schedule` are those that `train` names, or the only ones declared; None if the file leaves them
-    open. `axes` are all declared axes by name.
+    open. `axes` are all declared axes by name. `weights` say what other programs call the parameters.
     """
 
     source: Source
@@ -502,6 +509,7 @@ class Spec:
     schedule: Schedule | None
     train: Train | None
     expect: tuple[Claim, ...]
+    weights: Mapping[str, Weights] = field(factory=dict)
 
     def __repr__(self) -> str:
         return outline(

@@ -495,8 +495,56 @@ class Expect:
     span: Span = field(eq=False, repr=False)
 
 
+@frozen
+class WeightAxis:
+    """An axis of theirs: ours in a product, or a sum of products. `joined`: it begins with `+`."""
+
+    joined: bool
+    value: Expression
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Correspondence:
+    """`ours = "theirs" [axes]`; without `axes` theirs is a scalar."""
+
+    ours: tuple[Path, ...]
+    theirs: tuple[String, ...]
+    axes: tuple[WeightAxis, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Skip:
+    """`skip "patterns"`."""
+
+    patterns: tuple[String, ...]
+    span: Span = field(eq=False, repr=False)
+
+
+@frozen
+class Weights:
+    """`weights name { lines }`."""
+
+    name: Name
+    lines: tuple[Correspondence | Skip, ...]
+    span: Span = field(eq=False, repr=False)
+
+
 Declaration: TypeAlias = (
-    Import | Axes | Constants | Block | Operation | Model | Mesh | Layout | Schedule | Optimizer | Train | Expect
+    Import
+    | Axes
+    | Constants
+    | Block
+    | Operation
+    | Model
+    | Mesh
+    | Layout
+    | Schedule
+    | Optimizer
+    | Train
+    | Expect
+    | Weights
 )
 
 

@@ -25,6 +25,7 @@ class Context:
     rule by rule; `update` counts parameter updates, from 1.
 
     `microbatch` counts through all batches of a step; `first` is the first microbatch of the current batch.
+    `position` is where the part of a sequence begins that a step goes through (`partita.compiler.passes.decode`).
     `coordinates` are the rank's along every mesh axis. Collectives run on the transport, along a mesh axis. `functions`
     are those of the operations that the file defines. `record` is
     called with the values of a traced program, `lap` after each operation of a timed one; `flight` counts collectives.
@@ -37,6 +38,7 @@ class Context:
     update: int = 0
     microbatch: int = 0
     first: int = 0
+    position: int = 0
     rates: tuple[float, ...] = ()
     coordinates: Mapping[str, int] = field(factory=dict)
     transport: Transport | None = None

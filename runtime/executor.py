@@ -20,6 +20,7 @@ from partita.runtime.context import Context, begun
 from partita.runtime.inputs import Batch, Inputs
 from partita.runtime.instructions import Binder, Bound, Waits
 from partita.runtime.pace import Pace
+from partita.runtime.peak_memory import peak_memory
 from partita.runtime.python_functions import NO_FUNCTIONS, Functions
 from partita.runtime.stages import Memory, Stage, allocator, load
 from partita.runtime.tracing.flight import BETWEEN, EVALUATING, TRAINING, Flight
@@ -38,7 +39,7 @@ class Executor:
     `custom` are the functions of operations that the file defines.
     With `keep_totals`, `totals` keeps the last step's totals by (stage, accumulator). The `flight` recorder is marked
     at the end of each instruction. With `times`, a file, `stopwatch` records the times of these marks; if `paced`,
-    `pace` adds up durations.
+    `pace` adds up durations. With `peaks`, a step also finds the peak memory of every rank.
     """
 
     @torch.inference_mode()
@@ -55,6 +56,7 @@ class Executor:
         flight: Flight | None = None,
         paced: bool = False,
         custom: Functions = NO_FUNCTIONS,
+        peaks: bool = False,
     ) -> None:
         self.program = program
         self.record = program.ranks[program.mesh.pipe_rank(rank)]
@@ -72,6 +74,8 @@ class Executor:
         records = [stage.record for stage in self.stages.values()]
         self.asked: Callable[[], bool] = never  # whether this rank was asked to end
         self._asked_somewhere = torch.zeros((), device=device)
+        self._rank = rank if peaks else None
+        self._peaks = torch.zeros(program.mesh.ranks if peaks else 0, dtype=torch.float64)
         self._reads = Inputs(program, records, self.context.coordinates, device)
         self._reducing: dict[int, Waits] = {}
         binder = Binder(program, self.record, self.stages, transport, self.context, self._reducing)
@@ -99,6 +103,11 @@ class Executor:
         """Whether any rank was asked to end before the last step; the same on all ranks."""
         return bool(self._asked_somewhere)
 
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """The peak memory of each rank in bytes, as of the last step; empty if it is not asked for."""
+        return tuple(map(int, self._peaks.tolist()))
+
     def step(self, number: int, batch: Batch, rates: Rates = (), judge: BadStepPolicy | None = None) -> Waits:
         """Run step `number` on a full batch: sets `statistics`, and updates parameters if the judge accepts the step.
         `rates` are the learning rates of the optimizer's rules. Without a judge, a step that is not finite raises
@@ -110,7 +119,9 @@ class Executor:
     def run(
         self, number: int, batches: Callable[[int], Batch], rates: Rates = (), judge: BadStepPolicy | None = None
     ) -> Waits:
-        """Run step `number` over the batches of the program's rounds; `batches` gives each by its index."""
+        """Run step `number` over the batches of the program's rounds; `batches` gives each by its index. With padding,
+        the first is a batch of copies of one row, with which the last is filled up.
+        """
         context = self.context
         if judge is None and self._update is not None:
             judge = BadStepPolicy()
@@ -135,29 +146,38 @@ class Executor:
                 waits = run()
                 if waits is not None:
                     yield from waits
+            if self.program.padding and index == 0:
+                for stage in self.stages.values():
+                    stage.scale(-self.program.padding)
             if index + 1 < self.program.rounds:
                 mark(), mark(), mark()  # now at the mark of a sum over ranks, with which the next batch begins
         totals = yield from self._all_totals()
         mark()
         yield from self._exchange_tied(totals)
         mark()
-        # The extra element tells all ranks in the same step whether any was asked to end.
-        vector = torch.zeros(len(self.statistics) + 1, dtype=torch.float64, device=context.device)
+        # An extra element tells all ranks in the same step whether any was asked to end; those after it are the ranks'.
+        count = len(self.statistics)
+        vector = torch.zeros(count + 1 + len(self._peaks), dtype=torch.float64, device=context.device)
         scalars = yield from begun(self._finish(totals, context), context)
         for index, scalar in zip(self.record.statistics, scalars, strict=True):
             vector[index] = scalar
         if self.asked():
-            vector[-1] = 1.0
+            vector[count] = 1.0
+        if self._rank is not None:
+            vector[count + 1 + self._rank] = peak_memory(context.device)
         mark()
         yield from self._summed(vector)
         mark()
-        self.statistics, self._asked_somewhere = vector[:-1], vector[-1]
+        self.statistics, self._asked_somewhere, self._peaks = vector[:count], vector[count], vector[count + 1 :]
         if self._keep_totals:
             self.totals = dict(zip(self.record.totals, totals, strict=True))
         # All ranks have the same statistics and reach the same verdict. On a GPU this synchronizes with the device.
         good = judge is not None and judge.accepts(number, self.named_statistics())
         if good and self._update is not None:
             yield from begun(self._update(self._masters, totals, self._states, self.statistics, context), context)
+        if self._update is None:  # the next evaluation makes its own
+            for stage in self.stages.values():
+                stage.constants = ()
         mark()
         self._flight.begin(BETWEEN, number)
 

@@ -75,13 +75,14 @@ def origin(rank: Rank, trial: Trial) -> Generator[None, None, str | None]:
             first.note(f"the input `{name}`", tensor)
             if first.name and not said:
                 said = f"{first.name}{wrong_rows(program, name, first.wrong, trial.rows(index))}"
-    for name, tensor in rank.memory.masters.items():
+    memory = rank.read_by(trial.state)
+    for name, tensor in memory.masters.items():
         first.note(f"the parameter `{name}`", tensor)
     executor = Executor(
         program,
         rank.rank,
         rank.transport,
-        rank.memory,
+        memory,
         rank.plan.train.seed,
         rank.device,
         keep_totals=True,

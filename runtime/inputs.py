@@ -24,7 +24,7 @@ class Inputs:
         self._rounds = program.rounds
         self._batch = program.batch
         self._types = types = {each.name: each.type for each in program.inputs}
-        parts = program.microbatches * program.rounds
+        parts = program.microbatches * program.batches
         self._regions: dict[InputPart, Region] = {}
         self._batch_positions: dict[InputPart, int] = {}
         for stage in stages:
@@ -32,7 +32,7 @@ class Inputs:
                 type = types[part.name]
                 if part.batch is not None:
                     self._batch_positions[part] = type.position(part.batch)
-                    type = type.resized(part.batch, type.axis(part.batch).size // parts)
+                    type = type.resized(part.batch, int(type.axis(part.batch).size // parts))
                 self._regions[part] = region_of(type, part.layout, program.mesh.sizes, coordinates)
 
     def whole(self, batches: Callable[[int], Batch]) -> dict[InputPart, torch.Tensor]:

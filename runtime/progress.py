@@ -82,7 +82,7 @@ class Display:
         others = [
             f"{name.removeprefix('eval_')} {_number(value)}"
             for name, value in record.items()
-            if name not in ("step", "eval_loss")
+            if name.startswith("eval_") and name != "eval_loss"
         ]
         self._say("  ".join([f"step {record['step']}/{self.steps}  eval loss {_number(record['eval_loss'])}", *others]))
 

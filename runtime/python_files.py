@@ -59,7 +59,7 @@ def imported(operation: Operation, function: PythonFunction) -> Callable[..., An
     if found is None:
         raise Refused([problem("E0621", operation, function, f"`{name}` has no `{function.name}`", ())])
     if not callable(found):
-        message = f"`{function.name}` of `{name}` is no function, but `{type(found).__name__}`"
+        message = f"`{function.name}` of `{name}` is not a function, but `{type(found).__name__}`"
         raise Refused([problem("E0621", operation, function, message, ())])
     return found
 

@@ -86,7 +86,9 @@ class CustomFunction:
         results = [x for x in made if x.is_floating_point()]
         pairs = [(x, d) for x, d in zip(results, ds, strict=True) if x.requires_grad]
         if not pairs:
-            message = f"torch sees no way from the operands of `{function.name}` to its result, so there is no gradient"
+            message = (
+                f"autograd finds no path from the operands of `{function.name}` to its result, so there is no gradient"
+            )
             self._fail(function, message, (), "write a `backward`, or call it with `stop_gradient`")
         with self._guarded(function):
             found = torch.autograd.grad([x for x, _ in pairs], floats, [d for _, d in pairs], allow_unused=True)

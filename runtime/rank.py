@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from partita.compiler.analysis.time import end_seconds, stage_seconds
 from partita.compiler.graph import Guard
 from partita.compiler.instructions import Channel, Compute, Traffic
+from partita.compiler.layout import Layout
+from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.update import SQUARE
-from partita.compiler.pipeline import compile_run
+from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.program import Program
 from partita.compiler.state import Compilation
+from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec, Train
 from partita.runtime.bad_steps import BadStepPolicy
@@ -40,13 +43,36 @@ EvaluationResult: TypeAlias = tuple[float, dict[str, float], Outside]
 @frozen(eq=False)
 class Plan:
     """A compiled file, ready to run: the programs for training and evaluation, the settings, and the `functions` of the
-    operations that it defines.
+    operations that it defines; `rows` are those of the evaluation set, if all of it is evaluated.
     """
 
     spec: Spec
     training: Compilation
     evaluation: Compilation | None
     functions: Functions = field(factory=dict)
+    rows: int | None = None
+
+    def evaluating(self, rows: int | None, gpu: bool = False) -> Plan:
+        """The same, but evaluating a whole set with that many rows. Raises Refused (E0623) if that cannot be."""
+        if rows is None:
+            return self
+        return evolve(self, rows=rows, evaluation=compile_evaluation(self.spec, self.training, rows, gpu))
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The indices of the batches of an evaluation, in order. Before a set whose last batch is not full comes one of
+        the row alone with which it is filled up: the batch after the last.
+        """
+        assert self.train.eval is not None
+        assert self.evaluation is not None
+        count = self.train.eval.arguments["batches"]
+        if self.rows is not None:
+            rows = max(
+                e.type.axis(self.program.batch).size for e in self.program.inputs if e.type.has(self.program.batch)
+            )
+            count = -(-self.rows // rows)
+        first = [count] if self.evaluation.program.padding else []
+        return [*first, *range(1 if count == ALL else count)]
 
     @property
     def train(self) -> Train:
@@ -78,6 +104,15 @@ class Plan:
             for rank in self.program.ranks
         )
 
+    def peak_flops(self, device: torch.device) -> float | None:
+        """The peak FLOP/s of all ranks' devices; None if it is not known: the mesh names no device, or a GPU, and the
+        ranks compute on CPUs.
+        """
+        mesh, declared = self.spec.mesh, self.training.device
+        if mesh is None or mesh.device is None or (declared.gpu and device.type != "cuda"):
+            return None
+        return declared.flops[self.train.precision] * self.ranks
+
     @property
     def ranks(self) -> int:
         """The number of ranks in the mesh."""
@@ -108,7 +143,8 @@ class Rank:
     """One rank of the mesh: its executors for training and evaluation, which share its shards of the parameters.
 
     With `keep_totals`, gradients outlive their step. With `times`, a file, the times of training steps are written
-    there. If `paced`, the ranks find out which of them are slow.
+    there. If `paced`, the ranks find out which of them are slow. If it is `alone` in its process, a step also finds how
+    much memory each rank uses, and how much of the devices' peak.
     """
 
     def __init__(
@@ -121,6 +157,7 @@ class Rank:
         times: Path | None = None,
         flight: Flight | None = None,
         paced: bool = False,
+        alone: bool = False,
     ) -> None:
         self.plan = plan
         self.rank = rank
@@ -131,7 +168,6 @@ class Rank:
         self.unsound = False  # whether the loss of an evaluation was not finite
         self.judge = BadStepPolicy(plan.train.on_bad_step)
         self.ended = False  # before the last step, because some rank was asked to
-        evaluation = plan.evaluation.program if plan.evaluation else None
         self.flight = flight or Flight(None)
         self.flight.begin(CONNECTING)
         transport.open(plan.program.mesh, plan.channels)
@@ -150,50 +186,71 @@ class Rank:
             self.flight,
             paced,
             plan.functions,
+            peaks=alone,
         )
+        self.peak_flops = plan.peak_flops(device) if alone else None
         self.sums: Sums | None = None  # of all ranks, since the start of the run
         self.evaluation = (
             Executor(
-                evaluation,
+                plan.evaluation.program,
                 rank,
                 transport,
-                self.memory,
+                self.read_by(plan.evaluation),
                 seed,
                 device,
                 flight=self.flight,
                 custom=plan.functions,
             )
-            if evaluation
+            if plan.evaluation
             else None
         )
 
     def _initialise(self) -> None:
-        """Make the rank's shards of parameters, by (seed, name, coordinates), and of optimizer states, as zeros."""
+        """Make the rank's shards of parameters, by (seed, name, coordinates), and of states: zeros or copies."""
         program = self.plan.program
         mesh = program.mesh
         coordinates = mesh.coordinates(self.rank)
         for name in program.ranks[mesh.pipe_rank(self.rank)].parameters:
             record = program.parameter(name)
-            self.memory.masters[name] = self._initial(name).contiguous()
+            self.memory.masters[name] = self._initial(name, record.layout).contiguous()
             for state in record.states:
+                if state.copy:
+                    self.memory.states[state.name, name] = self._initial(name, record.stored(state)).contiguous()
+                    continue
                 shape = shape_of(region_of(state.type, record.stored(state), mesh.sizes, coordinates))
                 zeros = torch.zeros(shape, dtype=DTYPES[state.type.dtype], device=self.device)
                 self.memory.states[state.name, name] = zeros
 
-    def _initial(self, name: str) -> torch.Tensor:
-        """The initial value of the rank's shard of a parameter."""
+    def _initial(self, name: str, layout: Layout) -> torch.Tensor:
+        """The initial value of the rank's shard of a parameter, or of a copy, in a layout."""
         program = self.plan.program
         record, mesh = program.parameter(name), program.mesh
-        region = region_of(record.type, record.layout, mesh.sizes, mesh.coordinates(self.rank))
+        region = region_of(record.type, layout, mesh.sizes, mesh.coordinates(self.rank))
         array = initial(record.initial, record.type, self.plan.train.seed, name, record.fans, region)
         return torch.from_numpy(array).to(device=self.device, dtype=DTYPES[record.type.dtype])
 
+    def read_by(self, state: Compilation) -> Memory:
+        """The rank's tensors as a program of the plan reads them: evaluation may read means in place of parameters."""
+        if not state.reads_means:
+            return self.memory
+        masters = dict(self.memory.masters)
+        for name in masters:
+            mean = self.memory.states.get((EMA, name))
+            if mean is not None:
+                stored = self.plan.program.parameter(name).state_layout
+                assert state.program.parameter(name).layout == stored, name
+                masters[name] = mean
+        return Memory(masters)
+
     def restart(self) -> None:
         """Reset parameters and optimizer states to their values before the first step."""
+        program = self.plan.program
         for name, master in self.memory.masters.items():
-            master.copy_(self._initial(name))
-        for state in self.memory.states.values():
-            state.zero_()
+            record = program.parameter(name)
+            master.copy_(self._initial(name, record.layout))
+            for state in record.states:
+                tensor = self.memory.states[state.name, name]
+                tensor.copy_(self._initial(name, record.stored(state))) if state.copy else tensor.zero_()
 
     def tensors(self, batch: Mapping[str, object]) -> dict[str, torch.Tensor]:
         """A full batch of the dataset as tensors on the host, floats in the dtype of the computation."""

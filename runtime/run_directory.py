@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic
 from partita.runtime import locks
@@ -27,15 +27,29 @@ MOST_RECORD = 1 << 26
 
 
 @frozen
+class Origin:
+    """The command of a run: its file and the directory that imports may not leave (by real path), overrides, whether it
+    runs on GPUs, and the directory of its trace.
+    """
+
+    file: str
+    overrides: tuple[str, ...] = ()
+    root: str | None = None
+    gpu: bool = False
+    trace: str | None = None
+
+
+@frozen
 class Record:
     """How a run began: the texts of its files by path, and where its checkpoints go, if anywhere.
 
-    `run` identifies the run; all its attempts share it.
+    `run` identifies the run; all its attempts share it. `origin` is its command, None if Python started it.
     """
 
     run: str
     files: Mapping[str, str] = field(repr=False)
     checkpoints: str | None
+    origin: Origin | None = None
 
 
 @define(eq=False)
@@ -134,7 +148,10 @@ class RunDirectory:
 
     def keep(self, record: Record) -> None:
         """Write the record of how the run begins."""
-        found = {"run": record.run, "checkpoints": record.checkpoints, "files": dict(record.files)}
+        found: dict[str, Any] = {"run": record.run, "checkpoints": record.checkpoints}
+        if record.origin is not None:
+            found["command"] = asdict(record.origin)
+        found["files"] = dict(record.files)
         self.put(RECORD, json.dumps(found, indent=2).encode("utf-8", "surrogatepass") + b"\n")
 
     def record(self) -> Record | None:
@@ -151,4 +168,18 @@ class RunDirectory:
             return None
         if not all(isinstance(text, str) for text in files.values()):
             return None
-        return Record(run, files, checkpoints)
+        return Record(run, files, checkpoints, _origin(found.get("command")))
+
+
+def _origin(found: Any) -> Origin | None:
+    """The command of a record; None if it has none, or no valid one."""
+    if not isinstance(found, dict):
+        return None
+    file, overrides, root, gpu, trace = (found.get(each) for each in ("file", "overrides", "root", "gpu", "trace"))
+    if not isinstance(file, str) or not isinstance(overrides, list) or not isinstance(gpu, bool):
+        return None
+    if not all(isinstance(each, str) for each in overrides):
+        return None
+    if not isinstance(root, str | None) or not isinstance(trace, str | None):
+        return None
+    return Origin(file, tuple(overrides), root, gpu, trace)

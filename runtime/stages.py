@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
 
@@ -70,6 +71,12 @@ class Stage:
         for part, slot in zip(self.record.inputs, self.record.input_slots, strict=True):
             for frame, own in zip(self.frames, inputs[part].unbind(), strict=True):
                 frame[slot] = own
+
+    def scale(self, factor: Fraction) -> None:
+        """Multiply all sums so far."""
+        for record, tensor in zip(self.record.accumulators, self.accumulators, strict=True):
+            if not record.maximum and tensor.is_floating_point():
+                tensor.mul_(float(factor))
 
     def reset(self) -> None:
         """At the start of a step: clear the accumulators."""

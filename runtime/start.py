@@ -12,7 +12,7 @@ from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.settings import Settings, check_newest, refuse_unused
 from partita.runtime.data_files import DataFile
-from partita.runtime.run_directory import Record, RunDirectory
+from partita.runtime.run_directory import Origin, Record, RunDirectory
 
 
 def begin(
@@ -22,20 +22,29 @@ def begin(
     settings: Settings | None,
     data: Sequence[DataFile],
     reader: Reader | None,
+    origin: Origin | None = None,
 ) -> Diagnostic | None:
-    """Lock a run's directory and record its start: the files `reader` has read, and where checkpoints go.
+    """Lock a run's directory and record its start: the files `reader` has read, where checkpoints go, its command.
 
     Returns a warning (W0806) if the file system has no locks. Raises Refused (E0803, E0804, E0814, E0815) and OSError.
     """
     warning = directory.lock()
     if settings is not None:
         check_newest(settings, manifest_of(given, program, data))
-    record(directory, secrets.token_hex(8), given, settings, reader.texts if reader is not None else {})
+    record(directory, secrets.token_hex(8), given, settings, reader.texts if reader is not None else {}, origin)
     return warning
 
 
-def record(directory: RunDirectory, run: str, given: Spec, settings: Settings | None, files: Mapping[str, str]) -> None:
-    """Record what a run begins with in its locked directory: its name, the files it read, where its checkpoints go.
+def record(
+    directory: RunDirectory,
+    run: str,
+    given: Spec,
+    settings: Settings | None,
+    files: Mapping[str, str],
+    origin: Origin | None,
+) -> None:
+    """Record what a run begins with in its locked directory: its name, the files it read, where its checkpoints go, and
+    its command.
 
     Raises Refused (E0814) if the run would not resume from the checkpoints of the previous one, and OSError.
     """
@@ -43,4 +52,4 @@ def record(directory: RunDirectory, run: str, given: Spec, settings: Settings | 
     span = given.train.span if given.train is not None else None
     refuse_unused(directory.path, before.checkpoints if before is not None else None, settings, span)
     where = str(settings.path.resolve()) if settings is not None else None
-    directory.keep(Record(run, files, where))
+    directory.keep(Record(run, files, where, origin))

@@ -1,8 +1,11 @@
 """`metrics.jsonl` in the run's directory: one JSON object a line, one line per step or evaluation.
 
-A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second` and the model's metrics; an evaluation's are
-`step, eval_loss` and each metric as `eval_NAME`. If the file lets bad steps pass, a step also has `skipped`, and a bad
-one `bad`, `rows` and `rewound_to` (see `StepResult`). Slow ranks have their own lines, with `step` and `slow_ranks`.
+A step's keys are `step, loss, learning_rate, grad_norm, tokens_per_second, step_seconds`, where they are known
+`peak_memory` and `mfu`, the model's metrics, and `unix_time`; an evaluation's are `step, eval_loss`, each metric as
+`eval_NAME`, and `unix_time`. If the file lets bad steps pass, a step also has `skipped`, and a bad one `bad`, `rows`
+and `rewound_to` (see `StepResult`). The peak memory of each rank is written when it has grown. Slow ranks have their
+own lines, with `step` and `slow_ranks`.
+
 Each line is one write, so that a reader who follows the file, or opens it after the run was killed, sees complete lines
 only. JSON has no NaN or infinity: they are written as null. Only one rank of a run writes.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "metrics.jsonl"
 MOST_BYTES = 1 << 36
+GROWN = 1.01  # times what was written of it last: then the memory of each rank is written again
 
 
 class Telemetry:
@@ -64,8 +69,12 @@ class Recorder:
     If a write fails, lines of metrics are lost but training continues; `lost` is called for the first failure only.
     """
 
-    def __init__(self, directory: RunDirectory | None, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: RunDirectory | None, lost: Callable[[str], None], clock: Callable[[], float] = time.time
+    ) -> None:
         self.directory = directory
+        self._clock = clock
+        self._peaks: Sequence[int] = ()
         self._lost: Callable[[str], None] | None = lost
         self._telemetry: Telemetry | None = None
         self._after = 0
@@ -83,14 +92,28 @@ class Recorder:
                 "learning_rate": result.learning_rate,
                 "grad_norm": result.grad_norm,
                 "tokens_per_second": result.tokens_per_second,
+                "step_seconds": result.seconds,
+                **self._memory(result.peaks),
+                **({"mfu": result.mfu} if result.mfu is not None else {}),
                 **result.metrics,
                 **result.more,
+                "unix_time": self._clock(),
             }
         )
 
+    def _memory(self, peaks: Sequence[int]) -> Mapping[str, Any]:
+        """The largest peak; and that of each rank, if one has grown since it was written last."""
+        if not peaks:
+            return {}
+        if self._peaks and all(new <= GROWN * old for new, old in zip(peaks, self._peaks, strict=True)):
+            return {"peak_memory": max(peaks)}
+        self._peaks = peaks
+        return {"peak_memory": max(peaks), "peak_memory_by_rank": list(peaks)}
+
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> Mapping[str, Any]:
         """Record an evaluation; returns the record, written or not."""
-        return self._recorded({"step": step, "eval_loss": loss, **{f"eval_{k}": v for k, v in metrics.items()}})
+        named = {f"eval_{name}": value for name, value in metrics.items()}
+        return self._recorded({"step": step, "eval_loss": loss, **named, "unix_time": self._clock()})
 
     def slow(self, step: int, ranks: Sequence[Slow]) -> None:
         """Record which ranks held up the others."""

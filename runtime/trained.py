@@ -54,6 +54,7 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None, allow_py
     directory = run_directory(given.name, run_dir)
     settings = settings_of(given, directory, folder)
     data = bind(plan.program, plan.train, folder)
+    plan = plan.evaluating(data.rows)
     for doubt in data.doubts:
         _warn_of(doubt)
     with ExitStack() as stack:

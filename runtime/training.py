@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
+from partita.compiler.ops.optimizer import EMA
 from partita.dsl.diagnostic import Diagnostic
 from partita.dsl.spec import Train
 from partita.runtime.bad_steps import BadStep, History, NotFinite
@@ -42,6 +43,10 @@ class StepResult:
     `learning_rates` are those of the optimizer's rules that update. `skipped` is the number of steps so far whose
     updates were skipped (None unless the file allows that). For a bad step, `bad` says why, `rows` names its rows of
     the data, and `rewound_to` is the checkpoint's step.
+
+    `seconds` are those of the step, from asking for its batch to its update. `peaks` is the peak memory of each rank so
+    far, in bytes: empty if all ranks are in one process. `mfu` is the model's matrix-product FLOP/s as a share of the
+    devices' peak (PaLM, arXiv 2204.02311); None if the peak is not known.
     """
 
     step: int
@@ -54,6 +59,9 @@ class StepResult:
     bad: str = ""
     rows: Sequence[str] = ()
     rewound_to: int | None = None
+    seconds: float = 0.0
+    peaks: Sequence[int] = ()
+    mfu: float | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -135,8 +143,10 @@ def train(
                 return
             raise wrong.with_details(details) from None
         loss, metrics, norm = rank.results(rank.training)
-        speed = tokens / (perf_counter() - start)
-        done = StepResult(number, loss, norm, rates, speed, metrics)
+        seconds = perf_counter() - start
+        mfu = plan.training.flops / (seconds * rank.peak_flops) if rank.peak_flops else None
+        peaks = rank.training.peaks
+        done = StepResult(number, loss, norm, rates, tokens / seconds, metrics, seconds=seconds, peaks=peaks, mfu=mfu)
         if rank.judge.bad:
             done = yield from _left_out(rank, done, batch, dataset, checkpoints, report)
         else:
@@ -242,12 +252,12 @@ def evaluate(
     """
     settings = rank.plan.train
     assert settings.eval is not None
-    count = int(settings.eval.arguments["batches"])
+    order = rank.plan.evaluated
 
     def batches(index: int) -> Batch:
-        return rank.tensors(dataset.holdout_batch(index)) if dataset else {}
+        return rank.tensors(dataset.holdout_batch(order[index])) if dataset else {}
 
-    loss, metrics, outside = yield from rank.evaluate(count, batches)
+    loss, metrics, outside = yield from rank.evaluate(len(order), batches)
     check_ids(outside, "in an evaluation")
     first = rank.unsound_from
     if first is not None:
@@ -257,7 +267,7 @@ def evaluate(
             rank.plan.evaluation,
             -first,
             partial(shifted, batches, first),
-            lambda index: dataset.holdout_row_names(first + index) if dataset else [],
+            lambda index: dataset.holdout_row_names(order[first + index]) if dataset else [],
         )
         begun = yield from origin(rank, trial)
         if begun is not None:
@@ -318,6 +328,15 @@ class VirtualRun:
                 parts.setdefault(name, {})[rank.rank] = tensor
         return {name: self._whole(name, by_rank) for name, by_rank in parts.items()}
 
+    def means(self) -> dict[str, torch.Tensor]:
+        """The mean that `ema` keeps of each trained parameter, by its name; as `parameters`. Empty without `ema`."""
+        parts: dict[str, dict[int, torch.Tensor]] = {}
+        for rank in self.ranks:
+            for (state, name), tensor in rank.memory.states.items():
+                if state == EMA:
+                    parts.setdefault(name, {})[rank.rank] = tensor
+        return {name: self._whole(name, by_rank, state=True) for name, by_rank in parts.items()}
+
     def set_parameters(self, values: Mapping[str, torch.Tensor]) -> None:
         """Set parameters: each rank takes its shards of the full tensors."""
         mesh = self.plan.program.mesh
@@ -340,15 +359,15 @@ class VirtualRun:
                         by_stage = parts.setdefault(record.parameter, {})
                         by_stage.setdefault(i, {})[rank.rank] = rank.training.totals[i, record.name]
         return {
-            name: torch.stack([self._whole(name, by_stage[i], total=True) for i in sorted(by_stage)]).sum(0)
+            name: torch.stack([self._whole(name, by_stage[i], state=True) for i in sorted(by_stage)]).sum(0)
             for name, by_stage in parts.items()
         }
 
-    def _whole(self, name: str, parts: Mapping[int, torch.Tensor], total: bool = False) -> torch.Tensor:
-        """A parameter, or its gradient's total, assembled from the ranks' shards."""
+    def _whole(self, name: str, parts: Mapping[int, torch.Tensor], state: bool = False) -> torch.Tensor:
+        """A parameter assembled from the ranks' shards; or (`state`) its gradient's total, or its mean."""
         record = self.plan.program.parameter(name)
-        layout = record.state_layout if total else record.layout
-        what = f"the gradient of {name}" if total else name
+        layout = record.state_layout if state else record.layout
+        what = f"the gradient or mean of {name}" if state else name
         return assemble(what, record.type, layout, self.plan.program.mesh, parts)
 
     def train(

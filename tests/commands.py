@@ -38,10 +38,16 @@ def records(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+# What of a record is of the machine and the moment.
+OF_THE_MACHINE = {
+    *("tokens_per_second", "step_seconds", "unix_time", "peak_memory", "peak_memory_by_rank", "mfu"),
+}
+
+
 def computed(directory: Path) -> list[dict[str, Any]]:
     """What a run computed, to the last bit: its records, but for how fast it was, and its ranks."""
     return [
-        {k: v for k, v in record.items() if k != "tokens_per_second"}
+        {k: v for k, v in record.items() if k not in OF_THE_MACHINE}
         for record in records(directory)
         if "slow_ranks" not in record
     ]

@@ -1,6 +1,8 @@
 """Settings for all tests."""
 
+import os
 import signal
+import tempfile
 
 from hypothesis import Phase, settings
 
@@ -13,6 +15,10 @@ settings.register_profile("new", deadline=None, derandomize=False, print_blob=Tr
 FIRST_FAILURE = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
 settings.register_profile("planted", settings.get_profile("partita"), **FIRST_FAILURE)
 settings.load_profile("partita")
+
+# Ids that tests make are kept for no other run.
+_CACHE = tempfile.TemporaryDirectory(prefix="partita-cache-")
+os.environ["PARTITA_CACHE"] = _CACHE.name
 
 # What a shell starts in the background ignores Ctrl-C, and so would every run that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -368,10 +368,13 @@ ELSE = {
     "text": {
         "compiler/report/causes.py": "a key of JSON",
         "compiler/report/explain.py": "a key of JSON",
+        "runtime/data/jsonl.py": "a field",
+        "runtime/data/parquet.py": "a column",
         "runtime/supervision/consistency.py": "a kind of value that is hashed",
     },
     "tokens": {
         "dsl/tables.py": "a key of the parser's table",
+        "runtime/data/packing.py": "an input of the model",
         "runtime/data/windows.py": "an input of the model",
     },
     "random": {

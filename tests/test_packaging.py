@@ -53,7 +53,17 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 @pytest.mark.parametrize(
-    "name", ["Makefile", "constraints.txt", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in", "specs/digits.npz"]
+    "name",
+    [
+        "Makefile",
+        "constraints.txt",
+        "mkdocs.yml",
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "MANIFEST.in",
+        "specs/digits.npz",
+    ],
 )
 def test_the_sources_have(name: str, sources: set[str]) -> None:
     assert name in sources

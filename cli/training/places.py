@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,7 +14,7 @@ from attrs import evolve
 from partita.dsl.source import Source
 from partita.dsl.spec import Spec
 from partita.runtime.checkpoint.settings import run_directory, settings_of
-from partita.runtime.run_directory import RunDirectory
+from partita.runtime.run_directory import Origin, RunDirectory
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.settings import Settings
@@ -28,6 +29,12 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 def directory_of(arguments: argparse.Namespace) -> Path:
     """The run's directory."""
     return run_directory(Source(arguments.file, "").stem, arguments.run_dir)
+
+
+def origin_of(arguments: argparse.Namespace, gpu: bool) -> Origin:
+    """The command, as the run's record keeps it."""
+    root, trace = (os.path.realpath(path) if path is not None else None for path in (arguments.root, arguments.trace))
+    return Origin(os.path.realpath(arguments.file), tuple(arguments.overrides), root, gpu, trace)
 
 
 def checkpoints_of(arguments: argparse.Namespace, spec: Spec) -> Settings | None:

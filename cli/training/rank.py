@@ -17,7 +17,7 @@ from attrs import define, frozen
 from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import device_of_rank
-from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, recordable
+from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
 from partita.cli.training.standalone import check_compiler, say
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
@@ -48,6 +48,7 @@ from partita.runtime.supervision.views import Views
 from partita.runtime.supervision.watchdog import FOLDER, STARTING_SECONDS, Watchdog, Watcher, prepare
 from partita.runtime.tracing import flight
 from partita.runtime.tracing.flight import Flight, path_of
+from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.failures import ConnectionLost, UntrustedPeer
 from partita.runtime.transports.registry import Processes
 
@@ -120,14 +121,16 @@ class _Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         data = bind(plan.program, plan.train, folder_of(arguments))
+        plan = plan.evaluating(data.rows, device.type == "cuda")
         if speaks:
             report((*diagnostics, *plan.training.warnings, *doubts(plan.training), *data.doubts))
         return _Planned(plan, kind, device, data)
 
     def train(self, planned: _Planned, directory: RunDirectory, recorder: Flight, meeting: Rendezvous) -> int:
         """Connect and train; returns the exit status. Raises Refused, `ConnectionLost` and `UntrustedPeer`."""
-        from partita.cli.watch import Watch
+        from partita.cli.training.observer import Recording
         from partita.runtime.checkpoint.checkpoints import Checkpoints
+        from partita.runtime.data.ahead import Ahead
         from partita.runtime.rank import Rank
         from partita.runtime.tracing import stopwatch
         from partita.runtime.training import train
@@ -141,7 +144,8 @@ class _Rank:
         transport = planned.transport.end(device, meeting.secret)
         stack.callback(transport.close)
         paced = plan.ranks > 1
-        rank = Rank(plan, identity.rank, transport, device, times=times, flight=recorder, paced=paced)
+        number = identity.rank
+        rank = Rank(plan, number, transport, device, times=times, flight=recorder, paced=paced, alone=True)
         settings = checkpoints_of(arguments, plan.spec)
         checkpoints = Checkpoints(rank, settings, say, planned.data.files) if settings is not None else None
         if checkpoints is not None:
@@ -149,10 +153,14 @@ class _Rank:
         watch = None
         if identity.local_rank == 0:
             # The first rank of each other machine shows the run there.
-            watch = stack.enter_context(Watch(plan, directory if identity.rank == 0 else None))
+            watch = stack.enter_context(Recording(plan, directory if identity.rank == 0 else None))
         termination = stack.enter_context(Termination(checkpoints is not None, recorder))
+        dataset = None
+        if planned.data.dataset is not None:
+            dataset = Ahead(planned.data.dataset, plan.train.steps)
+            stack.callback(dataset.close)
         try:
-            for _ in train(rank, planned.data.dataset, watch, checkpoints, say, termination.asked):
+            for _ in train(rank, dataset, watch, checkpoints, say, termination.asked):
                 raise AssertionError("a real transport waits inside its handles")
         except BadStep as wrong:
             print(f"partita: {wrong}", file=sys.stderr)
@@ -201,7 +209,7 @@ class _Supervised(_Rank):
             return PEER_LOST
         recorder.begin(flight.CONNECTING)
         meeting = meet(self.identity, CONNECT_SECONDS)
-        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.files)
+        agree(meeting.store, self.identity.rank, self.identity.ranks, planned.plan, planned.data.all_files)
         return self.train(planned, directory, recorder, meeting)
 
 
@@ -224,13 +232,14 @@ class _Launched(_Rank):
         reader = Reader(record.files if record is not None and begun else None)
         planned = self.planned(reader, speaks=identity.rank == 0)
         plan = planned.plan
-        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.files)
+        agree(meeting.store, identity.rank, identity.ranks, plan, planned.data.all_files)
         check_ranks(plan, identity.ranks)
         if not begun:
 
             def begin() -> None:
                 with _refused_as_unwritable(directory):
-                    start.record(directory, meeting.run, plan.spec, checkpoints_of(arguments, plan.spec), reader.texts)
+                    settings, origin = checkpoints_of(arguments, plan.spec), origin_of(arguments, planned.transport.gpu)
+                    start.record(directory, meeting.run, plan.spec, settings, reader.texts, origin)
 
             for_all(meeting.store, identity, "begin", begin)
         trace = arguments.trace
@@ -238,7 +247,8 @@ class _Launched(_Rank):
             return WRONG_USE
         if trace is not None and identity.rank == 0:
             measured.forget(trace, plan.program)
-        status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
+        with tracked(directory.path, arguments.track if identity.rank == 0 else ()):
+            status = self.train(planned, directory, self._watched(directory, meeting, plan), meeting)
         if trace is not None and identity.rank == 0 and status == 0:
             measured.draw(trace, plan.program)
         return status

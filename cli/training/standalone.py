@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from partita.cli import measured
 from partita.cli.source import report
 from partita.cli.training.devices import transport_of
-from partita.cli.training.places import checkpoints_of, folder_of, opened, recordable, unwritable, writable
-from partita.compiler.pipeline import compile_run
+from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
+from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
 from partita.dsl import limits
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
@@ -26,6 +26,7 @@ from partita.runtime.supervision.launcher import launch
 from partita.runtime.supervision.statuses import FAILED, INTERRUPTED, TERMINATED, WRONG_INPUT, WRONG_USE
 from partita.runtime.supervision.termination import Termination
 from partita.runtime.supervision.watchdog import Watchdog
+from partita.runtime.tracking.launch import tracked
 from partita.runtime.transports.registry import InProcess, Processes
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from partita.runtime.checkpoint.settings import Settings
     from partita.runtime.data.binding import Bound
     from partita.runtime.rank import Plan
-    from partita.runtime.run_directory import RunDirectory
+    from partita.runtime.run_directory import Origin, RunDirectory
     from partita.runtime.training import ClusterOf
 
 
@@ -78,12 +79,14 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
     program = state.program
     data = bind(program, state.train, folder_of(arguments))
     report(data.doubts)
+    if data.rows is not None:
+        evaluation = compile_evaluation(spec, state, data.rows, kind.gpu)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, program, settings, data, reader):
+        if not _taken(directory, spec, program, settings, data, reader, origin_of(arguments, kind.gpu)):
             return WRONG_USE
         trace = arguments.trace
         if trace is not None and not recordable(spec, trace):
@@ -92,15 +95,16 @@ def _supervise(arguments: argparse.Namespace, spec: Spec, reader: Reader, kind: 
             measured.forget(trace, program)
         diagnosis = Diagnosis(program, evaluation.program if evaluation else None)
         try:
-            status = launch(
-                _command(arguments, kind.name),
-                program.mesh.ranks,
-                restarts=arguments.restarts,
-                watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
-                environment={**os.environ, DIRECTORY: directory.text},
-                inherited=directory.descriptors,
-                saves=settings is not None,
-            )
+            with tracked(directory.path, arguments.track):
+                status = launch(
+                    _command(arguments, kind.name),
+                    program.mesh.ranks,
+                    restarts=arguments.restarts,
+                    watchdog=Watchdog(diagnosis, program.mesh.ranks, arguments.stall_timeout, directory),
+                    environment={**os.environ, DIRECTORY: directory.text},
+                    inherited=directory.descriptors,
+                    saves=settings is not None,
+                )
         except OSError as error:
             print(f"partita: cannot start the ranks: {error.strerror or error}", file=sys.stderr)
             return FAILED
@@ -128,13 +132,14 @@ def _taken(
     settings: Settings | None,
     data: Bound,
     reader: Reader,
+    origin: Origin,
 ) -> bool:
     """Take the run's directory; reports and returns False if it or that of the checkpoints cannot be written to.
 
     Raises Refused (E0801 to E0804, E0814, E0815).
     """
     try:
-        warning = begin(directory, spec, program, settings, data.files, reader)
+        warning = begin(directory, spec, program, settings, data.files, reader, origin)
     except OSError as error:
         unwritable(directory.path, error)
         return False
@@ -153,24 +158,26 @@ def _in_process(arguments: argparse.Namespace, spec: Spec, reader: Reader, clust
         check_compiler(plan)
     report((*plan.training.warnings, *doubts(plan.training)))
     data = bind(plan.program, plan.train, folder_of(arguments))
+    plan = plan.evaluating(data.rows)
     report(data.doubts)
     settings = checkpoints_of(arguments, spec)
     directory = opened(arguments)
     if directory is None:
         return WRONG_USE
     with directory:
-        if not _taken(directory, spec, plan.program, settings, data, reader):
+        if not _taken(directory, spec, plan.program, settings, data, reader, origin_of(arguments, gpu=False)):
             return WRONG_USE
-        return _train_in_process(plan, cluster, settings, data, directory)
+        with tracked(directory.path, arguments.track):
+            return _train_in_process(plan, cluster, settings, data, directory)
 
 
 def _train_in_process(
     plan: Plan, cluster: ClusterOf, settings: Settings | None, data: Bound, directory: RunDirectory
 ) -> int:
-    from partita.cli.watch import Watch
+    from partita.cli.training.observer import Recording
     from partita.runtime.in_process import run_in_process
 
-    with Watch(plan, directory) as watch, Termination(settings is not None) as termination:
+    with Recording(plan, directory) as watch, Termination(settings is not None) as termination:
         try:
             run, saved = run_in_process(
                 plan, data.dataset, settings, watch, say, data.files, asked=termination.asked, cluster=cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 from partita.compiler.analysis.liveness import beside, held
 from partita.compiler.codegen.functions import StageFunctions, receives, sends
@@ -10,6 +11,7 @@ from partita.compiler.graph import Graph, Parameter, Value
 from partita.compiler.instructions import Channel, Compute, Instruction, Message, PostSend, Traffic, Transfer
 from partita.compiler.layout import global_type
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, message_of
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import ParameterUpdate, UpdateGraph
@@ -44,12 +46,12 @@ def plan_step(
     schedule: Schedule,
     batch: str,
     mesh: Mesh,
-    rounds: int = 1,
+    batches: Fraction = Fraction(1),
     compiled: bool = False,
 ) -> StepPlan:
     """The plan of one kind of step. `whole` is the graph over the full batch, for the inputs' types.
 
-    The step runs `rounds` of the schedule, each with its own batch. With `compiled`, it uses torch.compile. Raises
+    The step processes that many `batches`, the schedule once for each. With `compiled`, it uses torch.compile. Raises
     Refused if the schedule violates an invariant (E0501 to E0504).
     """
     _check_ends(partitioned)
@@ -72,7 +74,7 @@ def plan_step(
         ),
         batch=batch,
         microbatches=schedule.microbatches,
-        rounds=rounds,
+        batches=batches,
         mesh=mesh,
         parameters=tuple(
             _parameter_record(
@@ -123,7 +125,7 @@ def _parameter_record(
         parameter.initial,
         parameter.fans,
         stages,
-        tuple(StateRecord(name, global_type(state.type, state.layout, sizes)) for name, state in named),
+        tuple(StateRecord(name, global_type(state.type, state.layout, sizes), name == EMA) for name, state in named),
     )
 
 

@@ -41,7 +41,7 @@ def planned_with(state: Partitioned, schedule: Schedule) -> Scheduled:
         schedule,
         state.batch,
         state.mesh,
-        state.rounds,
+        state.batches,
         state.compiled,
     )
     return extended(Scheduled, state, schedule=schedule, plan=plan)

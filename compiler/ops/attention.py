@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from math import prod
 
 from attrs import evolve, frozen
 
 from partita.compiler.ops.op import Argument, Kernel, Op, agree, broadcast, permuted, wide_bytes
-from partita.compiler.ops.position import Positioned, Shards, offset_text
+from partita.compiler.ops.position import Positioned, Shards, offset_text, random_text
 from partita.dsl.types import Axis, Type
 
 # Operands after q, k and v, in their order; and those of them that have a gradient.
@@ -55,7 +54,7 @@ class Attention(Positioned):
     @property
     def draws(self) -> bool:
         """Whether it drops weights."""
-        return bool(self.dropout)
+        return self.random
 
     def at_positions(self, axis: Axis) -> Op | None:
         """With random numbers of its own at each position."""
@@ -173,10 +172,8 @@ class Attention(Positioned):
         q, k = types[:2]
         axes = [q.axis(name) for name, _ in self.numbered[:-1]]
         shape = (*(axis.size for axis in axes), k.axis(self.over).size)
-        starts = ", ".join([*(offset_text(axis, self.shards) for axis in axes), "0"])
-        whole = tuple(size for _, size in self.numbered)
-        key = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "little") >> 1
-        text = f"kernels.random(c, 'keep', {self.dropout!r}, {key}, {shape}, ({starts},), {whole}, 'bool')"
+        starts = [*(offset_text(axis, self.shards) for axis in axes), "0"]
+        text = random_text("keep", self.dropout, self.key, shape, starts, self.numbered, "bool")
         names = [*("" if axis.name == self.over else axis.name for axis in axes), self.over]
         return permuted(text, names, self.scores(types))
 

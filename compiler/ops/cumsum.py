@@ -6,11 +6,13 @@ small, every rank gets all of them, and adds those of the blocks before its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.decoding import Carry
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, op, permuted, wide_bytes
+from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
 if TYPE_CHECKING:
@@ -62,6 +64,19 @@ class CumulativeSum(Op):
         sums = build.apply(BlockSums(axis, block), x)
         before = build.apply(CumulativeSum(axis, self.backward, exclusive=True), sums)
         return (build.apply(CumulativeSum(axis, self.backward, block=block), x, before),)
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """The part is a block, and what is kept is added to its sums."""
+        if axis != self.over or self.backward or self.exclusive or self.block:
+            return None
+        (x,) = operands
+        block = x.type.axis(axis).size
+        sums = build.apply(BlockSums(axis, block), x)
+        before = state(sums.type)
+        result = build.apply(CumulativeSum(axis, block=block), x, before)
+        return (build.apply(Carry(1), before, pointwise(build, "add", before, sums), result),)
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The operand, reversed, and the sums, in the dtype of accumulation."""

@@ -9,10 +9,11 @@ With `backward` the recurrence runs from the end: h[t] = a[t]·h[t+1] + b[t].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.decoding import Carry
 from partita.compiler.ops.op import Argument, Op, ShardingRule, accumulation, agree, broadcast, op, wide_bytes
 from partita.compiler.ops.pointwise import cast, pointwise
 from partita.compiler.ops.shape import Shift
@@ -34,10 +35,14 @@ class _Recurrence(Op):
 
     def _blocks(self, type: Type, wide: bool = False) -> Type:
         """The type with one entry for each block."""
+        found = self._blocked(type, self.block)
+        return found if wide else found.with_dtype(type.dtype)
+
+    def _blocked(self, type: Type, block: int) -> Type:
+        """The type with one entry for each block of so many positions, in the dtype of accumulation."""
         size = type.axis(self.over).size
-        assert size % self.block == 0, (self, type)
-        found = type.resized(self.over, size // self.block)
-        return found.with_dtype(accumulation(type.dtype)) if wide else found
+        assert size % block == 0, (self, type)
+        return type.resized(self.over, size // block).with_dtype(accumulation(type.dtype))
 
     def _check(self, a: Type, full: Type, *others: Type) -> None:
         assert a.has(self.over), (self, a)
@@ -95,6 +100,20 @@ class LinearScan(_Recurrence):
         block = b.type.axis(axis).size // parts
         before = states_before(build, a, b, axis, block, self.backward)
         return (build.apply(LinearScan(axis, self.backward, block=block), a, b, before),)
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """The part is a block, before which the state is kept."""
+        if axis != self.over or self.backward or self.exclusive or self.block:
+            return None
+        a, b = operands
+        block = b.type.axis(axis).size
+        before = state(self._blocked(b.type, block))
+        result = build.apply(LinearScan(axis, block=block), a, b, before)
+        products, lasts = build.apply_all(LinearScanBlocks(axis, block), a, b)
+        after = pointwise(build, "add", pointwise(build, "multiply", before, products), lasts)
+        return (build.apply(Carry(1), before, after, result),)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """A product and a sum for each element."""

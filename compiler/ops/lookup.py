@@ -40,9 +40,10 @@ class Gather(Positioned):
         """The first operand; it indexes `over`."""
         return 0, operands[1].axis(self.over)
 
-    def looked_up(self, position: int) -> str | None:
-        """The table's, along `over`."""
-        return self.over if position == 1 else None
+    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
+        """The table's, along `over` and the axes that the ids have too."""
+        ids, table = operands
+        return tuple(name for name in table.names if name == self.over or ids.has(name)) if position == 1 else ()
 
     @property
     def begins(self) -> tuple[str, ...]:

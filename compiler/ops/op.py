@@ -165,9 +165,11 @@ class Op:
         """
         return None
 
-    def looked_up(self, position: int) -> str | None:
-        """If it looks up rows of the operand at a position: the axis that the indices index. None if it does not."""
-        return None
+    def looked_up(self, operands: Sequence[Type], position: int) -> tuple[str, ...]:
+        """If it looks up rows of the operand at a position, the axes that tell these apart: the one that the indices
+        index, and those along which the operand is a stack of tables. Empty if it does not.
+        """
+        return ()
 
     def sources(self, operand: Type) -> Mapping[str, tuple[str, ...]]:
         """For an operation that is `transparent`: the axes of its operand that each axis of its result is made of."""
@@ -206,6 +208,21 @@ class Op:
     def blockwise(self, build: Builder, node: Node, axis: str, parts: int) -> tuple[Value, ...] | None:
         """As `split`, where the primitives depend on the number of `parts` that the axis has; the last of them makes
         the results.
+        """
+        return None
+
+    def looks_back(self, axis: str) -> bool:
+        """Whether, split along an axis, its results at a position depend on the operands that it needs whole only at
+        positions up to there.
+        """
+        return False
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """Its results at the positions of a part of an axis, from operands at these alone, where no rule of it can be
+        split along the axis; None if that cannot be. `state` makes what it keeps of earlier positions
+        (`partita.compiler.ops.decoding`).
         """
         return None
 

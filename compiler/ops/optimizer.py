@@ -1,4 +1,4 @@
-"""Operations that end a step: accumulation over microbatches, and what optimizer updates have in common.
+"""Operations that end a step: accumulation over microbatches, updates of parameters, and means of these.
 
 Updates work in place on parameter and states, and return them; the learning rates of the optimizer's rules (`c.rates`)
 and the number of the update (`c.update`, from 1) are known on the host.
@@ -17,6 +17,9 @@ from partita.dsl.types import Type
 
 if TYPE_CHECKING:
     from partita.compiler.graph import Builder, Value
+
+# The name of the mean that `ema` keeps of a trained parameter, among its optimizer states.
+EMA = "ema"
 
 
 @op("accumulate")
@@ -146,3 +149,41 @@ class Update(Op):
             )
             for name in results[0].names
         )
+
+
+@op("ema")
+class Ema(Op):
+    """The exponential moving mean of a parameter, in place. Operands: the mean, and the parameter after an update.
+
+    After n updates, the values after each of them have weights proportional to 1, `decay`, `decay`², … by age, which
+    add up to 1: the first value is not the initial one, which Adam's means correct in the same way (Kingma and Ba,
+    arXiv 1412.6980 §3).
+    """
+
+    decay: float
+    fusible = False
+    allocates = False  # it works in place
+
+    @property
+    def reads_context(self) -> bool:
+        """For the number of the update."""
+        return True
+
+    def infer(self, *types: Type) -> tuple[Type, ...]:
+        """The mean."""
+        mean, parameter = types
+        assert mean == parameter, types
+        return (mean,)
+
+    def sharding_rules(self, operands: Sequence[Type], results: Sequence[Type]) -> tuple[ShardingRule, ...]:
+        """Any axis; linear in both."""
+        return tuple(ShardingRule((state, state), (state,)) for state in (*results[0].names, SUM))
+
+    def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
+        """3 operations for each element."""
+        return 3 * operands[0].elements
+
+    def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
+        """A kernel of the runtime, in place."""
+        mean, parameter = (argument.text for argument in arguments)
+        return f"kernels.ema({mean}, {parameter}, c.update, {self.decay})"

@@ -3,7 +3,8 @@
 Operations that look up or count along an axis (`gather`, `pick`, `first_index`, …) are `Positioned` too.
 
 `shards` has an entry (axis, mesh axis, parts) for each cut of an axis, outermost first. A rank's shard begins at its
-size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`.
+size times its index, whose digits are the rank's coordinates. Microbatches are the mesh axis `time`. Parts that are
+gone through one after the other are the mesh axis `position`: they begin at the context's position.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Shards = tuple[tuple[str, str, int], ...]
 TIME = "time"
+POSITION = "position"  # always the outermost cut
 
 
 def offset_text(axis: Axis, shards: Shards) -> str:
@@ -43,6 +45,9 @@ def offset_text(axis: Axis, shards: Shards) -> str:
     if not over:
         return "0"
     text = ""
+    if over[0][0] == POSITION:
+        inner = offset_text(axis, tuple((axis.name, *cut) for cut in over[1:]))
+        return "c.position" if inner == "0" else f"(c.position + {inner})"
     for mesh_axis, parts in over:
         coordinate = "c.microbatch" if mesh_axis == TIME else f"c.coordinates[{mesh_axis!r}]"
         text = f"({text} * {parts} + {coordinate})" if text else coordinate
@@ -55,6 +60,24 @@ def start_argument(axis: Axis, shards: Shards, guarded: bool = False) -> str:
     """
     start = offset_text(axis, shards)
     return "" if start == "0" and not guarded else f", {start}"
+
+
+def random_text(
+    distribution: str,
+    scale: float,
+    key: str,
+    shape: Sequence[int],
+    starts: Sequence[str],
+    whole: Sequence[tuple[str, int]],
+    dtype: str,
+) -> str:
+    """Source text of random numbers (docs/random.md): those of a region of the tensor whose axes are `whole`. `starts`
+    are the texts of the indices at which it begins.
+    """
+    number = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
+    begins = ", ".join(starts) + ("," if starts else "")
+    region = f"{tuple(shape)}, ({begins}), {tuple(size for _, size in whole)}"
+    return f"kernels.random(c, {distribution!r}, {scale!r}, {number}, {region}, {dtype!r})"
 
 
 class Positioned(Op):
@@ -139,9 +162,12 @@ class Rope(Positioned):
         """Sines and cosines for all positions of the global axis."""
         (x,) = operands
         pairs = x.axis(self.pairs).size
-        parts = prod(parts for name, _, parts in self.shards if name == self.over)
-        numbers = parts * x.axis(self.over).size * pairs
+        numbers = self._length(x) * pairs
         return (numbers, pairs, self.base, self.scaling, x.dtype), numbers * wide_bytes(x) // x.elements
+
+    def _length(self, x: Type) -> int:
+        """The size of the global axis."""
+        return x.axis(self.over).size * prod(parts for name, _, parts in self.shards if name == self.over)
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -180,7 +206,10 @@ class Rope(Positioned):
         back = [order.index(name) for name in x.type.names]
         view = permuted(x.text, x.type.names, order)
         scaling = f", {self.scaling!r}" if self.scaling else ""
-        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{scaling})"
+        if start == "0":
+            return f"kernels.rope({view}, 0, {self.base!r}, {self.inverse}, {back}{scaling})"
+        length = self._length(x.type)
+        return f"kernels.rope({view}, {start}, {self.base!r}, {self.inverse}, {back}{scaling}, length={length})"
 
 
 @op("random")
@@ -235,12 +264,9 @@ class Random(Positioned):
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """A kernel of the runtime: a hash of the coordinates."""
-        starts = ", ".join(offset_text(axis, self.shards) for axis in self.axes)
         shape = tuple(axis.size for axis in self.axes)
-        whole = tuple(size for _, size in self.whole)
-        key = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "little") >> 1
-        region = f"{shape}, ({starts}{',' if starts else ''}), {whole}"
-        return f"kernels.random(c, {self.distribution!r}, {self.scale!r}, {key}, {region}, {self.dtype!r})"
+        starts = [offset_text(axis, self.shards) for axis in self.axes]
+        return random_text(self.distribution, self.scale, self.key, shape, starts, self.whole, self.dtype)
 
 
 @op("microbatch")

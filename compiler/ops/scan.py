@@ -11,7 +11,7 @@ and one product follows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from attrs import evolve, field
 
 from partita.compiler.layout import SUM, State
 from partita.compiler.ops.body import Body, as_body
+from partita.compiler.ops.decoding import Carry, Resume
 from partita.compiler.ops.op import (
     TORCH_DTYPES,
     Argument,
@@ -145,6 +146,23 @@ class Scan(Op):
         """With the body's operations without their positions on the mesh."""
         steps = tuple(evolve(step, op=step.op.unsharded(keep)) for step in self.body.steps)
         return evolve(self, body=evolve(self.body, steps=steps))  # type: ignore[misc]
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """The loop goes on from the states that it ended with."""
+        if axis != self.axis.name or self.backward or len(self.body.results) > self.states + self.stacked:
+            return None
+        given = list(operands)
+        kept = [state(type) for type in self.body.inputs[: self.states]]
+        size = given[self.states if self.initial else 0].type.axis(axis).size if self.sliced else 1
+        begun = (
+            [build.apply(Resume(), one, each) for one, each in zip(given, kept, strict=False)] if self.initial else kept
+        )
+        rest = given[self.states :] if self.initial else given
+        op = evolve(self, axis=Axis(axis, size), initial=True)  # type: ignore[misc]
+        results = build.apply_all(op, *begun, *rest)
+        return build.apply_all(Carry(len(kept), len(results)), *kept, *results[: self.states], *results)
 
     # ------------------------------------------------------------ costs
 

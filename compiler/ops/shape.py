@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
+from partita.compiler.ops.decoding import ShiftOn
 from partita.compiler.ops.op import Argument, Op, ShardingRule, agree, make, op, permuted, shape_text
 from partita.dsl.types import Axis, Type
 
@@ -318,6 +319,15 @@ class Shift(Op):
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """No arithmetic."""
         return 0
+
+    def continued(
+        self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
+    ) -> tuple[Value, ...] | None:
+        """The last positions before the part come first, if it shifts forward."""
+        (x,) = operands
+        if axis != self.over or self.by < 1:
+            return None
+        return (build.apply(ShiftOn(axis, self.by), state(x.type.resized(axis, self.by)), x),)
 
     def gradient(self, build: Builder, node: Node, d: Value) -> tuple[Value | None, ...]:
         """Shifts back."""

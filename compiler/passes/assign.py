@@ -20,7 +20,7 @@ from partita.compiler.graph import Graph, Parameter, within, without_iterations
 from partita.compiler.ops.optimizer import Update
 from partita.compiler.optimizers.registry import OPTIMIZERS, Trained, decay_of
 from partita.compiler.passes.place import matches, named_scopes
-from partita.compiler.passes.readers import Readers, with_inside
+from partita.compiler.passes.readers import Readers
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.report import suggestion
 from partita.dsl.spec import Call, Optimizer, OptimizerRule
@@ -40,7 +40,7 @@ class Assigned:
 
 def assign(graph: Graph, optimizer: Optimizer) -> Assigned:
     """Find the rule of each parameter. Raises Refused: E0409, E0414 to E0416."""
-    readers = Readers(with_inside(graph.nodes, graph.inside))
+    readers = Readers(graph.nodes, graph.inside)
     targets = [_Target(graph, rule, path) for rule in optimizer.rules for path in rule.targets]
     rules: dict[str, OptimizerRule] = {}
     updates: dict[str, Update] = {}
@@ -86,7 +86,7 @@ class _Target:
             names = list(dict.fromkeys(each.name.rpartition(".")[2] for each in parameters))
             help = suggestion(path[-1], names, "its parameters:")
             raise refuse(
-                "E0409", f"`{self.text}` is no parameter of the model, and contains none", self.span, help=help
+                "E0409", f"`{self.text}` is not a parameter of the model, and contains none", self.span, help=help
             )
 
     def names(self, parameter: Parameter) -> bool:
@@ -151,7 +151,7 @@ def _idle(target: _Target, targets: Sequence[_Target], graph: Graph) -> Diagnost
     """W0301: a target that applies to nothing, with the rules that precede it."""
     notes: list[str] = []
     help = "the model has none: remove it"
-    readers = Readers(with_inside(graph.nodes, graph.inside))
+    readers = Readers(graph.nodes, graph.inside)
     for parameter in graph.parameters:
         if not parameter.buffer and target.matches(parameter, _trained(parameter, readers)):
             first = next(each for each in targets if parameter in each.taken)

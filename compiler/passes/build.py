@@ -16,7 +16,7 @@ from partita.compiler.ops.position import Random
 from partita.compiler.ops.shape import Expand, arranged
 from partita.compiler.passes.functions import Site, lower
 from partita.compiler.passes.loops import Loop
-from partita.compiler.passes.readers import Readers, with_inside
+from partita.compiler.passes.readers import Readers
 from partita.dsl import spec
 from partita.dsl.types import FLOATS, INTEGERS, Type
 
@@ -37,7 +37,7 @@ def build(model: spec.Model, precision: str, training: bool = True, outputs: Seq
         arguments.append(builder.value(f"{scope}.{name}", builder.typed(type)))
     builder.span = model.span
     values = builder.body(model.answering if outputs else model.body, scope, arguments)
-    readers = Readers(with_inside(builder.nodes, builder.inside))
+    readers = Readers(builder.nodes, builder.inside)
     if outputs:
         loss = builder.apply(Constant(0.0, accumulation(precision)))
     return Graph(
@@ -203,7 +203,7 @@ class _Builder(Builder):
             tuple(over(type.names) for _, type in declared.operands),
             tuple(self.typed(type) for type in results),
             over(declared.split),
-            declared.positions,
+            declared.linear,
             float(declared.flops.at({name: sizes[new] for name, new in renamed.items() if new in sizes} | sizes)),
             declared.backward is not None,
         )

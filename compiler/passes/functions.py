@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend
-from partita.compiler.ops.convolution import Conv, Patches
+from partita.compiler.ops.convolution import Conv
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import TopK
 from partita.compiler.ops.linear_scan import LinearScan
@@ -26,6 +26,7 @@ from partita.compiler.ops.position import Dropout, Iota, Random
 from partita.compiler.ops.reduce import ArgMax, Reduce, scaled, total
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Rename, Slice, Split, arranged
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.ops.windows import Patches
 from partita.dsl.types import Type
 
 

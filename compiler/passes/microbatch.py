@@ -18,15 +18,18 @@ In a forward-only graph, the loss is one of the metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
+from math import ceil
 
 from attrs import evolve
 
 from partita.compiler.graph import Accumulator, Builder, Gradient, Graph, Input, Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, State, is_split, split_axes
-from partita.compiler.ops.op import Op, ShardingRule, accumulation
+from partita.compiler.ops.op import ShardingRule, accumulation
 from partita.compiler.ops.optimizer import Accumulate
 from partita.compiler.ops.pointwise import Constant, Detach, Pointwise
 from partita.compiler.ops.position import TIME, Microbatch
+from partita.compiler.passes.batch_rules import BatchRules, from_inputs_alone
 from partita.compiler.passes.buffers import Endings, ends_of
 from partita.compiler.passes.differentiate import without_dead
 from partita.dsl.diagnostic import Refused, refuse
@@ -36,14 +39,13 @@ from partita.dsl.types import Type
 
 LOSS = "loss"
 OUTPUT = "output "  # prefix of the accumulators of the model's outputs
-# Costs of converting a value from one state to another. A part of an available value is almost free; splitting is
-# better than computing over the full batch, and a full-batch sum better than a full-batch tensor. Where a sum meets a
-# value that depends on parameters, a full-batch sum beats a partial one, to which only linear functions apply.
-PORTION, PART, WHOLE_SUM, PARTIAL_SUM, WHOLE_TENSOR = 1, 2, 10, 11, 100
 
 
-def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | None = None) -> Graph:
+def split_batch(graph: Graph, batch: str, microbatches: int | Fraction, schedule: Span | None = None) -> Graph:
     """The graph of one of `microbatches` parts of the axis `batch`; `schedule` is the place that asks for them.
+
+    A fraction: the step runs over more rows than the axis has, of which those that fill up the last batch are taken out
+    of the sums again (`StepPlan.padding`). Then nothing may depend on where a row stands in the whole batch.
 
     Raises Refused: E0406, E0407.
     """
@@ -57,12 +59,13 @@ def split_batch(graph: Graph, batch: str, microbatches: int, schedule: Span | No
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, batch: str, count: int, schedule: Span | None, early: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, batch: str, count: int | Fraction, schedule: Span | None, early: bool = True
+    ) -> None:
         self.source = graph
         self.schedule = schedule
-        self.early = early  # whether the prologue may compute over the full batch
         self.batch = batch
-        self.count = count
+        self.count = int(count) if count == int(count) else count
         names = [value.name for node in graph.nodes for value in node.outputs]
         inputs = [each.value.name for each in graph.inputs]
         self.build = Builder([*names, *inputs, *(p.name for p in graph.parameters)])
@@ -78,7 +81,8 @@ class _Splitter:
         self.accumulators: list[Accumulator] = []
         self.inputs: list[Input] = []
         self.producers = graph.producers()
-        self.from_inputs = _from_inputs_alone(graph)
+        # `early`: whether the prologue may compute over the full batch.
+        self.rules = BatchRules(batch, self.count, from_inputs_alone(graph), early)
         ends = ends_of(graph, batch)
         self.endings = Endings(graph, ends, self.build, self._statistic)
         gradients = [gradient.value for gradient in graph.gradients]
@@ -135,15 +139,15 @@ class _Splitter:
             self.deferred.append(node)
             return
         states = [self.state[value] for value in node.inputs]
-        if not any(states) and not self._cuts_itself(node) and not self._meets_whole_batch(node):
+        if self.rules.at_once(node, states):
             self._emit(node, [self.local[value] for value in node.inputs], None)
             return
-        fit = self._fit(node, states)
+        fit = self.rules.fit(node, states)
         if fit is None:
             if any(value in self.essential or value in self.statistics for value in node.outputs):
                 raise self._cannot(node, states)
             self.deferred.append(node)
-        elif not any((*fit.operands, *fit.results)) and all(value in self.from_inputs for value in node.outputs):
+        elif not any((*fit.operands, *fit.results)) and self.rules.alone(node):
             for value in node.outputs:
                 self.state[value], self.local[value] = None, self._over_whole_batch(value)
         else:
@@ -152,64 +156,6 @@ class _Splitter:
                 for value, have, want in zip(node.inputs, states, fit.operands, strict=True)
             ]
             self._emit(node, operands, fit)
-
-    def _cuts_itself(self, node: Node) -> bool:
-        """Whether a node introduces the batch axis (positions, random numbers, expansion)."""
-        return (
-            self.count > 1
-            and any(value.type.has(self.batch) for value in node.outputs)
-            and not any(value.type.has(self.batch) for value in node.inputs)
-        )
-
-    def _meets_whole_batch(self, node: Node) -> bool:
-        """Whether all operands that have the batch axis come from inputs alone, but the results do not."""
-        return (
-            self.count > 1
-            and not all(value in self.from_inputs for value in node.outputs)
-            and all(value in self.from_inputs or not value.type.has(self.batch) for value in node.inputs)
-            and any(value.type.has(self.batch) for value in node.inputs)
-        )
-
-    def _fit(self, node: Node, states: list[State]) -> ShardingRule | None:
-        """The cheapest sharding rule that the operands can be converted to; None if there is none."""
-        types = [value.type for value in node.inputs]
-        everything = ShardingRule((None,) * len(types), (None,) * len(node.outputs))
-        alone = all(value in self.from_inputs for value in node.outputs)
-        meets = self._meets_whole_batch(node)
-        best: tuple[int, ShardingRule] | None = None
-        for rule in (*node.op.sharding_rules(types, [value.type for value in node.outputs]), everything):
-            if not self._sensible(node, rule):
-                continue
-            costs = [
-                self._conversion(value, have, want, alone)
-                for value, have, want in zip(node.inputs, states, rule.operands, strict=True)
-            ]
-            if None not in costs:
-                total = sum(cost for cost in costs if cost is not None)
-                total += WHOLE_TENSOR if meets and self.batch not in rule.operands else 0
-                if best is None or total < best[0]:
-                    best = (total, rule)
-        return best[1] if best else None
-
-    def _sensible(self, node: Node, rule: ShardingRule) -> bool:
-        """Whether a rule splits results only if it splits operands, or the node introduces the batch axis."""
-        if self._cuts_itself(node):
-            return self.batch in rule.results
-        return any(map(is_split, rule.operands)) or not any(map(is_split, rule.results))
-
-    def _conversion(self, value: Value, have: State, want: State, alone: bool) -> int | None:
-        """The cost of a conversion between states; None if impossible. `alone`: the reader needs inputs alone."""
-        partial = have in (SUM, MAX)
-        known = value in self.from_inputs
-        if have == want:
-            return PARTIAL_SUM if partial and known and not alone else 0
-        if have is None:
-            if want in (SUM, MAX):
-                return PORTION
-            return PART if known else None
-        if known and self.early and want not in (SUM, MAX):
-            return (WHOLE_SUM if partial else WHOLE_TENSOR) + (0 if want is None else PART)
-        return None
 
     def _converted(self, value: Value, have: State, want: State) -> Value:
         if want in (have, MAX):
@@ -222,6 +168,8 @@ class _Splitter:
 
     def _part_of(self, value: Value, whole: Value, axis: str) -> Value:
         """This microbatch's part of a full-batch value."""
+        if isinstance(self.count, Fraction):
+            raise self._incomplete(value)
         if (value, axis) not in self.parts:
             size = self._divided(axis, whole, self.producers.get(value))
             op = Microbatch(axis, size, ((axis, TIME, self.count),))
@@ -233,17 +181,26 @@ class _Splitter:
         key = value, self.build.stage
         if key not in self.portions:
             local = self.local[value]
-            share = self.build.apply(Constant(1 / self.count, local.type.dtype))
+            share = self.build.apply(Constant(float(1 / self.count), local.type.dtype))
             self.portions[key] = self.build.derive(Pointwise("multiply"), value, local, share, ending="portion")
         return self.portions[key]
 
+    def _incomplete(self, value: Value) -> Refused:
+        node = self.producers.get(value)
+        what = f"`{node.span.text}`" if node is not None and node.span is not None else f"`{value.name}`"
+        return refuse("E0407", f"{what} needs the whole axis `{self.batch}`", node.span if node else None)
+
     def _over_whole_batch(self, value: Value) -> Value:
         """The value computed once, in the prologue, over the full batch."""
+        if isinstance(self.count, Fraction) and value.type.has(self.batch):
+            raise self._incomplete(value)
         wanted = _ancestors(self.source, [value], self.producers)
         for each in self.source.inputs:
             if each.value in wanted and each.value not in self.whole:
                 if self.state[each.value] is None:
                     self.whole[each.value] = self.local[each.value]
+                elif isinstance(self.count, Fraction):
+                    raise self._incomplete(each.value)
                 else:
                     whole = self.build.part(each.value, "whole")
                     self.whole[each.value] = whole
@@ -261,7 +218,9 @@ class _Splitter:
         op = node.op
         if rule is not None:
             for axis in split_axes((*rule.operands, *rule.results)):
-                op = op.sharded(axis, self._part(node, axis), TIME, self.count)
+                op = op.sharded(axis, self._part(node, axis), TIME, ceil(self.count))
+        if isinstance(self.count, Fraction) and op.of_microbatch and op.reads_context:
+            raise self._cannot(node, [self.state.get(value) for value in node.inputs])
         outputs = []
         for value, state in zip(node.outputs, results, strict=True):
             self.state[value] = state
@@ -283,9 +242,17 @@ class _Splitter:
         axis = value.type.axis(name)
         if axis.size % self.count:
             raise Refused(
-                [unequal(axis, self.count, self.schedule, f"{value.name}: {value.type}", place.span if place else None)]
+                [
+                    unequal(
+                        axis,
+                        ceil(self.count),
+                        self.schedule,
+                        f"{value.name}: {value.type}",
+                        place.span if place else None,
+                    )
+                ]
             )
-        return axis.size // self.count
+        return int(axis.size // self.count)
 
     def _cannot(self, node: Node, states: list[State]) -> Exception:
         partial = any(state in (SUM, MAX) for state in states)
@@ -294,7 +261,7 @@ class _Splitter:
             message = f"{what} is applied to a sum over `{self.batch}`, which is partial within a microbatch"
             help = "after the reduction over the batch the loss may only be scaled or added to"
             if not any(value in self.essential for value in node.outputs):
-                help = "an update may compute anything of sums over the batch, but no further sums of that"
+                help = "an update may apply any function to sums over the batch, but not sum the result again"
         else:
             message = f"{what} needs the whole axis `{self.batch}`, which is split into microbatches"
             help = f"keep `{self.batch}` as it is until the loss is averaged over it"
@@ -329,6 +296,8 @@ class _Splitter:
         return self._accumulate(name, local, type, state == MAX, keep=state is None)
 
     def _accumulate(self, name: str, local: Value, type: Type, maximum: bool = False, keep: bool = False) -> Value:
+        if isinstance(self.count, Fraction) and not (maximum or keep or type.is_float):
+            raise refuse("E0407", f"`{name}` is a sum of integers over the axis `{self.batch}`")
         total = self.build.value(f"total({name})", type)
         self.accumulators.append(Accumulator(name, total, None, maximum))
         self.build.apply_all(Accumulate(name, total.type, maximum, keep), local)
@@ -358,7 +327,7 @@ class _Splitter:
                     if state not in (None, SUM):
                         raise self._cannot(node, [self.state.get(v) for v in node.inputs])
                     part = local
-                    if state is None and self.count > 1:
+                    if state is None and self.count != 1:
                         part = self._portion(value)
                     master = masters[parameter]
                     if parameter not in totals:
@@ -433,21 +402,3 @@ def _ancestors(graph: Graph, values: Iterable[Value], producers: dict[Value, Nod
                     if value in node.inputs:
                         stack.append(value)
     return seen
-
-
-def _from_inputs_alone(graph: Graph) -> set[Value]:
-    """Values computed from the model's inputs, constants and random numbers, without parameters.
-
-    Random numbers are functions of their coordinates, so they can be drawn for the full batch. So can rematerialized
-    values; but cotangents, which sometimes need nothing else either, are left alone.
-    """
-    alone = {each.value for each in graph.inputs}
-    made: dict[tuple[Op, tuple[Value, ...]], tuple[Value, ...]] = {}
-    same: dict[Value, Value] = {}  # the first value computed in the same way
-    for node in graph.nodes:
-        if all(value in alone for value in node.inputs):
-            key = node.op, tuple(same.get(value, value) for value in node.inputs)
-            if node.phase is Phase.FORWARD or key in made:
-                alone.update(node.outputs)
-                same.update(zip(node.outputs, made.setdefault(key, node.outputs), strict=True))
-    return alone

@@ -33,17 +33,13 @@ class Reader:
         return (source for name in names for source in ((name,) if self.axes is None else self.axes[name]))
 
 
-def with_inside(nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> list[Node]:
-    """The nodes, each after those in its body, if it is a scan."""
-    return [each for node in nodes for each in (*inside.get(node, ()), node)]
-
-
 class Readers:
-    """The readers of inputs and parameters, including those behind transparent operations. A dropout is not one of
-    these, even if it drops nothing.
+    """The readers of inputs and parameters, including those behind transparent operations, and those in the bodies of
+    scans, which `inside` has. A dropout is not transparent, even if it drops nothing.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], inside: Mapping[Node, Sequence[Node]]) -> None:
+        nodes = [each for node in nodes for each in (*inside.get(node, ()), node)]
         self.readers: dict[Value, list[Reader]] = {}
         self.producers = {value: node for node in nodes for value in node.outputs}
         roots: dict[Value, tuple[Value, Sources]] = {}
@@ -108,9 +104,9 @@ class Readers:
         return None
 
     def rows(self, value: Value) -> tuple[str, ...]:
-        """The axes of a table whose rows are looked up; empty if they are not."""
+        """The axes that tell apart the rows of a table that are looked up; empty if they are not."""
         for each in self.readers.get(value, ()):
-            row = each.node.op.looked_up(each.position)
-            if row is not None:
-                return tuple(each.sources([row]))
+            rows = each.node.op.looked_up([operand.type for operand in each.node.inputs], each.position)
+            if rows:
+                return tuple(each.sources(rows))
         return ()

@@ -19,7 +19,7 @@ from partita.compiler.graph import Accumulator, Master, NewValue, Node, Paramete
 from partita.compiler.layout import REPLICATED, SUM, Layout, global_type, is_split, layout_of, local_type, within_axes
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Pointwise, constant, pointwise
 from partita.compiler.passes.buckets import BUCKET_BYTES, bucketed, by_depth
 from partita.compiler.passes.cut import PartitionedGraph
@@ -39,7 +39,8 @@ class ParameterUpdate:
     """The update of one parameter.
 
     `stages` are those that read it; `totals` the reduced totals to sum, each with the stage that makes it; `states` the
-    optimizer's tensors, which it calls `state_names`. `finish` and `update` are the nodes of these phases.
+    optimizer's tensors, which it calls `state_names`, and the mean that `ema` keeps, if any. `finish` and `update` are
+    the nodes of these phases.
     """
 
     name: str
@@ -142,11 +143,12 @@ def update_graph(
     resharding: Resharding,
     updates: Mapping[str, Update],
     clip: float | None,
+    ema: float | None = None,
 ) -> UpdateGraph:
     """The end of a step for a partitioned graph; `updates` are those of the trained parameters. Without any, only loss
-    and metrics.
+    and metrics. With `ema`, it keeps means of the parameters that decay so.
     """
-    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip).graph()
+    return _UpdateBuilder(partitioned, layouts, resharding, updates, clip, ema).graph()
 
 
 @define(eq=False)
@@ -156,6 +158,7 @@ class _UpdateBuilder:
     resharding: Resharding
     updates: Mapping[str, Update]
     clip: float | None
+    ema: float | None
     build: ShardedBuilder = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -346,6 +349,7 @@ class _UpdateBuilder:
         for name, stored in zip(op.states, op.state_types(whole), strict=True):
             own = within_axes(layout, stored)
             states.append(Value(f"{name}({each.name})", local_type(stored, own, sizes), own))
+        names = op.states
         self._stand(each.name, Phase.UPDATE, None)
         gradient = each.gradient
         if coefficient is not None:
@@ -358,11 +362,15 @@ class _UpdateBuilder:
         inputs = (part, gradient, *states, *(self._moved(other, within_axes(layout, other.type)) for other in others))
         layouts = (layout, *(state.layout for state in states))
         new = self.build.laid_out(op, inputs, layouts, f"new({each.name})")[0]
+        if self.ema is not None:
+            mean = Value(f"{EMA}({each.name})", new.type, layout)
+            self._apply(Ema(self.ema), mean, new, layout=layout, name=f"new({mean.name})")
+            states, names = [*states, mean], (*names, EMA)
         if part is not each.master:
             # The update wrote this rank's shard of the parameter; now the shards are gathered.
             gathered = self._moved(new, each.layouts.param)
             self.build.nodes.append(Node(Store(), (each.master, gathered), (), each.name, None, Phase.UPDATE))
-        return evolve(each, states=tuple(states), state_names=tuple(op.states), update=tuple(self.build.nodes))
+        return evolve(each, states=tuple(states), state_names=tuple(names), update=tuple(self.build.nodes))
 
     def _apply(self, op: Op, *inputs: Value, layout: Layout, name: str | None = None) -> Value:
         """Append a node whose results have this layout; returns the first."""

@@ -140,6 +140,8 @@ class Search:
         trained = [(each.master, updates[each.name]) for each in graph.parameters if each.name in updates]
         self._trained = sum(type.elements for type, _ in trained)
         self._states = sum(state.bytes for type, op in trained for state in op.state_types(type))
+        if train.ema is not None:
+            self._states += sum(type.bytes for type, _ in trained)
 
     def run(self) -> Found:
         """Search. Raises Refused (E0902) if nothing fits or nothing compiles."""

@@ -9,9 +9,9 @@ consulted: a program written by hand would be validated the same way. The checks
    operations, and adds the same contributions to the same accumulators in the same order (`stages`).
 3. Every message is sent once, by the stage that computes it, and received once, in the same layout (`messages`).
 4. At the end of the step every gradient is the sum of its totals, in the layout that the update needs; every parameter
-   is updated by the declared optimizer and stored back, and every buffer by its update; and each entry of the
-   statistics counts once over all ranks: the loss, the metrics, and the squared gradients from which the clipping
-   coefficient is computed (`ending`, `buffers`, `updates`).
+   is updated by the declared optimizer and stored back, its mean follows if `ema` keeps one, and every buffer is
+   updated by its update; and each entry of the statistics counts once over all ranks: the loss, the metrics, and the
+   squared gradients from which the clipping coefficient is computed (`ending`, `buffers`, `updates`).
 5. The assembled program agrees with these graphs in its records and its transfers (`records`, `transfers`).
 
 The single-device program is that of one microbatch and of the end of the step (`Compilation.step`). The types,
@@ -54,7 +54,7 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
-        Updates(ending, compilation.updates, train.clip if train else None).run()
+        Updates(ending, compilation.updated, train.clip, train.ema).run()
         if program:
             Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
             Transfers(compilation.partitioned, compilation.update, compilation.program, check, invariants).run()

@@ -10,7 +10,7 @@ Links have no latency, which would dominate the cost of tiny tensors: some layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import lcm, prod
 
 from attrs import evolve, frozen
@@ -53,12 +53,17 @@ class _Pipe:
 
 
 def proxy_of(
-    given: spec.Spec, initial: Initial = of_order_one, hoist: bool = True, kept: frozenset[str] = frozenset()
+    given: spec.Spec,
+    initial: Initial = of_order_one,
+    hoist: bool = True,
+    kept: frozenset[str] = frozenset(),
+    longer: int = 1,
 ) -> spec.Spec:
     """Returns the proxy of a file that compiles. `initial` maps each parameter's declared initializer to the proxy's.
 
     Without `hoist` the device's memory is set so low that sharded parameters are gathered before each use, as in the
-    full program. The axes `kept` are not shrunk.
+    full program. The axes `kept` are not shrunk, and those of the inputs are up to `longer` times as
+    long as need be.
 
     Raises Refused (W0702) if no consistent small sizes are found.
     """
@@ -69,9 +74,10 @@ def proxy_of(
     axes = axes_of(model)
     axes = evolve(axes, kept=axes.kept | kept)
     batch = str(call.arguments.get("over", "batch")) if call else "batch"
-    for longest in (LONGEST, OTHERS):
-        mesh = _mesh(given, pipe, longest, hoist)
+    for mesh in _meshes(given, pipe, hoist):
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
+        for name in axes.inputs:
+            multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
         sizes = Search(axes, multiples, avoided).run()
         if sizes is not None:
             break
@@ -85,6 +91,7 @@ def proxy_of(
         )
     counts = _repeat_counts(given, pipe)
     body = Resized(sizes, counts, initial).body(model.body)
+    weights = train.eval.arguments["weights"] if train.eval else "ema" if train.ema is not None else "trained"
     return evolve(
         given,
         axes={name: Axis(name, sizes.get(name, axis.size)) for name, axis in given.axes.items()},
@@ -96,7 +103,7 @@ def proxy_of(
             train,
             precision="f64",
             steps=2,
-            eval=spec.Call("every", {"interval": 1, "batches": 2}),
+            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights}),
             checkpoint=None,
         ),
         expect=(),
@@ -146,17 +153,25 @@ def _proxy(call: spec.Call, pipe: _Pipe) -> spec.Call:
     return SCHEDULES[call.name].proxy(call, Sizes(pipe.before[0], *pipe.after))
 
 
-def _mesh(given: spec.Spec, pipe: _Pipe, longest: int, hoist: bool) -> spec.Mesh | None:
+def _meshes(given: spec.Spec, pipe: _Pipe, hoist: bool) -> Iterator[spec.Mesh | None]:
+    """Meshes of few ranks, best first; at last with the file's own sizes, since those that windows keep may divide by
+    no others.
+    """
     mesh = given.mesh
     if mesh is None:
-        return None
+        yield None
+        return
     splitting = [name for name, size in mesh.axes if size > 1 and name != pipe.axis]
-    sizes = {name: min(size, OTHERS) for name, size in mesh.axes if name != pipe.axis}
-    if pipe.axis is not None:
-        sizes[pipe.axis] = pipe.after[0]
+    piped = {} if pipe.axis is None else {pipe.axis: pipe.after[0]}
+    short = {name: min(size, OTHERS) for name, size in mesh.axes} | piped
     first = max(splitting, key=mesh.size, default=None)
-    if first is not None and prod(sizes.values()) // OTHERS * longest <= MOST_RANKS:
-        sizes[first] = min(mesh.size(first), longest)
+    long = short if first is None else {**short, first: min(mesh.size(first), LONGEST)}
+    for sizes in (long, short, dict(mesh.axes) | piped):
+        if sizes is short or prod(sizes.values()) <= MOST_RANKS:
+            yield _mesh(mesh, sizes, hoist)
+
+
+def _mesh(mesh: spec.Mesh, sizes: Mapping[str, int], hoist: bool) -> spec.Mesh:
     links = {
         name: spec.Call("link", {"bandwidth": link_of(mesh, name).bandwidth, "latency": 0.0}) for name, _ in mesh.axes
     }

@@ -114,8 +114,8 @@ def ties(operation: spec.Operation) -> Iterator[Relation]:
 
 @frozen
 class Axes:
-    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have; and those
-    that keep their sizes, of windows (`kept`).
+    """A model's axes: those that ids index (`tables`), `rope` rotates in pairs (`even`), parameters have, inputs have;
+    and those that keep their sizes, of windows (`kept`).
     """
 
     declared: Mapping[str, int]
@@ -123,6 +123,7 @@ class Axes:
     tables: frozenset[str]
     even: frozenset[str]
     parameters: frozenset[str]
+    inputs: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
 
 
@@ -153,7 +154,8 @@ def axes_of(model: spec.Model) -> Axes:
                 even.add(step.options["pairs"])
     kept.update(r.whole for r in relations if r.parts == (r.whole,) and r.stride > 1)
     stated = tuple(r for r in relations if r.parts != (r.whole,) and {r.whole, *r.parts} <= set(declared))
-    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), frozenset(kept))
+    inputs = frozenset(name for type in model.body.types[: len(model.body.inputs)] for name in type.names)
+    return Axes(declared, stated, frozenset(tables), frozenset(even), frozenset(parameters), inputs, frozenset(kept))
 
 
 def bodies(body: spec.Body) -> Iterator[spec.Body]:

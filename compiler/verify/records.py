@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from attrs import define
 
 from partita.compiler.graph import Parameter, Value
+from partita.compiler.ops.optimizer import EMA
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.compiler.passes.shard.shard import ParameterLayouts
 from partita.compiler.passes.update import UpdateGraph
@@ -75,6 +76,7 @@ class Records:
         for state, (name, value) in zip(record.states, states, strict=True):
             same = record.stored(state) == value.layout and state.type == self.check.rules.whole(value)
             require(same, f"`{name}` of `{record.name}` is stored as {record.stored(state)}, not {value.layout}", value)
+            require(state.copy == (name == EMA), f"`{name}` of `{record.name}` begins as something else", value)
 
 
 def _stage(stage: StageProgram, graph: StageGraph) -> None:

@@ -1,8 +1,9 @@
 """Validates what follows the all-reduce of the statistics: the clipping coefficient and the parameter updates.
 
 The norms are the all-reduced entries, replicated on every rank. An update works in place on this rank's shard of the
-parameter. If the rank stores more than that shard, the shards are gathered and stored. Nothing else may read a
-parameter or an optimizer state after it has been written.
+parameter. If the rank stores more than that shard, the shards are gathered and stored. The mean that `ema` keeps is
+updated in place with the updated shard. Nothing else may read a parameter or an optimizer state after it has been
+written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from attrs import define
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import REPLICATED, Layout, within_axes
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.ops.optimizer import EMA, Ema, Store, Update
 from partita.compiler.ops.pointwise import Cast, Constant, Pointwise
 from partita.compiler.passes.update import CLIP_EPSILON, STATISTIC, ParameterUpdate
 from partita.compiler.verify.ending import Ending, Values, sums_up
@@ -25,11 +26,14 @@ from partita.dsl.types import Type
 
 @define(eq=False)
 class Updates:
-    """Checks the updates: `declared` are the optimizer's operations by parameter. An evaluation has none."""
+    """Checks the updates: `declared` are the optimizer's operations by parameter. An evaluation has none. `ema` is the
+    decay of means of parameters, if they are kept.
+    """
 
     ending: Ending
     declared: Mapping[str, Update]
     clip: float | None
+    ema: float | None
 
     def run(self) -> None:
         """Check the clipping coefficient and all updates."""
@@ -99,8 +103,11 @@ class Updates:
         values = dict(clipping)
         own = {each.gradient: ending.gradients.get(each.name, UNKNOWN)}
         own[each.master] = self._given("master", each.name, each.master, declared.master, each.layouts.param)
-        require(len(each.states) == len(op.states), f"`{op.name}` has states {', '.join(op.states)}")
-        for name, state, type in zip(op.states, each.states, op.state_types(declared.master), strict=True):
+        names, types = op.states, op.state_types(declared.master)
+        if self.ema is not None:
+            names, types = (*names, EMA), (*types, declared.master)
+        require(len(each.states) == len(names), f"`{each.name}` has states {', '.join(names)}")
+        for name, state, type in zip(names, each.states, types, strict=True):
             require(state.name == f"{name}({each.name})", f"`{state.name}` is no `{name}` of `{each.name}`", state)
             own[state] = self._given(name, each.name, state, type, within_axes(each.layouts.state, type))
         values |= own
@@ -109,15 +116,32 @@ class Updates:
         require(len(updates) == 1, f"`{each.name}` is updated {len(updates)} times")
         (node,) = updates
         gradient = self._clipped(own[each.gradient], ending.update.clip, values, declared.master.dtype)
-        wanted = [own[each.master], gradient, *(own[state] for state in each.states)]
+        its = each.states[: len(op.states)]
+        wanted = [own[each.master], gradient, *(own[state] for state in its)]
         wanted += self._operands(op, declared.master, wanted)
         found = [values[value] for value in node.inputs]
         require(node.op == op, f"`{each.name}` is not updated as the optimizer is declared", *node.inputs)
         require(found == wanted, f"`{each.name}` is updated from something else than itself and its own", *node.inputs)
         # States are updated in place: the update of a copy would be lost.
-        states = node.inputs[2 : 2 + len(each.states)]
-        require(states == each.states, f"states of `{each.name}` are updated in a copy", *states)
+        states = node.inputs[2 : 2 + len(its)]
+        require(states == its, f"states of `{each.name}` are updated in a copy", *states)
         self._stored(each, node, values)
+        self._mean(each, values[node.outputs[0]], values)
+
+    def _mean(self, each: ParameterUpdate, new: int, values: Values) -> None:
+        """The parameter's mean, if one is kept, is updated once, in place, with the parameter's new value."""
+        if self.ema is None:
+            return
+        mean = each.states[-1]
+        readers = [node for node in each.update if mean in node.inputs]
+        require(len(readers) == 1, f"the mean of `{each.name}` is updated {len(readers)} times", mean)
+        (node,) = readers
+        require(node.op == Ema(self.ema), f"the mean of `{each.name}` is not updated as declared", *node.inputs)
+        _, value = node.inputs
+        require(mean is not value, f"the mean of `{each.name}` is updated in a copy", mean)
+        require(values[value] == new, f"`{value.name}` is not the updated `{each.name}`", value)
+        again = [other for other in each.update if node.outputs[0] in other.inputs]
+        require(not again, f"the mean of `{each.name}` is read after it is updated", mean)
 
     def _operands(self, op: Update, type: Type, given: list[int]) -> list[int]:
         """The value numbers of what an update needs besides its parameter, gradient and states."""

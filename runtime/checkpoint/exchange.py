@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from partita.runtime.checkpoint.files import KINDS, Damaged, directory, put
 from partita.runtime.checkpoint.loading import Commit, by_width
 from partita.runtime.checkpoint.manifest import NAME, Manifest, Tensor
 from partita.runtime.checkpoint.names import Form, forms
+from partita.runtime.checkpoint.parts import mean_name
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.shards import MOST_HEADER, Entry, bytes_of, header, opened, write_file
 from partita.runtime.checkpoint.store import Store, commit_name, steps_in
@@ -48,12 +49,14 @@ def is_state(tensor: Tensor) -> bool:
 # ---------------------------------------------------------------- export
 
 
-def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -> int:
+def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool = False, weights: str = "trained") -> int:
     """Write the full parameters (and states) of a commit to a safetensors file; returns its size.
 
-    The file is written atomically. Raises Refused (E0810), OSError, and Damaged if the commit is.
+    With `weights` "ema", each parameter that was trained has the value of its mean. The file is written atomically.
+    Raises Refused (E0810, E0816), OSError, and Damaged if the commit is.
     """
     check_place(path)
+    source = weights_of(commit.manifest, weights)
     tensors = by_width(each for each in commit.manifest.tensors if states or not is_state(each))
     theirs = forms(tensors, names)
     entries = [Entry(theirs[t.name].name, t.type.dtype, theirs[t.name].shape(t.type)) for t in tensors]
@@ -64,7 +67,8 @@ def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -
     def blocks() -> Iterator[bytes | memoryview]:
         yield header(entries)
         for tensor in tensors:
-            yield bytes_of(theirs[tensor.name].theirs(commit.read(tensor.name), tensor.type))
+            value = commit.read(source.get(tensor.name, tensor.name))
+            yield bytes_of(theirs[tensor.name].theirs(value, tensor.type))
 
     with directory(path.parent) as parent:
         aside = f".{path.name}.{secrets.token_hex(4)}"
@@ -76,6 +80,22 @@ def export(commit: Commit, path: Path, names: Mapping[str, Any], states: bool) -
                 os.unlink(aside, dir_fd=parent)
             raise
     return file.size
+
+
+def weights_of(manifest: Manifest, weights: str) -> Mapping[str, str]:
+    """The tensor of a commit that has the value of each parameter: its own, or its mean (`weights` "ema") if it was
+    trained. Raises Refused (E0816) if the commit has no means.
+    """
+    there = {tensor.name for tensor in manifest.tensors}
+    names = [tensor.name for tensor in manifest.tensors if not is_state(tensor)]
+    means = {name: mean_name(name) for name in names if mean_name(name) in there and weights == "ema"}
+    if weights == "ema" and not means:
+        raise refuse(
+            "E0816",
+            f"the checkpoint of step {manifest.step} has no mean of the weights",
+            help="`ema = 0.999` in the train block keeps one, from the first step of a run on",
+        )
+    return {name: means.get(name, name) for name in names}
 
 
 def check_place(path: Path) -> None:
@@ -126,10 +146,50 @@ def import_file(
 ) -> Imported:
     """Make a commit of a model from a file of its full parameters, as if it had been saved after `step`.
 
-    Optimizer states are read from the file, or zero if it has none. If `strict`, every tensor of the file must be used,
-    and no order of axes be ambiguous. Raises Refused (E0802, E0803, E0808 to E0813), OSError.
+    Optimizer states are read from the file, or zero if it has none; means of parameters are, or else begin as these. If
+    `strict`, every tensor of the file must be used, and no order of axes be ambiguous. Raises Refused (E0802, E0803,
+    E0808 to E0813), OSError.
     """
-    manifest = evolve(
+    manifest = on_one_rank(wanted, step)
+    theirs = forms(manifest.tensors, names)
+    try:
+        with opened(tensors) as file:
+            there = set(file.keys())
+            taken = _taken(manifest.tensors, theirs, there)
+            bindings = _bound(file, tensors.name, manifest, taken)
+            unused = tuple(sorted(there - {form.name for form in taken.values()}))
+            ambiguous = tuple(_ambiguous("E0812" if strict else "W0807", tensors.name, bindings))
+            if strict and (unused or ambiguous):
+                raise Refused((*_unused(tensors.name, unused), *ambiguous))
+            _check_numbers(file, tensors.name, bindings)
+            means = {mean_name(name): form for name, form in taken.items()}
+
+            def read(tensor: Tensor) -> torch.Tensor:
+                dtype, form = DTYPES[tensor.type.dtype], taken.get(tensor.name, means.get(tensor.name))
+                if form is None:
+                    return torch.zeros(tensor.type.shape, dtype=dtype)
+                return form.ours(file.get_tensor(form.name).to(dtype), tensor.type)
+
+            unlocked = commit_tensors(path, manifest, read)
+    except Damaged as damage:
+        raise refuse("E0808", str(damage)) from damage
+    return Imported(path / commit_name(step), bindings, unused, (*unlocked, *ambiguous))
+
+
+def _taken(tensors: Sequence[Tensor], theirs: Mapping[str, Form], there: Collection[str]) -> dict[str, Form]:
+    """Our tensors to read from a file that has some tensors `there`: all parameters, and all states if it has any; but
+    means only if it has them.
+    """
+    means = {mean_name(each.name) for each in tensors if not is_state(each)}
+    found = {each.name for each in tensors if theirs[each.name].name in there}
+    states = any(is_state(each) and each.name in found - means for each in tensors)
+    wanted = (each.name for each in tensors if states or not is_state(each) or each.name in means)
+    return {name: theirs[name] for name in wanted if name in found or name not in means}
+
+
+def on_one_rank(wanted: Manifest, step: int) -> Manifest:
+    """The manifest of a commit of the step, of whole tensors."""
+    return evolve(
         wanted,
         step=step,
         mesh=ONE_RANK,
@@ -137,37 +197,17 @@ def import_file(
         schedule="",
         tensors=tuple(Tensor(each.name, each.type, REPLICATED, ()) for each in wanted.tensors),
     )
-    theirs = forms(manifest.tensors, names)
-    try:
-        with opened(tensors) as file:
-            there = set(file.keys())
-            has_states = any(is_state(each) and theirs[each.name].name in there for each in manifest.tensors)
-            taken = {each.name: theirs[each.name] for each in manifest.tensors if has_states or not is_state(each)}
-            bindings = _bound(file, tensors.name, manifest, taken)
-            unused = tuple(sorted(there - {form.name for form in taken.values()}))
-            ambiguous = tuple(_ambiguous("E0812" if strict else "W0807", tensors.name, bindings))
-            if strict and (unused or ambiguous):
-                raise Refused((*_unused(tensors.name, unused), *ambiguous))
-            _check_numbers(file, tensors.name, bindings)
-            unlocked = _commit(path, manifest, file, taken)
-    except Damaged as damage:
-        raise refuse("E0808", str(damage)) from damage
-    return Imported(path / commit_name(step), bindings, unused, (*unlocked, *ambiguous))
 
 
-def _commit(path: Path, manifest: Manifest, file: Any, taken: Mapping[str, Form]) -> tuple[Diagnostic, ...]:
-    """Write and commit the tensors taken from a file, and zeros for all others."""
+def commit_tensors(path: Path, manifest: Manifest, read: Callable[[Tensor], torch.Tensor]) -> tuple[Diagnostic, ...]:
+    """Write and commit tensors, of which one at a time is read; returns warnings."""
     tensors = by_width(manifest.tensors)
     entries = [Entry(each.name, each.type.dtype, each.type.shape) for each in tensors]
 
     def blocks() -> Iterator[bytes | memoryview]:
         yield header(entries)
         for tensor in tensors:
-            dtype, form = DTYPES[tensor.type.dtype], taken.get(tensor.name)
-            if form is None:
-                yield bytes_of(torch.zeros(tensor.type.shape, dtype=dtype))
-            else:
-                yield bytes_of(form.ours(file.get_tensor(form.name).to(dtype), tensor.type))
+            yield bytes_of(read(tensor))
 
     store = Store(path, secrets.randbits(48))
     unlocked = store.lock()
@@ -212,7 +252,7 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         raise refuse(
             "E0809",
             f"{name} lacks {len(missing)} of {len(taken)} tensors",
-            notes=_few(notes),
+            notes=few(notes),
             help="map their names with `--names`",
         )
     if wrong:
@@ -225,7 +265,7 @@ def _bound(file: Any, name: str, manifest: Manifest, taken: Mapping[str, Form]) 
         raise refuse(
             "E0809",
             f"{len(wrong)} of {len(taken)} tensors in {name} have a different shape or dtype",
-            notes=_few(notes),
+            notes=few(notes),
             help="give in the `--names` map how their axes are composed of these"
             + (f", such as {entries[0]}" if entries else ""),
         )
@@ -254,7 +294,7 @@ def _unused(name: str, unused: Sequence[str]) -> Iterator[Diagnostic]:
     if unused:
         notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
         are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
-        yield Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(_few(notes)))
+        yield Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))
 
 
 def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Diagnostic]:
@@ -270,7 +310,7 @@ def _ambiguous(code: str, name: str, bindings: Sequence[Binding]) -> Iterator[Di
     yield Diagnostic(
         code,
         f"{have} axes of equal size, whose order in {name} is ambiguous",
-        notes=tuple(_few(notes)),
+        notes=tuple(few(notes)),
         help=f"the order of the .par file is assumed; the `--names` map can give it, such as {entry}",
     )
 
@@ -291,9 +331,10 @@ def _check_numbers(file: Any, name: str, bindings: Sequence[Binding]) -> None:
                     f"{shown(each.form.name)}: {of} are {what}, the first at {first}: {there.view(-1)[place]:g}"
                 )
     if notes:
-        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=_few(notes))
+        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=few(notes))
 
 
-def _few(lines: Sequence[str]) -> list[str]:
+def few(lines: Sequence[str]) -> list[str]:
+    """The first of some notes, and how many more there are."""
     more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     return [*lines[:MOST_SHOWN], *more]

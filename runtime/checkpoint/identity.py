@@ -39,7 +39,7 @@ def manifest_of(given: spec.Spec, program: Program, data: Sequence[DataFile] = (
         digest_of(model),
         train.optimizer.name,
         settings_of(train, program, model),
-        {source.name: source.text for source in _sources(given)},
+        {source.name: source.text for source in sources_of(given)},
         program.mesh,
         given.layout.name if given.layout else "",
         text_of(given.schedule.call) if given.schedule else "",
@@ -58,6 +58,7 @@ def settings_of(train: spec.Train, program: Program, model: spec.Model) -> dict[
         "optimizer": text_of(train.optimizer),
         "precision": train.precision,
         "clip": text_of(train.clip),
+        "ema": text_of(train.ema),
         "seed": str(train.seed),
     }
 
@@ -74,6 +75,8 @@ def text_of(value: object) -> str:
     if isinstance(value, spec.Call):
         given = (f"{name} = {text_of(each)}" for name, each in value.arguments.items() if each is not None)
         return f"{value.name}({', '.join(given)})"
+    if isinstance(value, spec.Share):
+        return f"{text_of(value.call)} -> {value.share:.6g}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, spec.Optimizer):
@@ -140,7 +143,7 @@ def _plain(value: object) -> object:
     return value
 
 
-def _sources(given: spec.Spec) -> list[Source]:
+def sources_of(given: spec.Spec) -> list[Source]:
     """The sources that the model is written in, the main file first."""
     model, _ = given.trained
     found = {id(given.source): given.source}
@@ -167,7 +170,10 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     if before == now and saved.steps_digest == wanted.steps_digest:
         return []
     if before == now:
-        return ["the model's operations differ", *islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
+        return [
+            "the model's operations differ",
+            *islice(changed_lines(saved.sources.values(), wanted.sources.values()), 2 * MOST_SHOWN),
+        ]
     notes = []
     if _states(before) != _states(now):
         notes.append(f"the optimizer was {saved.optimizer} {_states(before)}, and is {wanted.optimizer} {_states(now)}")
@@ -175,13 +181,14 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     parameters = [name for name in differing if "/" not in name]
     differing = parameters or ([] if notes else differing)
-    notes += [_difference(name, before.get(name), now.get(name)) for name in differing[:MOST_SHOWN]]
+    notes += [difference(name, before.get(name), now.get(name)) for name in differing[:MOST_SHOWN]]
     if len(differing) > MOST_SHOWN:
         notes.append(f"and {len(differing) - MOST_SHOWN} more tensors")
     return notes
 
 
-def _difference(name: str, before: Type | None, now: Type | None) -> str:
+def difference(name: str, before: Type | None, now: Type | None) -> str:
+    """How a tensor of a file differs from that of a checkpoint, as text."""
     if before is None or now is None:
         return f"{name}: {before or now} is only in the {'file' if before is None else 'checkpoint'}"
     return f"{name} was {before}, and is {now}"
@@ -213,11 +220,10 @@ def _states(names: Iterable[str]) -> str:
     return f"({', '.join(sorted({name.split('/')[0] for name in names if '/' in name}))})"
 
 
-def _changed_lines(saved: Manifest, wanted: Manifest) -> Iterator[str]:
-    """Yields the source lines that differ, as `- before` and `+ now`."""
+def changed_lines(saved: Iterable[str], wanted: Iterable[str]) -> Iterator[str]:
+    """Yields the lines of source texts that differ, as `- before` and `+ now`."""
     before, now = (
-        [line.strip() for text in manifest.sources.values() for line in text.splitlines() if line.strip()]
-        for manifest in (saved, wanted)
+        [line.strip() for text in texts for line in text.splitlines() if line.strip()] for texts in (saved, wanted)
     )
     for line in unified_diff(before, now, n=0, lineterm=""):
         if line[:1] in "+-" and line[:3] not in ("---", "+++"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from partita.compiler.layout import Layout
 from partita.compiler.mesh import Mesh
+from partita.compiler.ops.optimizer import EMA
 from partita.compiler.program import ParameterRecord, Program
 from partita.dsl.types import Type
 from partita.runtime.checkpoint.manifest import Tensor
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 def state_name(state: str, parameter: str) -> str:
     """The name of an optimizer state tensor in a checkpoint."""
     return f"{state}/{parameter}"
+
+
+def mean_name(parameter: str) -> str:
+    """The name in a checkpoint of the mean that `ema` keeps of a parameter."""
+    return state_name(EMA, parameter)
 
 
 def saved_tensors(program: Program) -> tuple[Tensor, ...]:

@@ -26,8 +26,9 @@ from partita.runtime.checkpoint.manifest import File
 from partita.runtime.kernels.dtypes import DTYPES
 from partita.runtime.regions import Region
 
-# The format's names of dtypes.
-CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
+# The format's names of dtypes, and their sizes. Files for other programs may have f16 as well.
+CODES = {"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16", "i64": "I64", "i32": "I32", "bool": "BOOL"}
+WIDTHS = {**BYTES, "f16": 2}
 ALIGNMENT = 8  # of the first tensor in the file
 MOST_HEADER = 100_000_000  # bytes that the package accepts
 
@@ -43,7 +44,7 @@ class Entry:
     @property
     def bytes(self) -> int:
         """Its size in bytes."""
-        return prod(self.shape) * BYTES[self.dtype]
+        return prod(self.shape) * WIDTHS[self.dtype]
 
 
 def header(entries: Sequence[Entry]) -> bytes:

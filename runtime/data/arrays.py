@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from partita.dsl.builtins import HOLDOUT, Setting, Text
 from partita.dsl.spec import Call
 from partita.runtime.data.files import matched
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Input
     from partita.runtime.data.items import Items
 
 
-def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
+def open_arrays(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Items:
     """The items of a `.npz` file, as its arrays."""
     from partita.runtime.data.items import open_items
 
-    return open_items(call, inputs, seed, root, evaluates)
+    return open_items(call, inputs, seed, root, use)
 
 
 register(

@@ -8,30 +8,54 @@ from pathlib import Path
 from attrs import frozen
 
 from partita.compiler.program import Program
-from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.builtins import ALL
+from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.source import Span
 from partita.dsl.spec import Call, Train
 from partita.runtime.data.dataset import Dataset, Input
-from partita.runtime.data.registry import SOURCES, open_dataset
+from partita.runtime.data.registry import SOURCES, Use, open_dataset
+from partita.runtime.data.whole import Evaluated
 from partita.runtime.data_files import DataFile, identified
 
 
 @frozen(eq=False)
 class Bound:
-    """A run's data: where batches come from (None for a model without inputs), the identity of its files, and warnings
-    about data that can be opened but looks wrong.
+    """A run's data: where batches come from (None for a model without inputs), the identity of the files that it trains
+    on, and of all that it reads; and warnings about data that can be opened but looks wrong. `rows` is the number of
+    rows that are evaluated, if that is the whole set.
     """
 
     dataset: Dataset | None
     files: Sequence[DataFile]
+    all_files: Sequence[DataFile]
     doubts: Sequence[Diagnostic]
+    rows: int | None = None
 
 
 def bind(program: Program, train: Train, root: Path) -> Bound:
     """Bind the data of a train block to a program's inputs. Raises Refused (E06xx)."""
     dataset = open_data(program, train, root)
     if dataset is None:
-        return Bound(None, (), ())
-    return Bound(dataset, identify(train.data, root), SOURCES[train.data.name].doubts(train.data, root))
+        return Bound(None, (), (), ())
+    files = identify(train.data, root)
+    doubts = SOURCES[train.data.name].doubts(train.data, root)
+    evaluated = train.eval.arguments.get("data") if train.eval is not None else None
+    others = () if evaluated is None else identify(evaluated, root)
+    if evaluated is not None:
+        doubts = [*doubts, *SOURCES[evaluated.name].doubts(evaluated, root)]
+    rows = dataset.rows if isinstance(dataset, Evaluated) else None
+    if rows is not None and dataset.left_out:
+        doubts = [*doubts, _left_out(dataset.left_out, (evaluated or train.data).span)]
+    return Bound(dataset, files, tuple(dict.fromkeys((*files, *others))), doubts, rows)
+
+
+def _left_out(count: int, span: Span | None) -> Diagnostic:
+    return Diagnostic(
+        "W0605",
+        f"the last {count:,} ids of the evaluation data do not fill a row, and are not evaluated",
+        span,
+        help="`cross_entropy(…, ignore = -1)`: then the last row may end early",
+    )
 
 
 def identify(call: Call, root: Path) -> tuple[DataFile, ...]:
@@ -57,4 +81,22 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
         )
         for each in program.inputs
     )
-    return open_dataset(train.data, inputs, train.seed, root, evaluates=train.eval is not None)
+    if train.eval is None:
+        return open_dataset(train.data, inputs, train.seed, root)
+    own, whole = train.eval.arguments.get("data"), train.eval.arguments["batches"] == ALL
+    if own is None:
+        dataset = evaluated = open_dataset(train.data, inputs, train.seed, root, use=Use.HOLD_OUT)
+    else:
+        dataset = open_dataset(train.data, inputs, train.seed, root)
+        evaluated = open_dataset(own, inputs, train.seed, root, use=Use.EVALUATE)
+    if not whole:
+        return dataset if own is None else Evaluated(dataset, evaluated)
+    if evaluated.held_out is None:
+        raise refuse(
+            "E0608",
+            "this data has no end, so there is no evaluating all of it",
+            (own or train.data).span,
+            help="`batches = 20`",
+        )
+    size = max(given.batch for given in inputs)
+    return Evaluated(dataset, evaluated, evaluated.held_out, size)

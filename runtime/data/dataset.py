@@ -6,7 +6,7 @@ without the batch axis is returned in full, whichever rows are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +52,17 @@ class Dataset(Protocol):
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The evaluation batch `index`, or the given rows of it, from data that training never sees."""
+
+    @property
+    def held_out(self) -> int | None:
+        """The number of rows that make up all evaluation data; None if there is no end to it."""
+
+    @property
+    def left_out(self) -> int:
+        """The ids at the end of all evaluation data that none of these rows has."""
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """These rows of all evaluation data, in place of a batch's."""
 
     def row_names(self, step: int) -> list[str]:
         """Where in the data each row of a training batch is, as text; empty if there is no such place."""

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
+from partita.dsl.builtins import Flag, Setting, Text
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
+
+# Of sources of documents and text.
+TOKENIZER, END = Setting("tokenizer", Text(), None), Setting("end", Text(), None)
+PACK = Setting("pack", Flag(), False)
+
+# Lists the files that a call reads: by the name by which they are compared with others, and where they are.
+Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]
 
 
 def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
@@ -41,7 +50,7 @@ def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def matched(argument: str) -> Callable[[Call, Path], list[tuple[str, Path]]]:
+def matched(argument: str) -> Files:
     """Returns a function that lists the files that a pattern argument matches, as (path under the root, path)."""
 
     def files(call: Call, root: Path) -> list[tuple[str, Path]]:
@@ -49,6 +58,17 @@ def matched(argument: str) -> Callable[[Call, Path], list[tuple[str, Path]]]:
         return [(path.relative_to(root).as_posix(), path) for path in found]
 
     return files
+
+
+def with_tokenizer(files: Files) -> Files:
+    """The same files, and the one of the `tokenizer`."""
+
+    def found(call: Call, root: Path) -> list[tuple[str, Path]]:
+        tokenizer = call.arguments.get("tokenizer")
+        own = [] if tokenizer is None else [(tokenizer, single(tokenizer, root, call.span))]
+        return [*files(call, root), *own]
+
+    return found
 
 
 def single(name: str, root: Path, span: Span | None) -> Path:

@@ -97,20 +97,23 @@ def _is_safetensors(path: Path, head: bytes, size: int) -> bool:
         return False
 
 
-NPY = Format("a numpy array (.npy)", _is_npy, "write its numbers alone: `numpy.load(path).astype(dtype).tofile(…)`")
+NPY = Format(
+    "a numpy array (.npy)", _is_npy, "name it `….npy`, for `tokens`; `arrays` reads archives of them: `numpy.savez`"
+)
+GZIP = Format("compressed with gzip", _is_gzip, "unpack it: `gunzip --keep`")
+BZIP2 = Format("compressed with bzip2", _is_bzip2, "unpack it: `bunzip2 --keep`")
+XZ = Format("compressed with xz", _begins(b"\xfd7zXZ\x00"), "unpack it: `unxz --keep`")
 NPZ = Format("a numpy archive (.npz)", _is_npz, '`arrays("…")` reads it, an array for each input of the model')
 FORMATS = (
     NPY,
     NPZ,
     Format("a zip archive", _is_zip, "unpack it, and name what is in it"),
-    Format("compressed with gzip", _is_gzip, "unpack it: `gunzip --keep`"),
-    Format("compressed with bzip2", _is_bzip2, "unpack it: `bunzip2 --keep`"),
-    Format("compressed with xz", _begins(b"\xfd7zXZ\x00"), "unpack it: `unxz --keep`"),
+    GZIP,
+    BZIP2,
+    XZ,
     Format("compressed with Zstandard", _is_zstandard, "unpack it: `unzstd`"),
-    Format("a Parquet table", _is_parquet, "write the column as text, for `text`, or as ids alone, for `tokens`"),
-    Format(
-        "an Arrow table", _begins(b"ARROW1\0\0"), "write the column as text, for `text`, or as ids alone, for `tokens`"
-    ),
+    Format("a Parquet table", _is_parquet, '`parquet("…", column = "…")` reads text from it'),
+    Format("an Arrow table", _begins(b"ARROW1\0\0"), "write it as Parquet, for `parquet`"),
     Format("an HDF5 file", _begins(b"\x89HDF\r\n\x1a\n"), "write its arrays with `numpy.savez`, for `arrays`"),
     Format("a safetensors file", _is_safetensors, "weights come in with `partita checkpoint import`, not as data"),
 )

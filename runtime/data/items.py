@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from io import BytesIO
 from lzma import LZMAError
 from math import prod
@@ -14,17 +13,18 @@ from zipfile import BadZipFile
 from zlib import error as ZlibError
 
 import numpy as np
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Arrays, Batch, Input
+from partita.runtime.data.epochs import Order
 from partita.runtime.data.files import single
 from partita.runtime.data.formats import NPY, NPZ, refuse_format
-from partita.runtime.data.windows import check_limit
+from partita.runtime.data.registry import Use
+from partita.runtime.data.windows import check_limit, share_held_out
 from partita.runtime.dtypes import NUMPY
-from partita.runtime.philox import stream, words
 
 # Kinds of numpy dtypes accepted for each dtype of the language: f float, i u integers, b boolean.
 KINDS = {"f32": "f", "bf16": "f", "f64": "f", "i64": "iu", "i32": "iu", "bool": "b"}
@@ -62,9 +62,7 @@ class Items:
     training: int  # items; later ones are held out
     items: int
     seed: int
-    _orders: Callable[[int, int, int], np.ndarray] = field(
-        init=False, factory=lambda: lru_cache(maxsize=2)(_permutation), repr=False
-    )
+    _order: Order = field(init=False, default=Factory(lambda self: Order(self.seed, self.training), takes_self=True))
 
     def batch(self, step: int, rows: range | None = None) -> Batch:
         """The items of a training step."""
@@ -78,12 +76,7 @@ class Items:
         assert step >= 1, "steps count from 1"
         batch = self._rows
         positions = (step - 1) * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
-        epochs, places = np.divmod(positions, self.training)
-        chosen = np.empty(len(positions), np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            chosen[here] = self._order(int(epoch))[places[here]]
-        return chosen
+        return self._order.at(positions)
 
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The items of an evaluation batch."""
@@ -101,11 +94,19 @@ class Items:
         return np.asarray(self.training + positions % held)
 
     @property
+    def held_out(self) -> int:
+        """The items that are held out."""
+        return self.items - self.training
+
+    left_out = 0
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """Items that are held out."""
+        return self._take(self.training + np.asarray(numbers, np.int64))
+
+    @property
     def _rows(self) -> int:
         return next(given.batch for given in self.inputs if given.batch_axis is not None)
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return self._orders(self.seed, epoch, self.training)
 
     def _take(self, chosen: np.ndarray) -> Batch:
         batch: Batch = {}
@@ -119,12 +120,7 @@ class Items:
         return batch
 
 
-def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of an epoch: items sorted by random words."""
-    return np.argsort(words(stream(seed, "epoch", epoch), 0, count), kind="stable")
-
-
-def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Items:
+def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Items:
     """The items of a `.npz` file. Raises Refused (E06xx)."""
     name = call.arguments["path"]
     found = _load(single(name, root, call.span), name, inputs, call.span)
@@ -142,11 +138,11 @@ def open_items(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eva
         if found[given.name].dtype.kind in "iu":
             check_limit(found[given.name], given, f"`{given.name}` in `{name}`", call.span)
     items = next(iter(counts.values()))
-    holdout = float(call.arguments.get("holdout", 0.0))
+    holdout = share_held_out(call, use)
     held = round(items * holdout)
-    if items - held < 1:
+    if items - held < 1 and use != Use.EVALUATE:
         raise refuse("E0604", f"`{name}` has no items to train on: {items} items, {held} held out", call.span)
-    if evaluates and held == 0:
+    if use and held == 0:
         raise refuse(
             "E0604" if holdout else "E0608",
             f"`holdout` is less than one of the {items} items of `{name}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from attrs import frozen
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.registry import Use
 from partita.runtime.initial import random_elements, unit_normal
 from partita.runtime.philox import stream
 
@@ -30,6 +32,14 @@ class Noise:
     def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
         """The numbers of an evaluation batch."""
         return self._draw("holdout", index, rows)
+
+    held_out = None
+
+    left_out = 0
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """Never called: there is no end to them."""
+        raise AssertionError("random numbers have no end")
 
     def row_names(self, step: int) -> list[str]:
         """Empty: the numbers are a function of seed and step."""
@@ -64,7 +74,7 @@ def _value(word: np.ndarray, given: Input) -> np.ndarray:
     return ((word >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)
 
 
-def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Noise:
+def open_noise(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Noise:
     """Random numbers for the inputs. Refuses (E0609) integers without a limit."""
     boundless = [given for given in inputs if given.type.dtype in ("i64", "i32") and given.limit is None]
     if boundless:

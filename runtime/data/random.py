@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.dsl.spec import Call
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Input
     from partita.runtime.data.noise import Noise
 
 
-def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Noise:
+def open_random(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Noise:
     """Random numbers for the inputs."""
     from partita.runtime.data.noise import open_noise
 
-    return open_noise(call, inputs, seed, root, evaluates)
+    return open_noise(call, inputs, seed, root, use)
 
 
 register(Source("random", open=open_random))

@@ -14,7 +14,7 @@ from partita.dsl.builtins import HOLDOUT
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Call
 from partita.runtime.data.files import read
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     from partita.runtime.data.dataset import Input
@@ -34,11 +34,11 @@ def stdlib_files(call: Call, root: Path) -> list[tuple[str, Path]]:
     return [(path.name, path) for path in sources(Path(sysconfig.get_path("stdlib")))]
 
 
-def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
+def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Windows:
     """The windows of the standard library's sources, as `tokens` and `targets`."""
     import numpy as np
 
-    from partita.runtime.data.windows import open_windows
+    from partita.runtime.data.windows import open_windows, share_held_out
 
     folder = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
@@ -57,8 +57,8 @@ def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, ev
             help='use another text: `data = text("corpus/*.txt")`',
         )
     ids = np.frombuffer(b"".join(parts)[:LARGEST], np.uint8)
-    holdout = float(call.arguments.get("holdout", 0.0))
-    return open_windows(ids, "the standard library", inputs, seed, holdout, evaluates, call.span)
+    holdout = share_held_out(call, use)
+    return open_windows(ids, "the standard library", inputs, seed, holdout, use, call.span)
 
 
 register(Source("stdlib", (HOLDOUT,), example="stdlib()", open=open_stdlib, files=stdlib_files))

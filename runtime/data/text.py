@@ -1,40 +1,54 @@
-"""`text(glob, alphabet = bytes | chars, holdout)`: all files that match, concatenated in the order of their paths.
+"""`text(glob, alphabet, holdout, tokenizer, end)`: all files that match, concatenated in the order of their paths.
 
-With `bytes` an id is a byte. With `chars` an id is the index of a character among the sorted distinct characters of the
-entire corpus, holdout included.
+With `alphabet = bytes` an id is a byte. With `chars` an id is the index of a character among the sorted distinct
+characters of the entire corpus, holdout included. With a `tokenizer`, files are encoded once, and the ids kept; in
+pieces of at least a mebibyte that end with a line, so that a file may be larger than memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
-from partita.dsl.diagnostic import refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.runtime.data.files import matched, matching, read
-from partita.runtime.data.registry import Source, register
+from partita.runtime.data.files import END, TOKENIZER, matched, matching, read, with_tokenizer
+from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from partita.runtime.data.dataset import Input
-    from partita.runtime.data.windows import Windows
+    from partita.runtime.data.dataset import Dataset, Input
 
 LARGEST = 4 << 30  # bytes; anything larger is better tokenized once than read by every rank
 CODE_POINTS = 0x110000
+PIECE = 1 << 20  # bytes
 
 
-def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, evaluates: bool) -> Windows:
+def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """The windows of a text, as `tokens` and `targets`."""
     import numpy as np
 
+    from partita.runtime.data.documents import open_documents
     from partita.runtime.data.formats import refuse_format
-    from partita.runtime.data.windows import open_windows
+    from partita.runtime.data.windows import open_windows, share_held_out
 
     arguments = dict(call.arguments)
     pattern = arguments["glob"]
+    if arguments.get("tokenizer") is not None:
+        if arguments.get("alphabet") == "chars":
+            raise refuse("E0619", "`alphabet = chars` and `tokenizer` exclude each other", call.span)
+
+        def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
+            refuse_format(path, name, "`text` reads text", call.span)
+            return _pieces(path, name, call.span)
+
+        files = FILES(call, root)
+        return open_documents(call, inputs, seed, root, use, files, documents, "text", separate=False)
+    end = arguments.get("end") or ""
     paths = matching(pattern, root, call.span)
     size = 0
     for path in paths:
@@ -50,18 +64,18 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, eval
             call.span,
             help='convert it once to a file of ids, and use `tokens("…")`',
         )
-    holdout = float(arguments.get("holdout", 0.0))
+    holdout = share_held_out(call, use)
     if arguments.get("alphabet", "bytes") == "bytes":
-        ids = np.frombuffer(b"".join(read(path, call.span) for path in paths), np.uint8)
-        return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, evaluates, call.span)
-    ids, alphabet = numbered("".join(_decoded(path, call.span) for path in paths))
+        ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for path in paths), np.uint8)
+        return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+    ids, alphabet = numbered("".join(_decoded(path, call.span) + end for path in paths))
     return open_windows(
         ids,
         f"`{pattern}`, with {len(alphabet)} different characters,",
         inputs,
         seed,
         holdout,
-        evaluates,
+        use,
         call.span,
         lambda number: f"character {number}, {alphabet[number]!r}",
     )
@@ -78,23 +92,41 @@ def numbered(text: str) -> tuple[np.ndarray, str]:
     return numbers[points], "".join(map(chr, np.flatnonzero(present)))
 
 
+def _pieces(path: Path, name: str, span: Span | None) -> Iterator[tuple[str, bool]]:
+    """A file in pieces that end with a line, and whether the file ends with them. Raises Refused and OSError."""
+    start = 0
+    with path.open("rb") as file:
+        while True:
+            piece = file.read(PIECE) + file.readline()
+            last = not file.peek(1)
+            try:
+                yield piece.decode(), last
+            except UnicodeDecodeError as error:
+                raise _not_utf8(f"`{name}`", start + error.start, error.object[error.start], span) from error
+            if last:
+                return
+            start += len(piece)
+
+
+def _not_utf8(what: str, place: int, byte: int, span: Span | None) -> Refused:
+    help = "convert it to UTF-8, or use `alphabet = bytes`"
+    return refuse("E0603", f"{what} is not UTF-8 text: byte {place} is 0x{byte:02x}", span, help=help)
+
+
 def _decoded(path: Path, span: Span | None) -> str:
     try:
         return read(path, span).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise refuse(
-            "E0603",
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}",
-            span,
-            help="convert it to UTF-8, or use `alphabet = bytes`",
-        ) from error
+        raise _not_utf8(str(path), error.start, error.object[error.start], span) from error
 
+
+FILES = matched("glob")
 
 register(
     Source(
         "text",
-        (Setting("glob", Text()), Setting("alphabet", Keyword(("bytes", "chars")), "bytes"), HOLDOUT),
+        (Setting("glob", Text()), Setting("alphabet", Keyword(("bytes", "chars")), "bytes"), HOLDOUT, TOKENIZER, END),
         open=open_text,
-        files=matched("glob"),
+        files=with_tokenizer(FILES),
     )
 )

@@ -7,18 +7,22 @@ multiples of the golden ratio modulo 1, which fill it evenly however many there 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import frozen
 
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.source import Span
+from partita.dsl.spec import Call
 from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.ids import Ids, parts_of
+from partita.runtime.data.registry import Use
 from partita.runtime.dtypes import NUMPY
 from partita.runtime.philox import below, stream, words
 
 SHIFT = {"tokens": 0, "targets": 1}  # what is yielded, and its offset in ids from the start of the window
+ONE_SEGMENT = ("segments", "positions")  # what a model of packed rows reads as well: a window is one document
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 CHECKED_AT_ONCE = 1 << 26  # ids that are checked when the data is opened; more are checked as they are used
 
@@ -28,8 +32,8 @@ class Windows:
     """A `Dataset` of windows. `training` and `holdout` are one-dimensional; an input has `length` ids per window."""
 
     inputs: tuple[Input, ...]
-    training: np.ndarray
-    holdout: np.ndarray
+    training: Ids
+    holdout: Ids
     length: int
     seed: int
     what: str
@@ -66,26 +70,63 @@ class Windows:
         assert choices > 0, "open_dataset(evaluates=True) makes sure that there is a holdout"
         return [below((index * batch + row) * GOLDEN % (1 << 64), choices) for row in rows]
 
-    def _cut(self, ids: np.ndarray, starts: list[int]) -> Batch:
-        windows = np.empty((len(starts), self.length + 1), np.int64)
+    @property
+    def held_out(self) -> int:
+        """The windows that follow each other in the holdout; the last may end early, if targets can be ignored."""
+        whole, rest = divmod(len(self.holdout) - 1, self.length)
+        return whole + (rest > 0 and ignored_target(self.inputs) is not None)
+
+    @property
+    def left_out(self) -> int:
+        """The ids at the end of the holdout that are targets of none of these windows."""
+        return max(0, len(self.holdout) - 1 - self.held_out * self.length)
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """Windows of the holdout, one behind the other. Beyond its end, targets are ignored."""
+        return self._cut(self.holdout, [number * self.length for number in numbers])
+
+    def _cut(self, ids: Ids, starts: list[int]) -> Batch:
+        windows = np.zeros((len(starts), self.length + 1), np.int64)
+        short: dict[int, int] = {}  # rows that end early, and the number of their targets
         for row, start in enumerate(starts):
-            windows[row] = ids[start : start + self.length + 1]
+            window = ids[start : start + self.length + 1]
+            windows[row, : len(window)] = window
+            if len(window) <= self.length:
+                short[row] = len(window) - 1
         batch: Batch = {}
         for given in self.inputs:
-            values = windows[:, SHIFT[given.name] :][:, : self.length]
+            if given.name in ONE_SEGMENT:
+                row_of_it = np.arange(self.length) if given.name == "positions" else np.zeros(self.length, np.int64)
+                values = np.broadcast_to(row_of_it, (len(starts), self.length))
+            else:
+                values = windows[:, SHIFT[given.name] :][:, : self.length]
+            if given.name == "targets" and short:
+                values = values.copy()
+                for row, end in short.items():
+                    values[row, end:] = given.ignored[0]
             check_limit(values, given, self.what, self.span)
-            ordered = values if given.type.names[0] == given.batch_axis else values.T
-            batch[given.name] = np.ascontiguousarray(ordered, NUMPY[given.type.dtype])
+            batch[given.name] = arranged(values, given)
         return batch
 
 
+def arranged(values: np.ndarray, given: Input) -> np.ndarray:
+    """Rows of ids as an input has them."""
+    ordered = values if given.type.names[0] == given.batch_axis else values.T
+    return np.ascontiguousarray(ordered, NUMPY[given.type.dtype])
+
+
+def ignored_target(inputs: tuple[Input, ...]) -> int | None:
+    """What `targets` is where there is none; None if the model does not ignore any."""
+    return next((each.ignored[0] for each in inputs if each.name == "targets" and each.ignored), None)
+
+
 def open_windows(
-    ids: np.ndarray,
+    ids: Ids,
     what: str,
     inputs: tuple[Input, ...],
     seed: int,
     holdout: float,
-    evaluates: bool,
+    use: Use,
     span: Span | None,
     describe: Callable[[int], str] = lambda number: f"the id {number}",
 ) -> Windows:
@@ -93,39 +134,59 @@ def open_windows(
 
     Refuses inputs that are not integers over the batch and one more axis, out-of-range ids, and too few ids.
     """
-    found = [diagnostic for given in inputs for diagnostic in _unfit(given, span)]
-    if found:
-        raise Refused(found)
-    lengths = {given.name: given.type.elements // given.batch for given in inputs}
-    if len({(given.batch, lengths[given.name]) for given in inputs}) > 1:
-        raise refuse(
-            "E0607",
-            "`tokens` and `targets` must have the same size",
-            span,
-            notes=[f"{given.name}: {given.type}" for given in inputs],
-        )
-    length = lengths[inputs[0].name]
+    length = length_of(inputs, span)
     if len(ids) <= CHECKED_AT_ONCE:
         for given in inputs:
-            check_limit(ids, given, what, span, describe)
+            for part in parts_of(ids) if given.name in SHIFT else ():
+                check_limit(part, given, what, span, describe)
     held = round(len(ids) * holdout)
     training = ids[: len(ids) - held]
-    if len(training) <= length:
+    if len(training) <= length and use != Use.EVALUATE:
         raise refuse(
             "E0604",
             f"{what} is too short: {len(training)} ids to train on, and one window takes {length + 1}",
             span,
             help="use more text, or a shorter sequence",
         )
-    if evaluates and held <= length:
-        holding = f"the holdout of {what} is too short: {held} ids, and one window takes {length + 1}"
+    if use and held <= length:
+        which = what if use is Use.EVALUATE else f"the holdout of {what}"
+        holding = f"{which} is too short: {held} ids, and one window takes {length + 1}"
         raise refuse(
             "E0608" if holdout == 0 else "E0604",
             "`eval` needs data that training does not see, and there is no `holdout`" if holdout == 0 else holding,
             span,
-            help=f"hold out at least {max(1, -(-100 * (length + 1) // len(ids)))}%: `holdout = …%` in `data`",
+            help="use more text, or a shorter sequence"
+            if use is Use.EVALUATE
+            else f"hold out at least {max(1, -(-100 * (length + 1) // max(1, len(ids))))}%: `holdout = …%` in `data`",
         )
     return Windows(inputs, training, ids[len(ids) - held :], length, seed, what, span)
+
+
+def length_of(inputs: tuple[Input, ...], span: Span | None) -> int:
+    """The number of ids of a row. Raises Refused (E0606, E0607) for inputs that are not rows of ids, all alike."""
+    found = [diagnostic for given in inputs for diagnostic in _unfit(given, span)]
+    if found:
+        raise Refused(found)
+    if len({(given.batch, given.type.elements) for given in inputs}) > 1:
+        names = [f"`{given.name}`" for given in inputs]
+        raise refuse(
+            "E0607",
+            f"{', '.join(names[:-1])} and {names[-1]} must have the same size",
+            span,
+            notes=[f"{given.name}: {given.type}" for given in inputs],
+        )
+    return inputs[0].type.elements // inputs[0].batch
+
+
+def share_held_out(call: Call, use: Use) -> float:
+    """The share of a source that is held out. Raises Refused (E0608) if all is evaluated, and it holds out some."""
+    share = float(call.arguments.get("holdout") or 0.0)
+    if use is not Use.EVALUATE:
+        return share
+    if share:
+        message = "the data of `eval` is evaluated as a whole, and has no `holdout`"
+        raise refuse("E0608", message, call.span, help="remove `holdout`")
+    return 1.0
 
 
 def check_limit(
@@ -143,7 +204,18 @@ def check_limit(
     largest, smallest = int(ids.max()), int(ids.min())
     if smallest < 0:
         raise refuse("E0605", f"{what} has {describe(smallest)}; ids must not be negative", span)
-    if largest >= given.limit:
+    check_largest(largest, given, what, span, describe)
+
+
+def check_largest(
+    largest: int,
+    given: Input,
+    what: str,
+    span: Span | None,
+    describe: Callable[[int], str] = lambda number: f"the id {number}",
+) -> None:
+    """Refuse (E0605) a largest id that is out of range."""
+    if given.limit is not None and largest >= given.limit:
         grow = f"`axis {given.limit_axis} = {largest + 1}` or more" if given.limit_axis else f"{largest + 1} or more"
         raise refuse(
             "E0605",
@@ -154,7 +226,7 @@ def check_limit(
 
 
 def _unfit(given: Input, span: Span | None) -> list[Diagnostic]:
-    if given.name not in SHIFT:
+    if given.name not in (*SHIFT, *ONE_SEGMENT):
         return [
             Diagnostic(
                 "E0606",

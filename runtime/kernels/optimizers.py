@@ -46,6 +46,12 @@ def adamw(
     return parameter, mean, square
 
 
+@kernel
+def ema(mean: Tensor, parameter: Tensor, update: int, decay: float) -> Tensor:
+    """The exponential moving mean of a parameter after each of `update` updates, in place."""
+    return mean.lerp_(parameter, (1 - decay) / (1 - decay**update))
+
+
 @lru_cache(maxsize=8)
 def _number(update: int, device: torch.device) -> Tensor:
     """An update's number as the fused kernel expects it, made once for all parameters."""

@@ -71,12 +71,20 @@ def _angles(
 
 @kernel
 def rope(
-    x: Tensor, start: int, base: float, inverse: bool, order: Sequence[int], scaling: tuple[Any, ...] | None = None
+    x: Tensor,
+    start: int,
+    base: float,
+    inverse: bool,
+    order: Sequence[int],
+    scaling: tuple[Any, ...] | None = None,
+    length: int = 0,
 ) -> Tensor:
-    """Rotate the halves of the last axis by the position along the second to last, which begins at `start`."""
-    half = x.shape[-1] // 2
-    cos, sin = _angles(start + x.shape[-2], half, base, scaling, x.dtype, x.device)
-    cos, sin = cos[start:], sin[start:]
+    """Rotate the halves of the last axis by the position along the second to last, which begins at `start`; of the
+    table, the first `length` positions are made at once.
+    """
+    half, end = x.shape[-1] // 2, start + x.shape[-2]
+    cos, sin = _angles(max(end, length), half, base, scaling, x.dtype, x.device)
+    cos, sin = cos[start:end], sin[start:end]
     if inverse:
         sin = -sin
     a, b = widened(x[..., :half]), widened(x[..., half:])

@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
-from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -171,7 +170,7 @@ def _digest(value: object, known: dict[int, bytes]) -> bytes:
     if isinstance(value, Source):
         return _hash("text", value.text.encode("utf-8", "surrogatepass"))
     if not attrs.has(type(value)):
-        assert value is None or isinstance(value, (bool, int, float, str, Enum, Fraction)), value
+        assert value is None or isinstance(value, (bool, int, float, str, Enum)), value
         return _hash(type(value).__name__, repr(value).encode())
     found = known.get(id(value))
     if found is None:
@@ -188,12 +187,12 @@ def _hash(kind: str, *parts: bytes) -> bytes:
     return found.digest()
 
 
-# Fields that do not change the meaning: locations, names, how something was found.
-PLACES = frozenset(("span", "spans", "loss_span", "path_spans", "target_spans"))
+# Fields that do not change the meaning, although they take part in comparisons: the text of a whole, names. Those that
+# take no part, such as locations, do not either.
 _ASIDE: Mapping[type, frozenset[str]] = {
     Program: frozenset(("source",)),
     RankProgram: frozenset(("instructions",)),
-    Schedule: frozenset(("actions", "name", "search")),
+    Schedule: frozenset(("actions", "name")),
     Spec: frozenset(("source",)),
 }
 # Long records, whose text has their full meaning.
@@ -213,5 +212,5 @@ def _meant(record: Any) -> list[object]:
 
 @cache
 def _fields(kind: Hashable) -> tuple[str, ...]:
-    aside = PLACES | _ASIDE.get(cast(type, kind), frozenset())
-    return tuple(each.name for each in attrs.fields(cast(type, kind)) if each.name not in aside)
+    aside = _ASIDE.get(cast(type, kind), frozenset())
+    return tuple(each.name for each in attrs.fields(cast(type, kind)) if each.eq and each.name not in aside)

@@ -18,6 +18,7 @@ their last digits: whatever changes as much by that is decided by rounding, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from math import isfinite
 
 import torch
@@ -52,6 +53,8 @@ UPDATE = 0.05
 NO_NORM = 1e-8
 # How many seeds are tried before an experiment is called inconclusive.
 SEEDS = 3
+# How much longer inputs are where no small proxy is finite: a mean may be over few of their elements, or over none.
+LONGER = 8
 
 
 class Undecided(Exception):
@@ -87,7 +90,7 @@ class Experiment:
 
 def experiments(given: Spec, hoist: bool = True, allow_python: bool = False) -> Iterator[Experiment]:
     """Shrink a file and compile it, with values at which everything is finite: for each seed with parameters of order
-    1, then with zeros replaced only, then as declared. Raises Undecided if there are none.
+    1, then with zeros replaced only, then as declared; at last with longer inputs. Raises Undecided if there are none.
 
     Axes of the file's own operations keep their sizes if these do not run at smaller ones.
     """
@@ -100,14 +103,13 @@ def experiments(given: Spec, hoist: bool = True, allow_python: bool = False) -> 
             kept = _axes_of_operations(given.model)
     values: tuple[Initial, ...] = (of_order_one, unless_zero, as_declared)
     found = False
-    for seed in range(SEEDS):
-        for initial in values:
-            small = proxy(given, initial, hoist, kept)
-            _, train = small.trained
-            experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)), allow_python)
-            if experiment is not None:
-                found = True
-                yield experiment
+    for longer, seed, initial in (*product([1], range(SEEDS), values), *product([LONGER], range(SEEDS), values[:1])):
+        small = proxy(given, initial, hoist, kept, longer)
+        _, train = small.trained
+        experiment = settled(evolve(small, train=evolve(train, seed=train.seed + seed)), allow_python)
+        if experiment is not None:
+            found = True
+            yield experiment
     if not found:
         raise never_finite(small)
 
@@ -128,10 +130,10 @@ def _axes_of_operations(model: Model) -> frozenset[str]:
     return frozenset(found)
 
 
-def proxy(given: Spec, initial: Initial, hoist: bool, kept: frozenset[str] = frozenset()) -> Spec:
+def proxy(given: Spec, initial: Initial, hoist: bool, kept: frozenset[str] = frozenset(), longer: int = 1) -> Spec:
     """The proxy of a file. Raises Undecided if there is none."""
     try:
-        return proxy_of(given, initial, hoist, kept)
+        return proxy_of(given, initial, hoist, kept, longer)
     except Refused as refused:
         raise Undecided(refused.diagnostics[0]) from refused
 
@@ -262,6 +264,8 @@ def figures(plan: Plan, rates: Rates, recorder: Recorder | None = None, trial: i
             return found
         for name, tensor in run.parameters().items():
             add(f"`{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
+        for name, tensor in run.means().items():
+            add(f"the mean of `{name}` after {'an update' if step == 1 else 'two updates'}", tensor)
     loss, metrics, outside = run.evaluate(*held_out)
     add("evaluation loss", loss)
     for guard, number in outside.items():

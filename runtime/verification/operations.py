@@ -183,20 +183,17 @@ class Trial:
         if self.problems:
             return  # nothing can be said of what is another each time
         if not all(bool(x.isfinite().all()) for x in first):
-            message = f"op `{operation.name}` has no finite result on random data, so nothing can be said of it"
+            message = f"op `{operation.name}` has no finite result on random data, so nothing can be verified"
             self.doubt = Diagnostic("W0702", message, self.place)
             return
-        for axis, span in operation.split.items():
+        for axis, span in zip(operation.split, operation.split_spans, strict=True):
             self.attempt(lambda axis=axis, span=span: self.split(axis, span), span, f"split along `{axis}`")  # type: ignore[misc]
-        for position in operation.positions:
-            name = operation.operands[position][0]
-            self.linearity(position, operation.linear[name])
+        for position, span in zip(operation.linear, operation.linear_spans, strict=True):
+            self.linearity(position, span)
         if self.differentiable:
             self.slopes()
         if not all(map(_same, first, self.forward(operands))):
-            self.problem(
-                f"`{operation.forward.name}` remembers something: it no longer returns what it did", self.place
-            )
+            self.problem(f"`{operation.forward.name}` keeps state: it no longer returns what it did", self.place)
 
     # ------------------------------------------------------------ what is tried
 
@@ -242,7 +239,7 @@ class Trial:
                     self.problem(f"`{function.name}` changes its operand `{name}` in place", function.span, (), help)
                     return
             if not all(_same(x, y) for other in results[1:] for x, y in zip(other, results[0], strict=True)):
-                message = f"`{function.name}` returns something else each time"
+                message = f"`{function.name}` is not deterministic"
                 help = "a function of its operands alone; noise is a `sample`, which every layout draws alike"
                 self.problem(message, function.span, (), help)
                 return

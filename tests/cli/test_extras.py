@@ -96,6 +96,7 @@ def ran(command: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[
             "schedule m.par -o picture.json",
             "plan m.par --devices 2 --within 1",
             "checkpoint ls kept",
+            "report runs/m -o page.html",
             "checkpoint list kept",
             "checkpoint show kept",
             "run --help",
@@ -125,6 +126,7 @@ def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
                 "drawing picture.svg needs matplotlib, numpy: pip install 'partita[plot]'",
             ),
             ("schedule m.par -o picture.png", "or name a .json file (a Chrome trace)"),
+            ("run m.par --track tensorboard,wandb", "`partita run` needs torch"),
         ],
     ),
 )
@@ -214,7 +216,7 @@ def test_torch_that_is_broken(work: Path, tmp_path: Path) -> None:
 def test_the_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, modules in EXTRAS.items():
-        declared = {each.split(">")[0] for each in project["optional-dependencies"][extra]}
+        declared = {each.split(">")[0].removesuffix("-skinny") for each in project["optional-dependencies"][extra]}
         assert declared <= set(modules), extra
         assert missing(extra, "this") is None
     always = {each.split(">")[0] for each in project["dependencies"]}

@@ -32,8 +32,7 @@ def _difference(a: Any, b: Any, there: dict[Value, Value], back: dict[Value, Val
             return f"{at}: {len(a)} and {len(b)}"
         parts = [(f"{at}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
     elif has(type(a)):
-        # The bodies of scans stand in the text as attributes of their operations; their nodes are the builder's.
-        names = [each.name for each in fields(type(a)) if each.name != "inside"]
+        names = [each.name for each in fields(type(a)) if each.eq]
         parts = [(f"{at}.{name}", getattr(a, name), getattr(b, name)) for name in names]
     else:
         return None if repr(a) == repr(b) else f"{at}: {a!r} and {b!r}"

@@ -86,7 +86,7 @@ SLOW = list(HealthCheck)
 
 
 @given(text=PROGRAMS)
-@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
 def test_text_of_random_programs(text: str) -> None:
     check_if_it_compiles(text)
 

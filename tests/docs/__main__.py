@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.errors import PAGE, page_text
-from tests.docs.pages import PAGES, ROOT, Session, commands
+from tests.docs.pages import PAGES, ROOT, Session, commands, steady
 
 
 def refresh(page: Path) -> bool:
@@ -23,10 +23,11 @@ def refresh(page: Path) -> bool:
             if status != command.status:
                 print(f"{page.relative_to(ROOT)}: `{command.text}` ends with {status}, not {command.status}")
             if not command.shows(output):
-                changes.append((*command.place, _trimmed(output)))
+                changes.append((*command.place, _trimmed(steady(output))))
     for start, end, output in reversed(changes):
         text = text[:start] + output + text[end:]
-    page.write_text(text, encoding="utf-8")
+    if changes:
+        page.write_text(text, encoding="utf-8")
     return bool(changes)
 
 

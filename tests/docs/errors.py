@@ -18,6 +18,7 @@ KINDS = {
     "E07": "Verification",
     "E08": "Checkpoints",
     "E09": "Planning",
+    "E10": "Use of trained models",
     "W": "Warnings",
 }
 

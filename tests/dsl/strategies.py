@@ -131,6 +131,11 @@ claims = st.builds(
     st.sampled_from(["<=", ">=", "<", ">", "==", "!="]),
     sums,
 )
+weight_axes = several(st.builds(lambda j, e: node(tree.WeightAxis, j, e), st.booleans(), sums), 0)
+weight_lines = st.one_of(
+    st.builds(lambda o, t, a: node(tree.Correspondence, o, t, a), several(paths), several(strings), weight_axes),
+    several(strings).map(lambda found: node(tree.Skip, found)),
+)
 declarations = st.one_of(
     strings.map(lambda s: node(tree.Import, s)),
     several(entries).map(lambda e: node(tree.Axes, e)),
@@ -147,6 +152,7 @@ declarations = st.one_of(
     st.builds(lambda n, a, t: node(tree.Mesh, n, a, t), names, several(entries), st.none() | tables),
     st.builds(lambda n, m, r: node(tree.Layout, n, m, r), names, names, several(rules, 0, 4)),
     st.builds(lambda n, c: node(tree.Schedule, n, c), names, calls),
+    st.builds(lambda n, found: node(tree.Weights, n, found), names, several(weight_lines, 0, 4)),
     tables.map(lambda t: node(tree.Train, t)),
     several(claims, 0).map(lambda c: node(tree.Expect, c)),
 )
@@ -247,6 +253,15 @@ def words(item):
             return ["layout", *words(item.name), "on", *words(item.mesh), *braces(item.rules)]
         case tree.Schedule():
             return ["schedule", *words(item.name), "=", *words(item.call)]
+        case tree.Weights():
+            return ["weights", *words(item.name), *braces(item.lines)]
+        case tree.Correspondence():
+            axes = ["[", *separated(item.axes), "]"] if item.axes else []
+            return [*separated(item.ours), "=", *separated(item.theirs), *axes]
+        case tree.WeightAxis():
+            return [*(["+"] if item.joined else []), *words(item.value)]
+        case tree.Skip():
+            return ["skip", *separated(item.patterns)]
         case tree.Train():
             return ["train", *words(item.table)]
         case tree.Claim():

@@ -72,11 +72,12 @@ def test_everything_is_complete_and_plain():
     arguments = {"microbatches": 4, "chunks": 2, "group": None, "over": "batch"}
     assert found.schedule.call == spec.Call("interleaved_1f1b", arguments)
     train = found.train
-    assert train.data == spec.Call("text", {"glob": "corpus/*.txt", "alphabet": "bytes", "holdout": 0.1})
+    data = {"glob": "corpus/*.txt", "alphabet": "bytes", "holdout": 0.1, "tokenizer": None, "end": None}
+    assert train.data == spec.Call("text", data)
     assert train.optimizer.calls[0].arguments["lr"] == spec.Call("constant", {"value": 3e-4})
     assert train.optimizer.calls[0].arguments["decay"] == "dot"
     assert (train.steps, train.precision, train.clip, train.seed) == (1000, "bf16", None, 0)
-    assert train.eval == spec.Call("every", {"interval": 50, "batches": 10})
+    assert train.eval == spec.Call("every", {"interval": 50, "batches": 10, "weights": "trained", "data": None})
     assert train.checkpoint == spec.Call("every", {"interval": 10, "dir": "runs/a b", "keep": 2})
     assert train.spans["steps"].line == 27
     claims = [(c.measure, c.argument, c.comparison, c.limit) for c in found.expect]

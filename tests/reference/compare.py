@@ -146,6 +146,8 @@ def _figures(run: VirtualRun, observed: Observed) -> Iterator[tuple[str, Tensor]
         yield f"gradient of {path} in the last step", gradient
     for path, value in run.parameters().items():
         yield f"parameter {path} at the end", value
+    for path, value in run.means().items():
+        yield f"mean of {path} at the end", value
 
 
 def difference(found: Tensor, expected: Figure) -> float:

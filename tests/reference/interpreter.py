@@ -231,7 +231,7 @@ class Walk:
             ids, table = map(self.read, operands)
             if table is not None:
                 table.decays = True
-                table.rows = table.rows or operands[1].origins[over]
+                table.rows = table.rows or looked_up(operands[1], operands[0], over)
             if ids is not None:
                 ids.limits.append(operands[1].size(over))
         elif step.function == "routed_dot":
@@ -260,7 +260,7 @@ class Walk:
             table = self.read(operands[0]) if step.function == "gather" else None
             if table is not None:
                 table.decays = True
-                table.rows = table.rows or operands[0].origins[o["along"]]
+                table.rows = table.rows or looked_up(operands[0], operands[-1], o["along"])
             ids = self.read(operands[-1])
             if ids is not None:
                 ids.limits.append(
@@ -467,6 +467,11 @@ class Walk:
     def _slice(self, step, path, o, x: Named) -> Named:
         sizes = dict(zip(step.type.names, self.shape(step.type), strict=True))
         return named.cut(x, o, sizes[o["into"]])
+
+
+def looked_up(table: Named, ids: Named, along: str) -> frozenset[str]:
+    """The axes of a parameter that tell its rows apart: those of the ids too, if it is a stack of tables."""
+    return frozenset().union(*(table.origins[name] for name in table.axes if name == along or name in ids.axes))
 
 
 def _own(type: spec.Type) -> Mapping[str, frozenset[str]]:

@@ -446,8 +446,8 @@ class Maker:
         pair = self.shuffled([str(a), str(b)])
         return self._made(f"(dot({', '.join(pair)}, over = {self.listed(over)}) * 0.5)", (a.axes | b.axes) - over, a, b)
 
-    def windows(self, x: Expression, most: int) -> tuple[dict[str, str], str] | None:
-        """How windows slide along some axes of a tensor: its positions' axes by its own, and the arguments."""
+    def windows(self, x: Expression, most: int) -> tuple[dict[str, str], frozenset[str], str] | None:
+        """How windows slide along some axes of a tensor: positions by axes, the axes of a window, and the arguments."""
         found: dict[str, str] = {}
         size = self.shuffled({"window", "pane"} - x.axes)
         steps, ends, spreads = [], [], []
@@ -483,15 +483,14 @@ class Maker:
         sides = [f"[{', '.join(side)}]" if brackets else next(iter(side)) for side in (found, found.values())]
         own = size[: len(found)]
         arguments = f"{' -> '.join(sides)}, size = [{', '.join(own)}]"
-        return found, arguments + listed("stride", steps, 1) + padding + listed("dilation", spreads, 1)
+        return found, frozenset(own), arguments + listed("stride", steps, 1) + padding + listed("dilation", spreads, 1)
 
     def _patches(self, depth: int) -> Expression | None:
         x = self.expression(depth)
         way = self.windows(x, 2)
         if way is None:
             return None
-        found, arguments = way
-        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        found, own, arguments = way
         axes = x.axes - found.keys() | {*found.values()} | own
         if not self.fits(axes):
             return None
@@ -506,8 +505,7 @@ class Maker:
         way = self.windows(x, 2)
         if way is None:
             return None
-        found, arguments = way
-        own = frozenset(re.search(r"size = \[(.*?)\]", arguments)[1].split(", "))
+        found, own, arguments = way
         left = x.axes - found.keys() - own
         over = frozenset(self.some(left - {"batch"}, 0, 2))
         groups = frozenset(self.some(left - over, 0, 1)) if self.chance(40) else frozenset()
@@ -1377,6 +1375,9 @@ class Maker:
         optimizer = "rules" if ruled else self.optimizer()
         clip = self.one(("", "", "clip = 0.1", "clip = 100"))
         evaluation = self.one(EVALUATIONS if self.cutting else EVALUATIONS[:2])
+        if self.chance(20):
+            clip += f" ema = {self.one((0, 0.5, 0.999))}"
+            evaluation = evaluation.replace(")", self.one((")", ", weights = ema)")))
         data = "random()" if self.chance(65) and bounded and not self.planted else 'arrays("data.npz", holdout = 40%)'
         if windows:
             data = self.one(('tokens("ids.bin", dtype = u8, holdout = 30%)', 'text("ids.*", holdout = 30%)'))

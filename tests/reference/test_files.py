@@ -28,6 +28,7 @@ CASES = {
     "images": ((), ("layout=spread_", "s.microbatches=2")),
     "picking": ((), ("layout=positions",), ("layout=classes", "schedule=one_f_one_b")),
     "recurrences": ((), ("layout=both", "schedule=one_f_one_b"), ("layout=features",)),
+    "rules": ((), ("layout=whole_", "train.optimizer=coded_", "s.microbatches=1")),
     "scores": ((), ("layout=values",)),
     "skips": ((), ("layout=turns", "schedule=pairs")),
     "tied": ((), ("train.optimizer=sgd(lr = 0.05, momentum = 0.9, weight_decay = 0.2)", "train.clip=100")),

@@ -72,6 +72,7 @@ class Training:
         self.gradients: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}  # of the first batch, by the parameters at the end
         self.states: dict[str, State] = {}
+        self.sums: dict[str, Tensor] = {}  # of a parameter after each update, weighted by age
         self.good: list[tuple[float, float]] = []
         self.skipped = 0
         self.largest = 0.0  # of all values of training steps
@@ -139,6 +140,9 @@ class Training:
                     self.parameters[path].copy_(value)
                 for path, gradient in self.gradients.items():
                     self.update(path, self.parameters[path], gradient * scale, rates, len(self.good))
+                    if self.train.ema is not None:
+                        older = self.sums.get(path, torch.zeros_like(gradient))
+                        self.sums[path] = self.train.ema * older + self.parameters[path]
         self.steps.append(Done(float(loss.detach()), norm, rates[0], numbers, self.skipped))
 
     def is_bad(self, loss: float, norm: float) -> bool:
@@ -168,6 +172,15 @@ class Training:
         state = self.states.setdefault(path, State(reading, decay))
         UPDATES[rule.call.name](state, o, value, gradient, rates[self.train.optimizer.calls.index(rule.call)], number)
 
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """What `ema` keeps: by the weights of all values, or the initial ones if there are no others."""
+        if self.train.ema is None:
+            return {}
+        whole = sum(self.train.ema**age for age in range(len(self.good)))
+        trained = [path for path, rule in self.rules.items() if rule.call is not None]
+        return {path: self.sums[path] / whole if whole else self.parameters[path].detach() for path in trained}
+
     def evaluate(self, number: int) -> None:
         """The figures of the whole set: as of one batch that has all rows, or the means of those of the batches."""
         assert self.train.eval is not None
@@ -192,8 +205,10 @@ class Training:
 
     def _evaluated(self, batch: Batch, step: int, sizes: Mapping[str, int]) -> tuple[float, dict[str, float]]:
         """Loss and metrics of a batch, with the random numbers of a step, where some axes have other sizes."""
+        assert self.train.eval is not None
+        parameters = {**self.parameters, **(self.means if self.train.eval.arguments["weights"] == "ema" else {})}
         with torch.no_grad():
-            walk = Walk(self.model, batch, self.parameters, self.train.seed, step, training=False, sizes=sizes)
+            walk = Walk(self.model, batch, parameters, self.train.seed, step, training=False, sizes=sizes)
             loss, metrics = walk.run()
         return float(loss), {name: float(metric) for name, metric in metrics.items()}
 
@@ -322,5 +337,7 @@ def figures(training: Training) -> Iterator[tuple[str, Tensor, float]]:
         yield f"gradient of {path} in the last step", gradient, unit
     for path, value in training.parameters.items():
         yield f"parameter {path} at the end", value.detach(), 1.0
+    for path, value in training.means.items():
+        yield f"mean of {path} at the end", value, 1.0
     for name, value in training.outputs.items():
         yield f"output {name}", value, 1.0

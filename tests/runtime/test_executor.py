@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 import torch
@@ -174,7 +175,7 @@ def program() -> Program:
         inputs=(InputRecord("x", Type("f64", (Axis("batch", ROWS), Axis("width", WIDTH))), None),),
         batch="batch",
         microbatches=MICROBATCHES,
-        rounds=1,
+        batches=Fraction(1),
         mesh=MESH,
         parameters=(parameter("w0", 0, ()), parameter("w1", 1, ("momentum",))),
         stages=stages,

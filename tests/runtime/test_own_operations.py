@@ -325,13 +325,26 @@ def test_the_python_is_part_of_what_ranks_compare(tmp_path: Path):
     assert digest(checked(written(tmp_path / "other", FORWARD + "\n" + BACKWARD))) != digest(one)
 
 
-def test_a_number_computed_from_sizes_is_compared_too(tmp_path: Path):
-    """What is computed from sizes keeps its formula, whose numbers are fractions."""
-    path = tmp_path / "sizes.par"
-    path.write_text(
-        "axis batch = 4\nmodel m(x: [batch]) {\n  param w: [] ~ ones()\n  loss mean(x * (size(batch) / 8)) * w\n}\n"
-    )
+def test_a_number_is_compared_however_it_was_computed(tmp_path: Path):
+    text = "axis batch = 4\nmodel m(x: [batch]) {\n  param w: [] ~ ones()\n  loss mean(x * NUMBER) * w\n}\n"
+    path, plain = tmp_path / "sizes.par", tmp_path / "plain.par"
+    path.write_text(text.replace("NUMBER", "(size(batch) / 8)"))
+    plain.write_text(text.replace("NUMBER", "0.5"))
+    assert digest(checked(path)) == digest(checked(plain))
     assert digest(checked(path)) != digest(checked(path, "batch=8"))
+
+
+def test_how_an_operation_is_written_is_not_compared(tmp_path: Path):
+    entries = (
+        ENTRIES.replace("[batch, seq]", "[seq, batch]").replace("[w]", "w").replace("  forward", "  # it\n\n  forward")
+    )
+    file = FILE.replace("embed = 8", "embed = 2 * rows, rows = 4")
+    one, other = (checked(written(tmp_path, entries=each, file=file)) for each in (ENTRIES, entries))
+    assert digest(one) == digest(other)
+    assert digest(checked(written(tmp_path, file=file.replace("2 * rows", "8")))) == digest(one)
+    changed = (ENTRIES.replace("[batch, seq]", "seq"), ENTRIES.replace("  linear = [w]\n", ""))
+    for each in changed:
+        assert digest(checked(written(tmp_path, entries=each, file=file))) != digest(one)
 
 
 def test_resuming_with_other_python_says_so(tmp_path: Path):
@@ -353,7 +366,7 @@ WRONG = {
     "import": ("import norm_that_is_not_there\n" + FORWARD, "E0621", "kernels.py:1 in <module>"),
     "exit": ("import sys\nsys.exit(0)\n" + FORWARD, "E0621", "SystemExit: 0"),
     "absent": ("# norm\n", "E0621", "`kernels.py` has no `norm`"),
-    "number": ("norm = 3\n", "E0621", "`norm` of `kernels.py` is no function, but `int`"),
+    "number": ("norm = 3\n", "E0621", "`norm` of `kernels.py` is not a function, but `int`"),
     "nothing": ("def norm(x, w):\n    x * w\n", "E0622", "the result is nothing, not a tensor f32[4, 6, 8]"),
     "list": ("def norm(x, w):\n    return [x]\n", "E0622", "the result is `list`, not a tensor f32[4, 6, 8]"),
     "shape": ("def norm(x, w):\n    return x[0]\n", "E0622", "the result is f32[6, 8], not f32[4, 6, 8]"),
@@ -374,7 +387,11 @@ WRONG = {
         "TypeError: norm() takes 1 positional argument but 2 were given",
     ),
     "exits": ("def norm(x, w):\n    raise SystemExit(3)\n", "E0622", "`norm` raised SystemExit"),
-    "no gradient": ("def norm(x, w):\n    return (x * w).detach()\n", "E0622", "torch sees no way from the operands"),
+    "no gradient": (
+        "def norm(x, w):\n    return (x * w).detach()\n",
+        "E0622",
+        "autograd finds no path from the operands",
+    ),
     "in place": ("def norm(x, w):\n    return x.mul_(w)\n", "E0622", "`norm` raised RuntimeError"),
 }
 

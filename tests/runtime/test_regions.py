@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -93,7 +95,7 @@ class Reading:
     def __init__(self, mesh: Mesh, microbatches: int, types: dict[str, Type], parts: list[InputPart]) -> None:
         self.mesh = mesh
         self.microbatches = microbatches
-        self.rounds = 1
+        self.batches, self.rounds = Fraction(1), 1
         self.batch = "batch"
         self.inputs = tuple(InputRecord(name, type, None) for name, type in types.items())
         self.full_inputs = tuple(part for part in parts if part.batch is None)

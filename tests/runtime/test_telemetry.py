@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,16 +40,35 @@ def test_what_is_written_is_what_is_read(
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
     result = StepResult(1, *numbers[:2], (numbers[2],), numbers[3], metrics)
     with RunDirectory.open(folder) as directory:
-        recorder, unwritten = Recorder(directory, pytest.fail), Recorder(None, pytest.fail)
+        recorder, unwritten = (Recorder(where, pytest.fail, lambda: 12.5) for where in (directory, None))
         written = [recorder.step(result), recorder.evaluation(1, numbers[0], metrics)]
         recorder.close()
         assert written == [unwritten.step(result), unwritten.evaluation(1, numbers[0], metrics)]
     found = read(folder / FILE_NAME)
     assert found == written
-    expected = {"step": 1, **dict(zip(keys, numbers, strict=True)), **metrics}
+    expected = {"step": 1, **dict(zip(keys, numbers, strict=True)), "step_seconds": 0.0, **metrics, "unix_time": 12.5}
     finite = {key: value if math.isfinite(value) else None for key, value in expected.items()}
     assert found[0] == finite
-    assert list(found[1]) == ["step", "eval_loss", *(f"eval_{name}" for name in metrics)]
+    assert list(found[1]) == ["step", "eval_loss", *(f"eval_{name}" for name in metrics), "unix_time"]
+
+
+def test_the_memory_of_each_rank_is_written_when_it_has_grown() -> None:
+    recorder = Recorder(None, pytest.fail)
+
+    def found(*peaks: int) -> dict[str, object]:
+        record = recorder.step(StepResult(1, 1.0, 1.0, (0.1,), 1.0, peaks=peaks))
+        return {name: value for name, value in record.items() if name.startswith("peak_memory")}
+
+    assert found() == {}
+    assert found(1000, 2000) == {"peak_memory": 2000, "peak_memory_by_rank": [1000, 2000]}
+    assert found(1009, 2001) == {"peak_memory": 2001}
+    assert found(1011, 2001) == {"peak_memory": 2001, "peak_memory_by_rank": [1011, 2001]}
+
+
+def test_what_is_not_known_of_the_devices_is_left_out() -> None:
+    result = StepResult(1, 1.0, 1.0, (0.1,), 1.0)
+    assert "mfu" not in Recorder(None, pytest.fail).step(result)
+    assert Recorder(None, pytest.fail).step(evolve(result, mfu=0.25))["mfu"] == 0.25
 
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:

@@ -142,6 +142,10 @@ def test_killing_a_rank_ends_the_run(tmp_path: Path, victim: int):
     assert status == 3, text
     assert f"rank {victim} was killed by SIGKILL" in text
     assert "Traceback" not in text
+    found = records(tmp_path / "run")  # whole lines, whenever it was killed
+    assert [each["step"] for each in found] == [*range(1, len(found) + 1)]
+    assert len(found[0]["peak_memory_by_rank"]) == 2
+    assert all(each["peak_memory"] > 1 << 26 and each["step_seconds"] > 0 for each in found)
     for pid in ranks.values():
         assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
 

@@ -4,10 +4,6 @@
         file="llama3.par",
         overrides=("embed=32", "vocab=64"),
         theirs=lambda: LlamaForCausalLM(LlamaConfig(hidden_size=32, vocab_size=64)),
-        weights='''
-            llama.table              = model.embed_tokens.weight [vocab, embed]
-            llama.layer.attention.wq = model.layers.{layer}.self_attn.q_proj.weight [groups * heads * key, embed]
-        ''',
     )
 
 Each is a module of `tests/zoo/models`. Ours is what a user runs: the file compiled by `compile_run` for one device, and
@@ -15,29 +11,33 @@ executed by the runtime. Both compute in f32. A number is the same where it is w
 a gradient that is zero in exact arithmetic is rounding noise of the others, so no gradient is held to less than 1e-5 of
 a hundredth of all gradients.
 
-How the lines of `weights` are read: `tests/zoo/weights.py`.
+Which of theirs is which of ours is what `weights hf` in the file says, of the names under which theirs is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.core_model_loading import revert_weight_conversion
 
 from partita.compiler.verify.proxy import single
+from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
+from partita.runtime.checkpoint.foreign import seen_as_ours, seen_as_theirs
 from partita.runtime.data.binding import open_data
 from partita.runtime.outputs import outputs
 from partita.runtime.rank import Plan, prepare
 from partita.runtime.training import VirtualRun
 from tests.files import SPECS
-from tests.zoo.weights import Weights
 
 ZOO = SPECS / "zoo"
 TOLERANCE = 1e-5
@@ -74,7 +74,6 @@ class Against:
     file: str | Path
     overrides: tuple[str, ...] = ()
     theirs: Callable[[], nn.Module]
-    weights: str
     logits: Callable[[nn.Module, Batch], Tensor] = language
     loss: Callable[[Tensor, Batch], Tensor] = next_tokens
     batch: Callable[[int], Batch] | None = None
@@ -85,7 +84,7 @@ class Against:
         """The output is the same, as in evaluation."""
         both = self._both()
         batch = both.batches(1 if self.batch is None else EVALUATION)
-        (found,) = outputs(both.run.plan.spec, both.weights.of(both.module), both.inputs(batch)).values()
+        (found,) = outputs(both.run.plan.spec, both.parameters(), both.inputs(batch)).values()
         with torch.no_grad():
             expected = self.logits(both.module.eval(), batch)
         if self.padding is not None:
@@ -102,7 +101,7 @@ class Against:
             expected = self._loss(both, batch)
             expected.backward()
             check(f"loss of batch {step}", torch.tensor(loss), expected.detach())
-            gradients = both.weights.of(both.module, gradients=True)
+            gradients = both.parameters(gradients=True)
             norm = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
             for name, gradient in both.run.gradients().items():
                 check(f"gradient of {name}", gradient, gradients[name], LEAST * norm)
@@ -133,9 +132,9 @@ class Against:
         spec = loaded(path, "train.precision=f32", "train.eval=none", *data, *self.overrides, *overrides)
         plan = prepare(single(spec))
         run = VirtualRun(plan)
-        weights = Weights({each.name: each.type for each in plan.program.parameters}, self.weights)
-        run.set_parameters(weights.of(module))
-        return Both(run, module, weights, self.batch or random_batches(plan, path.parent))
+        both = Both(run, module, spec.weights["hf"], self.batch or random_batches(plan, path.parent))
+        run.set_parameters(both.parameters())
+        return both
 
 
 @frozen(eq=False)
@@ -150,6 +149,30 @@ class Both:
     def inputs(self, batch: Batch) -> Batch:
         """What ours reads of a batch."""
         return {each.name: batch[each.name] for each in self.run.plan.program.inputs}
+
+    def parameters(self, gradients: bool = False) -> dict[str, Tensor]:
+        """Their weights and buffers, or gradients, as ours. Raises AssertionError unless each has a counterpart."""
+        tensors = dict(chain(self.module.named_buffers(), self.module.named_parameters()))
+        kept = {name for name, tensor in self.module.state_dict().items() if tensor is not None}
+        values = {name: _values(each, gradients) for name, each in tensors.items() if name in kept}
+        saved = revert_weight_conversion(self.module, values)
+        found: dict[str, Tensor] = {}
+        for theirs in self.weights.tensors():
+            whole = next(saved.pop(name) for name in theirs.names if name in saved)
+            assert tuple(whole.shape) == theirs.shape, f"{theirs.names[0]}: {tuple(whole.shape)} is not {theirs.shape}"
+            for part in theirs.parts:
+                ours = found.setdefault(part.name, torch.empty(part.type.shape, dtype=whole.dtype))
+                seen_as_theirs(ours, part).copy_(seen_as_ours(whole.contiguous(), part, theirs.joined))
+        assert found.keys() == {each.name for each in self.run.plan.program.parameters}
+        lost = [name for name in saved if not any(fnmatch(name, pattern) for pattern in self.weights.skipped)]
+        assert not lost, f"of theirs nothing is said of {lost}"
+        return found
+
+
+def _values(tensor: Tensor, gradients: bool) -> Tensor:
+    if not gradients:
+        return tensor.detach()
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def loaded(path: Path, *overrides: str) -> Spec:

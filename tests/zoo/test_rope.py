@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from partita.runtime.kernels.positions import SCALINGS
 
@@ -24,6 +22,9 @@ from partita.runtime.kernels.positions import SCALINGS
     ],
 )
 def test_scalings_of_wavelengths_are_the_same(base: float, name: str, theirs: dict[str, Any], ours: tuple[Any, ...]):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     parameters = {"rope_type": name, "rope_theta": base, "factor": 8.0, "original_max_position_embeddings": 8192}
     config = LlamaConfig(head_dim=128, max_position_embeddings=65_536, rope_parameters={**parameters, **theirs})
     expected, factor = ROPE_INIT_FUNCTIONS[name](config, "cpu")

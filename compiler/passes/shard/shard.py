@@ -62,22 +62,26 @@ def shard(
     portable: set[Value],
     hoist: bool = True,
     updates: Mapping[str, Update] = MappingProxyType({}),
+    means: bool = False,
 ) -> ShardedGraph:
     """Shard a placed graph. `portable` values are computed on every stage that reads them; `updates` are those of the
-    trained parameters, which say along which axes their states can be split. Raises Refused (E0411).
+    trained parameters, which say along which axes their states can be split. With `means`, what is read of these
+    parameters are states, and stored as such. Raises Refused (E0411).
     """
-    return _Sharder(graph, defaults, resharding, portable, hoist, updates).sharded()
+    return _Sharder(graph, defaults, resharding, portable, hoist, updates, means).sharded()
 
 
-def gathered_bytes(graph: Graph, defaults: DefaultLayouts) -> list[int]:
-    """For each stage, the bytes of the parameters that it reads and that are stored in another layout than used."""
+def gathered_bytes(graph: Graph, defaults: DefaultLayouts, kind: str = "param") -> list[int]:
+    """For each stage, the bytes of the parameters that it reads and that are stored, as a `kind` of tensor, in another
+    layout than used.
+    """
     sizes = defaults.mesh.sizes
     bytes: dict[Value, int] = {}
     for parameter in graph.parameters:
         if parameter.buffer:
             continue
         compute = defaults.default(parameter.name, parameter.master, parameter.span)
-        if defaults.stored("param", parameter.name, parameter.master, compute) != compute:
+        if defaults.stored(kind, parameter.name, parameter.master, compute) != compute:
             bytes[parameter.value] = local_type(parameter.value.type, compute, sizes).bytes
     read: dict[int | None, set[Value]] = {}
     for node in graph.nodes:
@@ -94,9 +98,11 @@ class _Sharder:
         portable: set[Value],
         hoist: bool,
         updates: Mapping[str, Update],
+        means: bool,
     ) -> None:
         self.source = graph
         self.updates = updates
+        self.means = means
         self.defaults = defaults
         self.resharding = resharding
         self.mesh: Mesh = resharding.mesh
@@ -169,6 +175,8 @@ class _Sharder:
                 stored[kind] = self.defaults.stored(kind, parameter.name, parameter.master, compute)
         if parameter.name in self.updates:
             stored["state"] = self._splittable(parameter, stored["state"])
+            if self.means:
+                stored = dict.fromkeys(stored, stored["state"])
         self.layouts[parameter.name] = ParameterLayouts(compute, **stored)
         type = local_type(parameter.value.type, stored["param"], self.sizes)
         value = evolve(parameter.value, type=type, layout=stored["param"])

@@ -11,9 +11,10 @@ from attrs import frozen
 from partita.compiler.graph import Builder, Value
 from partita.compiler.ops.attend import Attend, AttendGradient
 from partita.compiler.ops.body import body_of
-from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient, Fold, Patches
+from partita.compiler.ops.convolution import Conv, ConvImageGradient, ConvKernelGradient
 from partita.compiler.ops.cumsum import BlockSums, CumulativeSum
 from partita.compiler.ops.custom import Custom, CustomGradient
+from partita.compiler.ops.decoding import Keep, ShiftOn
 from partita.compiler.ops.dot import Dot
 from partita.compiler.ops.experts import RoutedDot, RoutedOuter, TopK
 from partita.compiler.ops.linear_scan import BlockEnds, LinearScan, LinearScanBlocks, LinearScanGradient
@@ -21,12 +22,14 @@ from partita.compiler.ops.lookup import Gather, OneHot, ScatterAdd
 from partita.compiler.ops.loss import ExpSum, KnownTargets, NegativeLogLikelihood, NegativeLogLikelihoodGradient, Pick
 from partita.compiler.ops.normalize import LayerNormGradient, Normalize, NormalizeGradient
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.optimizer import Ema
 from partita.compiler.ops.pointwise import FUNCTIONS, Cast, Detach, Pointwise, pointwise
 from partita.compiler.ops.position import Dropout, Iota, Microbatch, Random, Rope
 from partita.compiler.ops.reduce import ArgMax, FirstIndex, Reduce
 from partita.compiler.ops.scan import Scan, StatesBefore
 from partita.compiler.ops.shape import Arrange, Concat, Expand, Merge, Pad, Rename, Shift, Slice, Split
 from partita.compiler.ops.slots import Collect, Dispatch, Load, SlotIndex
+from partita.compiler.ops.windows import Fold, Patches
 from partita.compiler.optimizers.adafactor import Adafactor, FactoredInverseRoot, InverseRoot, RunningMean
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.optimizers.adamw_8bit import AdamW8bit
@@ -79,7 +82,7 @@ class Case:
 
 # Accumulated and updated tensors share one order; the order of the rest is the compiler's choice.
 FIXED = (
-    *("adamw", "sgd", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
+    *("adamw", "sgd", "ema", "lion", "rowwise_adagrad", "adafactor", "momentum", "muon", "adamw_8bit"),
     *("scatter_add", "scan", "routed_outer"),
 )
 
@@ -197,6 +200,8 @@ CASES: list[Case] = [
     Case("pad", Pad("a", Z, 1), (f(C, A),)),
     Case("shift", Shift("a", 2), (f(A, B, C),)),
     Case("shift-back", Shift("b", -1), (f(A, B),)),
+    Case("shift_on", ShiftOn("s", 6), (f(A, Axis("s", 6), B), f(A, S, B)), differentiable=False),
+    Case("keep", Keep("s"), (f(A, S, B), f(A, Axis("s", 6), B)), differentiable=False),
     Case("concat", Concat(("a", "b"), Z), (f(A, C), f(B, C))),
     Case("gather", Gather("v"), (i(A, B), f(V, C)), limit=12),
     Case("gather-two", Gather("v"), (i(A), f(C, V, B)), limit=12),
@@ -408,6 +413,7 @@ CASES: list[Case] = [
     Case("adamw", AdamW(0.9, 0.99, 1e-8, 0.1), (f(A, B),) * 4, positive=True, differentiable=False),
     Case("sgd", Sgd(0.0, False, 0.1), (f(A, B),) * 2, differentiable=False),
     Case("sgd-momentum", Sgd(0.9, True, 0.1), (f(A, B),) * 3, differentiable=False),
+    Case("ema", Ema(0.9), (f(A, B),) * 2, differentiable=False),
     Case("lion", Lion(0.9, 0.99, 0.1), (f(A, B),) * 3, differentiable=False),
     Case(
         "rowwise_adagrad",
@@ -456,6 +462,6 @@ CASES: list[Case] = [
     ),
 ]
 
-# `constant` has no operands and no numbers of its own to test; the rest are statements or the runtime's. Changes of
-# layout have tests of their own.
-WITHOUT_CASE = {"constant", "accumulate", "store", "send", "receive"}
+# `constant` has no operands and no numbers of its own to test; `carry` and `resume` are about states, which programs
+# that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own.
+WITHOUT_CASE = {"constant", "accumulate", "store", "carry", "resume", "send", "receive"}

@@ -37,7 +37,18 @@ def _operation(name: str, second: Type, backward: bool, more: tuple[Type, ...] =
     function = PythonFunction(_PLACE.source, name, _PLACE)
     operands = (("x", _MATRIX), ("y", second))
     return Operation(
-        name, operands, (_MATRIX, *more), function, function if backward else None, {}, {}, Literal(1), {}, _PLACE
+        name,
+        operands,
+        results=(_MATRIX, *more),
+        forward=function,
+        backward=function if backward else None,
+        split=(),
+        linear=(),
+        flops=Literal(1),
+        ties={},
+        span=_PLACE,
+        split_spans=(),
+        linear_spans=(),
     )
 
 

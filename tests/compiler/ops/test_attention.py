@@ -58,7 +58,7 @@ def test_what_no_fused_kernel_has_is_said_once_for_each_place():
     assert said("causal = true, window = 3") == []
     assert said("causal = true, dropout = 0") == []
     (one,) = said("softcap = 3, dropout = 10%")
-    assert one == "no fused kernel has `softcap` and `dropout`: the scores of this attention are made"
+    assert one == "no fused kernel supports `softcap` and `dropout`: the scores of this attention are materialized"
     (gpu,) = said("softcap = 3", "h100")
     assert "`softcap` and `segments`" in gpu
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from partita.compiler.graph import Builder, Value
-from partita.compiler.ops.convolution import Conv, Patches
+from partita.compiler.ops.convolution import Conv
+from partita.compiler.ops.windows import Patches
 from partita.dsl.types import Axis, Type
 from partita.runtime import kernels
 from tests.compiler.interpret import interpret

@@ -205,13 +205,15 @@ def overlap(form: Form) -> Form:
     return cut_up(form, overlapping.overlapped(form.stages()))
 
 
-def update(form: Form, *, mesh: str, optimizer: str = "sgd(lr = 0.1)", clip: float | None = None) -> Form:
+def update(
+    form: Form, *, mesh: str, optimizer: str = "sgd(lr = 0.1)", clip: float | None = None, ema: float | None = None
+) -> Form:
     """The end of a step; its mesh is the one that layouts speak of."""
     partitioned = form.stages()
     spec = file_of(partitioned.graph, mesh, optimizer=optimizer)
     on = mesh_of(spec.mesh, None)
     updates = assign(partitioned.graph, spec.trained[1].optimizer).updates
-    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), updates, clip)
+    found = update_graph(partitioned, form.layouts().parameters, Resharding(on), updates, clip, ema)
     return Form(update_text(found, places=False))
 
 

@@ -132,9 +132,9 @@ WRONG = [
     (["freeze wte, layer", "freeze all"], "E0415", "trains nothing", (33, 1)),
     (["update bias -> muon(lr = 0.1)", "freeze all"], "E0416", "no `dot` reads this as one", (34, 10)),
     (["update inner -> muon(lr = 0.1)", "freeze all"], "E0416", "sums over all of its axes", (34, 10)),
-    (["freeze wte", "update q -> sgd(lr = 0.1)"], "E0409", "`q` is no parameter", (35, 10)),
-    (["freeze wte, nothing", "update all -> sgd(lr = 0.1)"], "E0409", "`nothing` is no parameter", (34, 15)),
-    (["freeze layer.wte", "update all -> sgd(lr = 0.1)"], "E0409", "`layer.wte` is no parameter", (34, 10)),
+    (["freeze wte", "update q -> sgd(lr = 0.1)"], "E0409", "`q` is not a parameter", (35, 10)),
+    (["freeze wte, nothing", "update all -> sgd(lr = 0.1)"], "E0409", "`nothing` is not a parameter", (34, 15)),
+    (["freeze layer.wte", "update all -> sgd(lr = 0.1)"], "E0409", "`layer.wte` is not a parameter", (34, 10)),
 ]
 
 

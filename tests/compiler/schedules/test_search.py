@@ -71,7 +71,7 @@ def test_no_lawful_schedule_costs_less_than_the_bound(schedule, data):
     assert timeline.cost >= least * (1 - 1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(named_schedules(shapes(8, 1, 24), names=("one_f_one_b", "zb_h1", "zb_h2", "auto")), st.data())
 def test_no_good_schedule_costs_less_than_the_bound_either(schedule, data):
     """Where costs differ little, these come near the bound."""
@@ -225,7 +225,7 @@ def test_policies():
 # ---------------------------------------------------------------- auto
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(shapes(5, 3, 10), st.data())
 def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     """It finds an order wherever memory holds one microbatch, and none of those that users can name costs less."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from attrs import evolve
 
 from partita.compiler.graph import Value
 from partita.compiler.layout import REPLICATED
 from partita.compiler.ops.collective import AllGather, Part
-from partita.compiler.ops.optimizer import Store, Update
+from partita.compiler.ops.optimizer import Ema, Store, Update
 from partita.compiler.ops.pointwise import Constant
 from partita.compiler.optimizers.adamw import AdamW
 from partita.compiler.state import Compilation
@@ -153,6 +155,55 @@ def test_a_parameter_is_stored_once():
     assert "`master(m.wte)` is not the updated `m.wte`" in updated(of(store.inputs[0]), Store)
     part = next(n for n in program().update.parameters[0].update if isinstance(n.op, Part))
     assert "what an update wrote to is read after it" in updated(of(output(part)), AllGather)
+
+
+@cache
+def averaged() -> Compilation:
+    """A program that keeps means of its parameters."""
+    return compiled(FILE.replace(" clip = 1.0", " ema = 0.9"))
+
+
+def of_means(edit: Edit) -> str:
+    """What is wrong with a program that updates the mean of its first parameter in another way."""
+    place = next(p for p in places(averaged()) if p.name == "the update of m.wte")
+    node = next(n for n in place.nodes if isinstance(n.op, Ema))
+    return problem(place.changed({}, {node: edit(node)})).message
+
+
+def test_the_mean_of_a_parameter_follows_it_once_as_declared():
+    assert validate(averaged()).passed
+    assert "the mean of `m.wte` is updated 0 times" in of_means(lambda node: ())
+    twice = of_means(lambda node: (node, evolve(node, outputs=(evolve(output(node), name="again"),))))
+    assert "the mean of `m.wte` is updated 2 times" in twice
+    behind = of_means(
+        lambda node: (
+            node,
+            evolve(node, inputs=(output(node), node.inputs[1]), outputs=(evolve(output(node), name="again"),)),
+        )
+    )
+    assert "is read after it is updated" in behind
+    slower = of_means(lambda node: (evolve(node, op=Ema(0.99)),))
+    assert "is not updated as declared" in slower
+    turned = of_means(lambda node: (evolve(node, inputs=node.inputs[::-1]),))
+    assert "the mean of `m.wte` is updated in a copy" in turned
+    old = next(n for n in averaged().update.parameters[0].update if isinstance(n.op, Update)).inputs[0]
+    before = of_means(lambda node: (evolve(node, inputs=(node.inputs[0], old)),))
+    assert "what an update wrote to is read after it" in before
+
+
+def test_a_mean_is_kept_if_it_is_declared_and_read_where_it_lies():
+    state = averaged()
+    train = evolve(state.train, ema=None)
+    assert "`m.wte` has states mean, square" in problem(evolve(state, train=train)).message
+    first = state.update.parameters[0]
+    moved = evolve(first, states=(*first.states[:-1], evolve(first.states[-1], layout=REPLICATED)))
+    others = (moved, *state.update.parameters[1:])
+    assert "is not stored as" in problem(evolve(state, update=evolve(state.update, parameters=others))).message
+    records = [
+        evolve(each, states=tuple(evolve(s, copy=False) for s in each.states)) for each in state.program.parameters
+    ]
+    zeros = evolve(state, program=evolve(state.program, parameters=tuple(records)))
+    assert "begins as something else" in problem(zeros).message
 
 
 def test_every_parameter_is_updated_and_no_other():

@@ -81,6 +81,26 @@ def test_mesh_axes_differ_in_size():
     assert small.mesh.axes == (("data", 3), ("pipe", 3), ("tensor", 2))
 
 
+WINDOWS = """axis batch = 12, length = 10, spots = 8, tap = 3, channels = 4
+model m(x: [batch, length, channels]) {
+  param w: [tap, channels] ~ normal(0.5)
+  let y = dot(patches(x, length -> spots, size = tap), w, over = [tap, channels])
+  loss mean(y * y)
+}
+mesh ranks(data = 4, context = 3)
+layout cut on ranks { shard batch -> data  shard tap -> context }
+train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+"""
+
+
+def test_a_window_that_divides_by_no_smaller_mesh_keeps_the_files():
+    whole, diagnostics = load_text(WINDOWS, "windows.par")
+    assert whole is not None, "\n\n".join(d.render() for d in diagnostics)
+    small = proxy_of(whole)
+    assert small.mesh.axes == (("data", 4), ("context", 3))
+    assert (small.axes["tap"].size, small.axes["batch"].size % 4) == (3, 0)
+
+
 def test_parameters_that_a_quarter_of_memory_cannot_hold_are_gathered_as_before():
     whole = loaded(SPECS / "llama.par")
     tight = {**whole.meshes}

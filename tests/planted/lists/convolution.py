@@ -6,6 +6,7 @@ FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means[images
 SPREAD = "verify tests/planted/files/images.par layout=spread_"
 STORED = "verify tests/planted/files/images.par layout=stored_"
 OP, KERNEL = "compiler/ops/convolution.py", "runtime/kernels/convolution.py"
+WINDOWS = "compiler/ops/windows.py"
 
 MISTAKES = [
     Planted(
@@ -52,7 +53,7 @@ MISTAKES = [
     ),
     Planted(
         "windows-apart-that-begin-outside",
-        OP,
+        WINDOWS,
         "if ends == (0, 0) and axis.size == stride * into.size",
         "if axis.size == stride * into.size",
         "tests/compiler/ops/test_convolution.py::test_only_windows_that_lie_apart_are_split",
@@ -67,15 +68,15 @@ MISTAKES = [
     Planted(
         "filters-not-summed",
         OP,
-        "*(ShardingRule((name, name), (SUM,)) for name in _names(roles.filters)),",
-        "*(ShardingRule((name, name), (None,)) for name in _names(roles.filters)),",
+        "*(ShardingRule((name, name), (SUM,)) for name in names_of(roles.filters)),",
+        "*(ShardingRule((name, name), (None,)) for name in names_of(roles.filters)),",
         SPREAD,
     ),
     Planted(
         "batch-not-summed",
         OP,
-        "*(ShardingRule((name, name), (SUM,)) for name in _names(roles.batch)),",
-        "*(ShardingRule((name, name), (None,)) for name in _names(roles.batch)),",
+        "*(ShardingRule((name, name), (SUM,)) for name in names_of(roles.batch)),",
+        "*(ShardingRule((name, name), (None,)) for name in names_of(roles.batch)),",
         STORED,
     ),
     Planted(

@@ -4,7 +4,7 @@ from tests.planted.planted import Planted
 
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means"
 RATES = "tests/runtime/test_learning_rates.py"
-OPTIMIZERS = "tests/runtime/kernels/test_optimizers.py"
+OPTIMIZERS = "tests/runtime/kernels/test_adamw_and_sgd.py"
 
 MISTAKES = [
     Planted(

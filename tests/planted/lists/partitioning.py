@@ -114,8 +114,8 @@ MISTAKES = [
     Planted(
         "random-numbers-count-in-the-part",
         "compiler/ops/position.py",
-        "whole = tuple(size for _, size in self.whole)",
-        "whole = shape",
+        "starts, self.whole, self.dtype)",
+        "starts, [(axis.name, axis.size) for axis in self.axes], self.dtype)",
         AXES,
     ),
     Planted(
@@ -228,7 +228,7 @@ MISTAKES = [
         "compiler/ops/reduce.py",
         "return (*kept, ShardingRule((self.over, None), (MAX,)))",
         "return (*kept, ShardingRule((self.over, None), (SUM,)))",
-        AXES,
+        f"{AXES} layout=heads_",
     ),
     Planted(
         "norm-in-parts-forgets-epsilon",
@@ -255,15 +255,15 @@ MISTAKES = [
     Planted(
         "whole-terms-in-every-microbatch",
         "compiler/passes/microbatch.py",
-        "share = self.build.apply(Constant(1 / self.count, local.type.dtype))",
+        "share = self.build.apply(Constant(float(1 / self.count), local.type.dtype))",
         "share = self.build.apply(Constant(1.0, local.type.dtype))",
         FIGURES,
     ),
     Planted(
         "whole-gradients-in-every-microbatch",
         "compiler/passes/microbatch.py",
-        "if state is None and self.count > 1:\n                        part",
-        "if state is None and self.count < 1:\n                        part",
+        "if state is None and self.count != 1:\n                        part",
+        "if state is None and self.count == 0:\n                        part",
         FIGURES,
     ),
     Planted(

@@ -48,6 +48,14 @@ def test_how_a_file_is_written_does_not_count(tmp_path: Path):
     assert hashes(prepare(found)) == plain
 
 
+def test_nor_does_where_things_stand_in_any_of_the_models():
+    for path in sorted((SPECS / "zoo").glob("*.par")):
+        text = path.read_text()
+        there, moved = (load_text(each, path.name, path=path)[0] for each in (text, "\n  # moved\n" + text))
+        assert there is not None
+        assert digest(there) == digest(moved), path.name
+
+
 def test_nor_does_the_process():
     """Names are hashed differently in every process, and nothing hangs on that."""
     code = (

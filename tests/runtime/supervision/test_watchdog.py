@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,20 +93,18 @@ def _until_frozen(step: Iterator[None]) -> Iterator[None]:
         return
 
 
+@cache
 def plan_of(name: str) -> Plan:
     spec, _ = load(SPECS / name, ())
     assert spec is not None
     return experiment_of(spec).plan
 
 
-PLANS = {name: plan_of(name) for name in ("tiny.par", "llama.par", "gpt.par")}
-
-
-@given(st.sampled_from(sorted(PLANS)), st.data())
+@given(st.sampled_from(["tiny.par", "llama.par", "gpt.par"]), st.data())
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
     """Wherever a rank freezes, the others come to wait for it, and it is the one that is named."""
-    plan = PLANS[name]
+    plan = plan_of(name)
     program = plan.program
     victim = data.draw(st.integers(0, plan.ranks - 1))
     record = program.ranks[program.mesh.pipe_rank(victim)]
@@ -133,7 +132,7 @@ def test_the_rank_that_stands_still_is_named(name: str, data: st.DataObject):
 
 
 def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
-    plan = PLANS["tiny.par"]
+    plan = plan_of("tiny.par")
     for rank in range(2):
         recorder = Flight(path_of(tmp_path, rank))
         recorder.begin(TRAINING, 7)
@@ -147,7 +146,7 @@ def test_the_dead_are_named_before_those_that_wait(tmp_path: Path):
 
 def test_who_is_behind_is_told_by_turns(tmp_path: Path):
     """Batches of an evaluation are numbered downwards, and what follows has the numbers of steps again."""
-    plan = PLANS["tiny.par"]
+    plan = plan_of("tiny.par")
     instructions = plan.program.ranks[1].instructions
     waits = next(i for i, each in enumerate(instructions) if isinstance(each, WaitReceive))
     behind, ahead = (Flight(path_of(tmp_path, rank)) for rank in range(2))
@@ -183,7 +182,7 @@ def test_recorders_of_other_machines_are_not_read(tmp_path: Path, monkeypatch: p
 
 
 def test_a_run_that_moves_does_not_stall(tmp_path: Path):
-    watchdog = Watchdog(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, RunDirectory.open(tmp_path))
+    watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 2, 1e-3, RunDirectory.open(tmp_path))
     long_ago, own = time.monotonic() - 100.0, {0: os.getpid(), 1: os.getpid()}
     assert watchdog.stalled(tmp_path, long_ago, own) is None  # they are being started, which may take longer
     first = Flight(path_of(tmp_path, 0))
@@ -206,7 +205,7 @@ def test_a_run_that_moves_does_not_stall(tmp_path: Path):
 )
 def test_a_rank_that_is_stopped_outside_of_steps_is_named(tmp_path: Path, activity: int | None):
     """Also before it has a recorder, and after its last step."""
-    watchdog = Watchdog(Diagnosis(PLANS["tiny.par"].program), 2, 1e-3, RunDirectory.open(tmp_path))
+    watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 2, 1e-3, RunDirectory.open(tmp_path))
     first = Flight(path_of(tmp_path, 0))
     for each in (flight.READY, flight.CONNECTING, flight.LOADING, flight.AGREEING):
         first.begin(each)
@@ -235,7 +234,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 @pytest.mark.parametrize("timeout", [1e-3, 600.0])
 def test_the_last_rank_is_watched_to_its_end(tmp_path: Path, timeout: float):
     """Whatever the stall timeout is: a busy machine may take long to end a process."""
-    watchdog = Watchdog(Diagnosis(PLANS["tiny.par"].program), 1, timeout, RunDirectory.open(tmp_path))
+    watchdog = Watchdog(Diagnosis(plan_of("tiny.par").program), 1, timeout, RunDirectory.open(tmp_path))
     Flight(path_of(tmp_path, 0)).begin(flight.ENDED)
     (position,) = watchdog.positions(tmp_path)
     early, late = (Seen([evolve(position, seconds=ENDING_SECONDS + more)], {}) for more in (-1.0, 1.0))

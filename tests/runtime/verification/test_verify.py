@@ -142,6 +142,13 @@ def test_what_is_not_finite_on_random_values_begins_as_declared():
     assert execution(FILE.replace("let y = x * w", "let y = x * w + log(w)")).passed
 
 
+def test_a_mean_over_few_elements_is_of_more_of_them():
+    """Of as few as make a proxy there is often nothing to take the mean of."""
+    rare = "let some = cast(abs(x) > 3.0, f32) loss sum(some * (y - wanted) * (y - wanted)) / sum(some)"
+    large = FILE.replace("batch = 8, seq = 6", "batch = 64, seq = 48")
+    assert execution(large.replace("loss mse(y, wanted)", rare)).passed
+
+
 def test_a_metric_may_be_no_number():
     found = execution(FILE.replace("sqrt(mean(y * y))", "log(mean(y) - mean(abs(y)))"))
     assert found.passed, found.diagnostics[0].render()

@@ -21,34 +21,6 @@ CONFIG = BertConfig(
     max_position_embeddings=SEQ,
     pad_token_id=None,  # whose row of the embedding would not be trained
 )
-WEIGHTS = """
-    bert.words = bert.embeddings.word_embeddings.weight [vocab, embed]
-    bert.positions = bert.embeddings.position_embeddings.weight [seq, embed]
-    bert.kinds = bert.embeddings.token_type_embeddings.weight [sentences, embed]
-    bert.norm.scale = bert.embeddings.LayerNorm.weight [embed]
-    bert.norm.shift = bert.embeddings.LayerNorm.bias [embed]
-    bert.layer.attention.wq = bert.encoder.layer.{layer}.attention.self.query.weight [heads * key, embed]
-    bert.layer.attention.wk = bert.encoder.layer.{layer}.attention.self.key.weight [heads * key, embed]
-    bert.layer.attention.wv = bert.encoder.layer.{layer}.attention.self.value.weight [heads * key, embed]
-    bert.layer.attention.bq = bert.encoder.layer.{layer}.attention.self.query.bias [heads * key]
-    bert.layer.attention.bk = bert.encoder.layer.{layer}.attention.self.key.bias [heads * key]
-    bert.layer.attention.bv = bert.encoder.layer.{layer}.attention.self.value.bias [heads * key]
-    bert.layer.attention.wo = bert.encoder.layer.{layer}.attention.output.dense.weight [embed, heads * key]
-    bert.layer.attention.bo = bert.encoder.layer.{layer}.attention.output.dense.bias [embed]
-    bert.layer.attention.norm.scale = bert.encoder.layer.{layer}.attention.output.LayerNorm.weight [embed]
-    bert.layer.attention.norm.shift = bert.encoder.layer.{layer}.attention.output.LayerNorm.bias [embed]
-    bert.layer.mlp.up = bert.encoder.layer.{layer}.intermediate.dense.weight [ffn, embed]
-    bert.layer.mlp.bup = bert.encoder.layer.{layer}.intermediate.dense.bias [ffn]
-    bert.layer.mlp.down = bert.encoder.layer.{layer}.output.dense.weight [embed, ffn]
-    bert.layer.mlp.bdown = bert.encoder.layer.{layer}.output.dense.bias [embed]
-    bert.layer.mlp.norm.scale = bert.encoder.layer.{layer}.output.LayerNorm.weight [embed]
-    bert.layer.mlp.norm.shift = bert.encoder.layer.{layer}.output.LayerNorm.bias [embed]
-    bert.head.dense = cls.predictions.transform.dense.weight [hidden, embed]
-    bert.head.bias = cls.predictions.transform.dense.bias [hidden]
-    bert.head.norm.scale = cls.predictions.transform.LayerNorm.weight [embed]
-    bert.head.norm.shift = cls.predictions.transform.LayerNorm.bias [embed]
-    bert.bias = cls.predictions.bias [vocab]
-"""
 
 
 def batch(step: int) -> Batch:
@@ -80,7 +52,6 @@ MODEL = Against(
     file="bert.par",
     overrides=SIZES,
     theirs=lambda: BertForMaskedLM(CONFIG),
-    weights=WEIGHTS,
     logits=logits,
     loss=loss,
     padding=lambda batch: ~batch["present"][:, :, None],

@@ -30,58 +30,6 @@ CONFIG = CLIPConfig(
     },
     projection_dim=6,
 )
-LAYER = """
-    clip.{ours}.layer.{attention}.norm.scale = {theirs}.layer_norm1.weight [{embed}]
-    clip.{ours}.layer.{attention}.norm.shift = {theirs}.layer_norm1.bias [{embed}]
-    clip.{ours}.layer.{attention}.projected.wq = {theirs}.self_attn.q_proj.weight [{heads} * key, {embed}]
-    clip.{ours}.layer.{attention}.projected.wk = {theirs}.self_attn.k_proj.weight [{heads} * key, {embed}]
-    clip.{ours}.layer.{attention}.projected.wv = {theirs}.self_attn.v_proj.weight [{heads} * key, {embed}]
-    clip.{ours}.layer.{attention}.projected.bq = {theirs}.self_attn.q_proj.bias [{heads} * key]
-    clip.{ours}.layer.{attention}.projected.bk = {theirs}.self_attn.k_proj.bias [{heads} * key]
-    clip.{ours}.layer.{attention}.projected.bv = {theirs}.self_attn.v_proj.bias [{heads} * key]
-    clip.{ours}.layer.{attention}.wo = {theirs}.self_attn.out_proj.weight [{embed}, {heads} * key]
-    clip.{ours}.layer.{attention}.bo = {theirs}.self_attn.out_proj.bias [{embed}]
-    clip.{ours}.layer.mlp.norm.scale = {theirs}.layer_norm2.weight [{embed}]
-    clip.{ours}.layer.mlp.norm.shift = {theirs}.layer_norm2.bias [{embed}]
-    clip.{ours}.layer.mlp.up = {theirs}.mlp.fc1.weight [{ffn}, {embed}]
-    clip.{ours}.layer.mlp.bup = {theirs}.mlp.fc1.bias [{ffn}]
-    clip.{ours}.layer.mlp.down = {theirs}.mlp.fc2.weight [{embed}, {ffn}]
-    clip.{ours}.layer.mlp.bdown = {theirs}.mlp.fc2.bias [{embed}]
-"""
-WEIGHTS = (
-    """
-    clip.sharpness = logit_scale
-    clip.look.patch = vision_model.embeddings.patch_embedding.weight [vision, colors, high, wide]
-    clip.look.class = vision_model.embeddings.class_embedding [vision]
-    clip.look.position = vision_model.embeddings.position_embedding.weight [spots, vision]
-    clip.look.norm.scale = vision_model.pre_layrnorm.weight [vision]
-    clip.look.norm.shift = vision_model.pre_layrnorm.bias [vision]
-    clip.look.end_norm.scale = vision_model.post_layernorm.weight [vision]
-    clip.look.end_norm.shift = vision_model.post_layernorm.bias [vision]
-    clip.look.projection = visual_projection.weight [joint, vision]
-    clip.read.table = text_model.embeddings.token_embedding.weight [vocab, embed]
-    clip.read.position = text_model.embeddings.position_embedding.weight [seq, embed]
-    clip.read.norm.scale = text_model.final_layer_norm.weight [embed]
-    clip.read.norm.shift = text_model.final_layer_norm.bias [embed]
-    clip.read.projection = text_projection.weight [joint, embed]
-    """
-    + LAYER.format(
-        ours="look",
-        attention="image_attention",
-        theirs="vision_model.encoder.layers.{layer}",
-        embed="vision",
-        heads="eyes",
-        ffn="vision_ffn",
-    )
-    + LAYER.format(
-        ours="read",
-        attention="text_attention",
-        theirs="text_model.encoder.layers.{layer}",
-        embed="embed",
-        heads="heads",
-        ffn="ffn",
-    )
-)
 
 
 def logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -96,7 +44,6 @@ MODEL = Against(
     file="clip.par",
     overrides=("batch=5", "joint=6", *IMAGES, *TEXTS),
     theirs=lambda: CLIPModel(CONFIG),
-    weights=WEIGHTS,
     logits=logits,
     loss=loss,
 )

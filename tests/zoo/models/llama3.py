@@ -25,20 +25,6 @@ CONFIG = LlamaConfig(
         "original_max_position_embeddings": 40,
     },
 )
-WEIGHTS = """
-    llama.table = model.embed_tokens.weight [vocab, embed]
-    llama.layer.attention.scale = model.layers.{layer}.input_layernorm.weight [embed]
-    llama.layer.attention.wq = model.layers.{layer}.self_attn.q_proj.weight [groups * heads * key, embed]
-    llama.layer.attention.wk = model.layers.{layer}.self_attn.k_proj.weight [groups * key, embed]
-    llama.layer.attention.wv = model.layers.{layer}.self_attn.v_proj.weight [groups * key, embed]
-    llama.layer.attention.wo = model.layers.{layer}.self_attn.o_proj.weight [embed, groups * heads * key]
-    llama.layer.mlp.scale = model.layers.{layer}.post_attention_layernorm.weight [embed]
-    llama.layer.mlp.gate = model.layers.{layer}.mlp.gate_proj.weight [ffn, embed]
-    llama.layer.mlp.up = model.layers.{layer}.mlp.up_proj.weight [ffn, embed]
-    llama.layer.mlp.down = model.layers.{layer}.mlp.down_proj.weight [embed, ffn]
-    llama.scale = model.norm.weight [embed]
-    llama.head = lm_head.weight [vocab, embed]
-"""
 
 
-MODEL = Against(file="llama3.par", overrides=SIZES, theirs=lambda: LlamaForCausalLM(CONFIG), weights=WEIGHTS)
+MODEL = Against(file="llama3.par", overrides=SIZES, theirs=lambda: LlamaForCausalLM(CONFIG))

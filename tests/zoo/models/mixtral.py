@@ -20,25 +20,10 @@ CONFIG = MixtralConfig(
     rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     attn_implementation="eager",
 )
-WEIGHTS = """
-    mixtral.table                  = model.embed_tokens.weight [vocab, embed]
-    mixtral.head                   = lm_head.weight [vocab, embed]
-    mixtral.scale                  = model.norm.weight [embed]
-    mixtral.layer.attention.scale  = model.layers.{layer}.input_layernorm.weight [embed]
-    mixtral.layer.attention.wq     = model.layers.{layer}.self_attn.q_proj.weight [groups * heads * key, embed]
-    mixtral.layer.attention.wk     = model.layers.{layer}.self_attn.k_proj.weight [groups * key, embed]
-    mixtral.layer.attention.wv     = model.layers.{layer}.self_attn.v_proj.weight [groups * key, embed]
-    mixtral.layer.attention.wo     = model.layers.{layer}.self_attn.o_proj.weight [embed, groups * heads * key]
-    mixtral.layer.moe.scale        = model.layers.{layer}.post_attention_layernorm.weight [embed]
-    mixtral.layer.moe.router       = model.layers.{layer}.mlp.gate.weight [experts, embed]
-    mixtral.layer.moe.gate, mixtral.layer.moe.up = model.layers.{layer}.mlp.experts.gate_up_proj [experts, + ffn, embed]
-    mixtral.layer.moe.down         = model.layers.{layer}.mlp.experts.down_proj [experts, embed, ffn]
-"""
 
 
 MODEL = Against(
     file="mixtral.par",
     overrides=(*SIZES, "experts=5", "chosen=2", "balance=0"),
     theirs=lambda: MixtralForCausalLM(CONFIG),
-    weights=WEIGHTS,
 )

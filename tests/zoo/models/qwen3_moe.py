@@ -21,27 +21,10 @@ CONFIG = Qwen3MoeConfig(
     rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     attn_implementation="eager",
 )
-WEIGHTS = """
-    qwen.table                  = model.embed_tokens.weight [vocab, embed]
-    qwen.head                   = lm_head.weight [vocab, embed]
-    qwen.scale                  = model.norm.weight [embed]
-    qwen.layer.attention.scale  = model.layers.{layer}.input_layernorm.weight [embed]
-    qwen.layer.attention.q_scale  = model.layers.{layer}.self_attn.q_norm.weight [key]
-    qwen.layer.attention.k_scale  = model.layers.{layer}.self_attn.k_norm.weight [key]
-    qwen.layer.attention.wq     = model.layers.{layer}.self_attn.q_proj.weight [groups * heads * key, embed]
-    qwen.layer.attention.wk     = model.layers.{layer}.self_attn.k_proj.weight [groups * key, embed]
-    qwen.layer.attention.wv     = model.layers.{layer}.self_attn.v_proj.weight [groups * key, embed]
-    qwen.layer.attention.wo     = model.layers.{layer}.self_attn.o_proj.weight [embed, groups * heads * key]
-    qwen.layer.moe.scale        = model.layers.{layer}.post_attention_layernorm.weight [embed]
-    qwen.layer.moe.router       = model.layers.{layer}.mlp.gate.weight [experts, embed]
-    qwen.layer.moe.gate, qwen.layer.moe.up = model.layers.{layer}.mlp.experts.gate_up_proj [experts, + ffn, embed]
-    qwen.layer.moe.down         = model.layers.{layer}.mlp.experts.down_proj [experts, embed, ffn]
-"""
 
 
 MODEL = Against(
     file="qwen3_moe.par",
     overrides=(*SIZES, "experts=5", "chosen=3", "balance=0"),
     theirs=lambda: Qwen3MoeForCausalLM(CONFIG),
-    weights=WEIGHTS,
 )

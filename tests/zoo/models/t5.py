@@ -24,36 +24,6 @@ CONFIG = T5Config(
     relative_attention_max_distance=12,
     decoder_start_token_id=0,
 )
-ATTENTION = """
-    t5.{ours}.wq = {theirs}.q.weight [heads * key, embed]
-    t5.{ours}.wk = {theirs}.k.weight [heads * key, embed]
-    t5.{ours}.wv = {theirs}.v.weight [heads * key, embed]
-    t5.{ours}.wo = {theirs}.o.weight [embed, heads * key]
-"""
-MLP = """
-    t5.{ours}.norm.scale = {theirs}.layer_norm.weight [embed]
-    t5.{ours}.up = {theirs}.DenseReluDense.wi.weight [ffn, embed]
-    t5.{ours}.down = {theirs}.DenseReluDense.wo.weight [embed, ffn]
-"""
-ENCODER, DECODER = "encoder.block.{encoder}.layer", "decoder.block.{decoder}.layer"
-FIRST = "block.0.layer.0.SelfAttention.relative_attention_bias.weight [buckets, heads]"
-WEIGHTS = (
-    f"""
-    t5.table = shared.weight [vocab, embed]
-    t5.both_sides.table = encoder.{FIRST}
-    t5.one_side.table = decoder.{FIRST}
-    t5.norm.scale = encoder.final_layer_norm.weight [embed]
-    t5.norm_2.scale = decoder.final_layer_norm.weight [embed]
-    t5.encoder.encoder_attention.norm.scale = {ENCODER}.0.layer_norm.weight [embed]
-    t5.decoder.decoder_attention.norm.scale = {DECODER}.0.layer_norm.weight [embed]
-    t5.decoder.cross_attention.norm.scale = {DECODER}.1.layer_norm.weight [embed]
-    """
-    + ATTENTION.format(ours="encoder.encoder_attention", theirs=f"{ENCODER}.0.SelfAttention")
-    + ATTENTION.format(ours="decoder.decoder_attention", theirs=f"{DECODER}.0.SelfAttention")
-    + ATTENTION.format(ours="decoder.cross_attention", theirs=f"{DECODER}.1.EncDecAttention")
-    + MLP.format(ours="encoder.mlp", theirs=f"{ENCODER}.1")
-    + MLP.format(ours="decoder.mlp", theirs=f"{DECODER}.2")
-)
 
 
 def batch(step: int) -> Batch:
@@ -79,7 +49,6 @@ MODEL = Against(
     file="t5.par",
     overrides=(*SIZES, *BUCKETS),
     theirs=lambda: T5ForConditionalGeneration(CONFIG),
-    weights=WEIGHTS,
     logits=logits,
     loss=loss,
     batch=batch,

@@ -19,33 +19,6 @@ CONFIG = ViTConfig(
     intermediate_size=40,
     num_labels=7,
 )
-LAYER = "vit.layers.{layer}"
-WEIGHTS = f"""
-    vit.first = vit.embeddings.cls_token [1, start, embed]
-    vit.position = vit.embeddings.position_embeddings [1, positions, embed]
-    vit.kernel = vit.embeddings.patch_embeddings.projection.weight [embed, colors, ph, pw]
-    vit.bias = vit.embeddings.patch_embeddings.projection.bias [embed]
-    vit.layer.attention.scale = {LAYER}.layernorm_before.weight [embed]
-    vit.layer.attention.shift = {LAYER}.layernorm_before.bias [embed]
-    vit.layer.attention.wq = {LAYER}.attention.q_proj.weight [heads * key, embed]
-    vit.layer.attention.wk = {LAYER}.attention.k_proj.weight [heads * key, embed]
-    vit.layer.attention.wv = {LAYER}.attention.v_proj.weight [heads * key, embed]
-    vit.layer.attention.bq = {LAYER}.attention.q_proj.bias [heads * key]
-    vit.layer.attention.bk = {LAYER}.attention.k_proj.bias [heads * key]
-    vit.layer.attention.bv = {LAYER}.attention.v_proj.bias [heads * key]
-    vit.layer.attention.wo = {LAYER}.attention.o_proj.weight [embed, heads * key]
-    vit.layer.attention.bo = {LAYER}.attention.o_proj.bias [embed]
-    vit.layer.mlp.scale = {LAYER}.layernorm_after.weight [embed]
-    vit.layer.mlp.shift = {LAYER}.layernorm_after.bias [embed]
-    vit.layer.mlp.up = {LAYER}.mlp.fc1.weight [ffn, embed]
-    vit.layer.mlp.bu = {LAYER}.mlp.fc1.bias [ffn]
-    vit.layer.mlp.down = {LAYER}.mlp.fc2.weight [embed, ffn]
-    vit.layer.mlp.bd = {LAYER}.mlp.fc2.bias [embed]
-    vit.scale = vit.layernorm.weight [embed]
-    vit.shift = vit.layernorm.bias [embed]
-    vit.head = classifier.weight [classes, embed]
-    vit.bh = classifier.bias [classes]
-"""
 
 
 def logits(model: nn.Module, batch: Batch) -> Tensor:
@@ -60,7 +33,6 @@ MODEL = Against(
     file="vit.par",
     overrides=SIZES,
     theirs=lambda: ViTForImageClassification(CONFIG),
-    weights=WEIGHTS,
     logits=logits,
     loss=loss,
 )

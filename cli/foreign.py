@@ -1,0 +1,227 @@
+"""`partita checkpoint import` and `export` with `--as`: trained models of other programs, in and out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.cli.compiled import compile_or_report
+from partita.cli.importing import training_lines
+from partita.cli.number_format import bytes_text
+from partita.cli.source import load_or_report, report
+from partita.compiler.graph import without_iterations
+from partita.dsl import tree
+from partita.dsl.correspondence import Weights
+from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.dsl.parser import parse_file
+from partita.dsl.report import Report, suggestion
+from partita.dsl.source import Source, Span
+from partita.dsl.units import BYTES, Quantity
+from partita.dsl.units import read as read_quantity
+from partita.dsl.weights import Checker, parameters_in
+from partita.runtime.checkpoint.files import directory, read
+from partita.runtime.checkpoint.identity import manifest_of
+from partita.runtime.checkpoint.manifest import Manifest
+from partita.runtime.checkpoint.repeated import families
+
+if TYPE_CHECKING:
+    from partita.runtime.checkpoint.foreign import ForeignImport
+    from partita.runtime.checkpoint.loading import Commit
+
+# What a config calls the dtypes.
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+MOST_CONFIG = 1 << 24  # bytes
+MOST_LINES = 100
+SHARD = "5GB"
+CONFIG = "config.json"
+
+
+def add_foreign_arguments(parser: argparse.ArgumentParser, export: bool) -> None:
+    """The options of an import or export under the names of another program."""
+    parser.add_argument("--as", dest="program", metavar="NAME", help="the names of `weights NAME` in the .par file")
+    what = "only the parameters with these names, or in these blocks and repeats"
+    parser.add_argument("--only", metavar="PATH,…", type=lambda text: text.split(","), default=[], help=what)
+    if export:
+        parser.add_argument("--dtype", choices=DTYPES, help="cast floats to this dtype (default: as they are)")
+        what = f"the most bytes of a file (default: {SHARD})"
+        parser.add_argument("--shard-size", type=_size, default=_size(SHARD), metavar="SIZE", help=what)
+        what = f"the {CONFIG} to put beside the tensors (default: the one that was imported with them)"
+        parser.add_argument("--config", type=Path, metavar="FILE", help=what)
+
+
+def _size(text: str) -> int:
+    try:
+        quantity = read_quantity(text, Span(Source("--shard-size", text), 0, len(text)))
+    except (Refused, AssertionError):
+        quantity = Quantity(0)
+    if quantity.dimension != BYTES or quantity.value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as {SHARD}")
+    return int(quantity.value)
+
+
+# ---------------------------------------------------------------- import
+
+
+def import_as(arguments: argparse.Namespace) -> int:
+    """Import the tensors of another program. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
+    from partita.runtime.checkpoint.foreign import import_foreign
+
+    state = compile_or_report(arguments)
+    if state is None:
+        return 1
+    weights = _declared(state.spec.weights, arguments.program, state.spec.source)
+    wanted = manifest_of(state.spec, state.program)
+    step = 0 if arguments.step is None else arguments.step
+    source = arguments.tensors
+    try:
+        made = import_foreign(arguments.directory, step, wanted, state.program, source, weights, arguments.only)
+        config = (source if source.is_dir() else source.parent) / CONFIG
+        if config.is_file():
+            (arguments.directory / CONFIG).write_bytes(_config(config))
+    except OSError as error:
+        print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
+        return 2
+    report(made.warnings)
+    if arguments.json:
+        print(json.dumps(_as_json(made), indent=2))
+        return 0
+    print(f"{made.path}: {len(made.found)} tensors from {source}")
+    if made.renamed:
+        print(f"its names {made.renamed}")
+    for line in _lines(made):
+        print(line)
+    for line in training_lines(arguments, state.spec):
+        print(line)
+    return 0
+
+
+def _declared(known: Mapping[str, Weights], name: str, source: Source) -> Weights:
+    if name not in known:
+        message = f"{source.name} has no `weights {name}`"
+        help = suggestion(name, known) or f'declare it: `weights {name} {{ m.w = "w" [embed] }}`'
+        raise refuse("E0302", message, help=help)
+    return known[name]
+
+
+def _as_json(made: ForeignImport) -> dict[str, Any]:
+    return {
+        "path": str(made.path),
+        "tensors": [
+            {
+                "from": each.name,
+                "dtype": each.dtype,
+                "shape": list(each.tensor.shape),
+                "parameters": [part.name for part in each.tensor.parts],
+            }
+            for each in made.found
+        ],
+        "initial": list(made.begun),
+    }
+
+
+def _lines(made: ForeignImport) -> list[str]:
+    """What was taken from where, the tensors of repeated layers on one line."""
+    found = families(
+        (
+            (each.name,),
+            (
+                ", ".join(without_iterations(part.name) for part in each.tensor.parts),
+                f"{each.dtype}{list(each.tensor.shape)}",
+            ),
+        )
+        for each in made.found
+    )
+    width = max((len(row.shared[0]) for row in found), default=0)
+    lines = [f"{row.shared[0]:<{width}}  ←  {shown(row.names[0])}  {row.shared[1]}" for row in found]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more; --json lists them all"]
+    begun = [row.names[0] for row in families(((name,), None) for name in made.begun)]
+    if begun:
+        lines.append(f"as the file begins: {', '.join(begun[:8])}" + (" …" if len(begun) > 8 else ""))
+    return lines
+
+
+# ---------------------------------------------------------------- export
+
+
+def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
+    """Export a checkpoint under the names of another program. Returns 0, or 1 with diagnostics."""
+    from partita.runtime.checkpoint.foreign import export_foreign
+
+    manifest = commit.manifest
+    if arguments.file is None:
+        weights = _remembered(manifest, arguments.program)
+    else:
+        spec = load_or_report(arguments)
+        if spec is None:
+            return 1
+        weights = _declared(spec.weights, arguments.program, spec.source)
+    config = arguments.config or commit.path / CONFIG
+    more = {}
+    if arguments.config is not None or config.is_file():
+        floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
+        dtype = arguments.dtype or (floats.pop() if len(floats) == 1 else None)
+        more[CONFIG] = with_dtype(_config(config), dtype)
+    count, size = export_foreign(
+        commit,
+        arguments.output,
+        weights,
+        arguments.weights,
+        arguments.only,
+        arguments.dtype,
+        arguments.shard_size,
+        more,
+    )
+    print(f"{arguments.output}: {count} tensors, {bytes_text(size)} from {commit.path}, step {manifest.step}")
+    if not more:
+        print(f"without {CONFIG}, which was not imported; `--config FILE` puts one beside them")
+    return 0
+
+
+def _remembered(manifest: Manifest, name: str) -> Weights:
+    """The declaration in the files that a checkpoint was trained from. Raises Refused (E0302, E0818)."""
+    given = Report()
+    parsed = [parse_file(Source(name, text), Report()) for name, text in manifest.sources.items()]
+    written = {each.name.text: each for file in parsed for each in file.declarations if isinstance(each, tree.Weights)}
+    if name not in written:
+        help = suggestion(name, written) or "name the .par file that has it after the directory"
+        raise refuse("E0302", f"the checkpoint was trained from a file without `weights {name}`", help=help)
+
+    def number(expression: tree.Path | tree.Call) -> Quantity:
+        message = f"a name in `weights {name}` depends on `{expression.span.text}`, which the command line may have set"
+        help = "name the .par file after the directory, with the same overrides as for the run"
+        raise refuse("E0818", message, expression.span, help=help)
+
+    types = {each.name: each.type for each in manifest.tensors if "/" not in each.name}
+    found = Checker(manifest.model, parameters_in(types), number, given).weights(written[name])
+    if found is None:
+        raise Refused(given.diagnostics())
+    return found
+
+
+# ---------------------------------------------------------------- the config beside the tensors
+
+
+def _config(path: Path) -> bytes:
+    """The content of a config. Raises Refused (E0809) if it is no JSON object, and OSError."""
+    with directory(path.parent) as handle:
+        content = read(path.resolve().name, handle, MOST_CONFIG) if not path.is_symlink() else path.read_bytes()
+    try:
+        if not isinstance(json.loads(content), dict):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise refuse("E0809", f"{path} is not a JSON object, as a {CONFIG} is") from None
+    return content
+
+
+def with_dtype(content: bytes, dtype: str | None) -> bytes:
+    """A config that says the dtype of the tensors beside it, if it says one: programs load them in that one."""
+    found = json.loads(content)
+    keys = [key for key in ("dtype", "torch_dtype") if key in found]
+    if dtype is None or all(found[key] == DTYPES[dtype] for key in keys):
+        return content
+    return json.dumps({**found, **dict.fromkeys(keys, DTYPES[dtype])}, indent=2).encode() + b"\n"

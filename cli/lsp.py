@@ -1,0 +1,32 @@
+"""`partita lsp`: the language server, for editors, on standard input and output."""
+
+from __future__ import annotations
+
+import argparse
+
+from partita.cli.command import SUMMARIES, Command, register
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are no options but what editors pass to every server."""
+    parser.set_defaults(needs="editor")
+    parser.add_argument("--stdio", action="store_true", help="what it does anyway: talk over standard input and output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until the editor ends it. Returns 0."""
+    from partita.cli.editor.server import server
+
+    server().start_io()
+    return 0
+
+
+register(
+    Command(
+        "lsp",
+        SUMMARIES["lsp"],
+        add_arguments,
+        run,
+        others=("language-server", "server"),
+    )
+)

@@ -1,0 +1,42 @@
+"""HTML and SVG: elements as text, in which all other text is escaped."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TypeAlias
+
+# What HTML does not permit, escaped or not, and what makes text seem to be another: lone surrogates, control and
+# bidirectional characters.
+UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+VOID = frozenset(("br", "link", "meta"))
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = "str | None"
+
+
+def text(value: str) -> Markup:
+    """Text as HTML. What is HTML already stays as it is."""
+    return value if isinstance(value, Markup) else Markup(escape(UNSHOWN.sub("\ufffd", value), quote=True))
+
+
+def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Markup:
+    """An element. Attributes that are None are left out; `_` in their names is `-`, at the end nothing."""
+    words = [name]
+    for key, value in attributes.items():
+        if value is not None:
+            written = f"{value:.6g}" if isinstance(value, float) else str(value)
+            words.append(f'{key.rstrip("_").replace("_", "-")}="{text(written)}"')
+    start = f"<{' '.join(words)}>"
+    return Markup(start) if name in VOID else Markup(f"{start}{joined(*children)}</{name}>")
+
+
+def joined(*children: Child) -> Markup:
+    """Several after each other; None is nothing."""
+    return Markup("".join(text(child) for child in children if child is not None))

@@ -1,0 +1,97 @@
+"""`partita sample FILE`: writes text with a trained language model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import chain
+from pathlib import Path
+
+from partita.cli.argument_types import count, number
+from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.source import load_or_report, printable, report
+from partita.cli.trained import add_trained_arguments, folder_of
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.limits import DIGITS
+from partita.runtime.inference.choice import Choice
+from partita.runtime.inference.encoding import encoding_of
+from partita.runtime.inference.language_model import USUAL
+from partita.runtime.inference.sampling import written
+from partita.runtime.inference.scoring import check_prompt, scorer_of
+
+LENGTH = 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
+    add_trained_arguments(parser)
+    parser.add_argument("--prompt", default="\n", metavar="TEXT", help="the text to go on from (default: a line break)")
+    parser.add_argument(
+        "--length", type=count, default=LENGTH, metavar="N", help=f"tokens to write (default: {LENGTH})"
+    )
+    parser.add_argument(
+        "--temperature", type=number, default=1.0, metavar="T", help="0: always the most likely token (default: 1)"
+    )
+    parser.add_argument("--top-k", type=count, metavar="K", help="draw from the K most likely tokens only")
+    parser.add_argument(
+        "--top-p", type=_share, default=1.0, metavar="P", help="draw from the most likely tokens with probability P"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="another text for another seed (default: 0)")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json (default: what the file's data says)"
+    )
+    parser.add_argument(
+        "--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})"
+    )
+
+
+def _share(text: str) -> float:
+    share = number(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError("above 0, up to 1")
+    return share
+
+
+def _seed(text: str) -> int:
+    if not (text.isdecimal() and len(text) <= DIGITS):
+        raise argparse.ArgumentTypeError(f"`{text[:DIGITS]}` is not a non-negative integer")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write text to stdout, as it is chosen. Returns 0; 1 with diagnostics."""
+    given = load_or_report(arguments)
+    if given is None:
+        return 1
+
+    def say(diagnostic: Diagnostic) -> None:
+        report([diagnostic])
+
+    folder = folder_of(arguments)
+    choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
+    try:
+        _, train = given.trained
+        encoding = encoding_of(train.data, folder, arguments.tokenizer)
+        prompt = encoding.ids(arguments.prompt)
+        python, weights = arguments.allow_python, arguments.weights
+        scorer = scorer_of(given, folder, say, arguments.place, arguments.output, python, weights)
+        check_prompt(scorer.model, prompt)
+        for piece in chain([arguments.prompt], encoding.text(written(scorer, prompt, arguments.length, choice))):
+            sys.stdout.write(printable(piece))
+            sys.stdout.flush()
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+    print()
+    return 0
+
+
+register(
+    Command(
+        "sample",
+        SUMMARIES["sample"],
+        add_arguments,
+        run,
+        others=("generate", "complete", "write"),
+    )
+)

@@ -1,0 +1,121 @@
+"""Times of actions on the command line: `F=1,B=1,W=1,comm=0`, or a JSON file that may have them by stage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from partita.cli.argument_types import number
+from partita.compiler.instructions import Message
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT
+from partita.compiler.schedules.simulator import Costs
+
+Amount = float | tuple[float, ...]
+# What a file must say: with times of its own, no default is right.
+NEEDED = ("F", "B", "W")
+
+
+@frozen
+class StageTimes:
+    """Times of one microbatch: of F, B and W on a rank, over all its chunks, or of each stage; `comm` of a transfer, or
+    of each pair of adjacent stages; `FB` of an overlapped forward and full backward. Any unit.
+    """
+
+    F: Amount = 1.0
+    B: Amount = 1.0
+    W: Amount = 1.0
+    comm: Amount = 0.0
+    FB: float | None = None
+
+    def problem(self, ranks: int, chunks: int) -> str | None:
+        """Why these are not the times of so many stages; None if they are."""
+        stages = ranks * chunks
+        for key, count, what in (*((key, stages, "stages") for key in NEEDED), ("comm", stages - 1, "pairs of stages")):
+            times = getattr(self, key)
+            if isinstance(times, tuple) and len(times) != count:
+                return f"`{key}` has {len(times)} times, but there are {count} {what}"
+        if self.FB is None:
+            return None
+        forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
+        whole = map(sum, zip(backward, weight, strict=True))
+        if self.FB / chunks < max(*forward, *whole):
+            return f"FB={self.FB:g} is less than a forward or a full backward alone"
+        return None
+
+    def costs(self, ranks: int, chunks: int) -> Costs:
+        """The costs of a schedule of so many stages."""
+        stages = ranks * chunks
+        forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
+        whole = tuple(map(sum, zip(backward, weight, strict=True)))
+        seconds = {FORWARD: forward, BACKWARD: backward, WEIGHT: weight, FULL_BACKWARD: whole}
+        pair = None if self.FB is None else self.FB / chunks
+        return Costs(
+            lambda stage, kind: seconds[kind][stage],
+            self._transfer,
+            None if pair is None else lambda first, second: pair,
+        )
+
+    def _by_stage(self, key: str, stages: int, chunks: int) -> tuple[float, ...]:
+        times = getattr(self, key)
+        return times if isinstance(times, tuple) else (times / chunks,) * stages
+
+    def _transfer(self, message: Message) -> float:
+        """The times of transfers are by the lower stage."""
+        if isinstance(self.comm, tuple):
+            return self.comm[min(message.source, message.destination)]
+        return self.comm
+
+
+def stage_times(text: str) -> StageTimes:
+    """Times as `F=18.5,B=18.1`, where others keep their defaults, or the name of a JSON file.
+
+    Raises argparse.ArgumentTypeError.
+    """
+    if text.endswith(".json"):
+        return _read(Path(text))
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        _check(key.strip())
+        found[key.strip()] = number(value)
+    return StageTimes(**found)
+
+
+def _read(path: Path) -> StageTimes:
+    try:
+        given = json.loads(path.read_bytes())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f'{path} is not an object such as {{"F": [18.5, 20.1], "B": 18, "W": 9}}')
+    for key in given:
+        _check(key)
+    missing = [key for key in NEEDED if key not in given]
+    if missing:
+        raise argparse.ArgumentTypeError(f"{path} has no times of {' and '.join(missing)}")
+    return StageTimes(**{key: _amount(value, key, path) for key, value in given.items()})
+
+
+def _check(key: str) -> None:
+    names = [each.name for each in StageTimes.__attrs_attrs__]
+    if key not in names:
+        raise argparse.ArgumentTypeError(f"`{key[:40]}` is not one of {', '.join(names)}")
+
+
+def _amount(value: Any, key: str, path: Path) -> Any:
+    """A time, or a time for each stage."""
+    if isinstance(value, list) and value and key != "FB":
+        return tuple(_time(each, key, path) for each in value)
+    return _time(value, key, path)
+
+
+def _time(value: Any, key: str, path: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise argparse.ArgumentTypeError(f"{path}: `{key}` is {json.dumps(value)[:40]}, not a time")
+    return number(str(value))

@@ -1,0 +1,33 @@
+"""The trained model of a command: `FILE [key=value …] [--from RUN_OR_CHECKPOINT]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from partita.cli.source import add_python_argument, add_source_arguments
+
+
+def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE, overrides, and where its weights are."""
+    parser.set_defaults(needs="run")
+    add_source_arguments(parser)
+    add_python_argument(parser)
+    parser.add_argument(
+        "--from",
+        dest="place",
+        type=Path,
+        metavar="RUN",
+        help="a run directory, a directory of checkpoints or a single one (default: where `partita run FILE` saves)",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("trained", "ema"),
+        default="trained",
+        help="those that were trained (default), or the mean that `ema` keeps of them",
+    )
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """The directory of FILE, to which paths in it are relative."""
+    return Path(arguments.file).resolve().parent

@@ -1,0 +1,226 @@
+"""`repeat` and `scan`: bodies that run several times, and the names that they carry from one time to the next.
+
+A name bound before and rebound inside is carried, and keeps its type; all other values that a body uses from outside
+are captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from partita.dsl import constants, limits, spec, tree
+from partita.dsl.axes import positive_integer
+from partita.dsl.declarations import unreserved
+from partita.dsl.diagnostic import Refused
+from partita.dsl.expressions import Expressions
+from partita.dsl.functions import Constant
+from partita.dsl.report import Report
+from partita.dsl.scope import UNKNOWN, Binding, Scope, Unknown, Value
+from partita.dsl.types import Axis, Type
+from partita.dsl.walk import rebound
+
+# Checks statements in a scope of their own; whether it is known what they mean.
+Check: TypeAlias = Callable[[Scope, Sequence[tree.Statement]], bool]
+
+
+class Loops:
+    """Checks the repeats and scans of one body; `check` checks the statements in them."""
+
+    def __init__(self, scope: Scope, expressions: Expressions, report: Report, check: Check) -> None:
+        self.scope, self.expressions, self.report, self.check = scope, expressions, report, check
+
+    def repeat(self, statement: tree.Repeat) -> bool:
+        """Check `repeat count as name { body }`; whether it is known what it means."""
+        count = self.count(statement.count)
+        if not unreserved(statement.name, self.report):
+            return False
+        before = self.bound_before(statement.body)
+        inner = self.entered(before)
+        results = self.iteration(inner, statement.body, before)
+        segment = self.scope.segment(statement.name.text)
+        self.scope.segments[segment] = statement.name.span
+        nodes = (count or 1) * inner.nodes
+        if nodes > limits.STEPS and results is not None:
+            message = f"this repeat has {nodes:,} steps when it is expanded"
+            self.report.error("E0008", message, statement.count.span, help=f"at most {limits.STEPS:,}")
+            results = None
+        if count is None or results is None:
+            self.forget(before)
+            return False
+        checked = inner.finish(tuple(before), results)
+        step = spec.Repeat(
+            statement.name.text,
+            segment,
+            count,
+            checked.body,
+            tuple(map(_carried_operand, before.values())),
+            inner.captured,
+            tuple(before),
+            statement.span,
+        )
+        types = [type for type in map(_carried_type, before.values()) if type is not None]
+        values = self.scope.add(step, types, nodes, checked.depth + 1)
+        for name, value in zip(before, values, strict=True):
+            self.scope.bind(name, value, inner.bindings[name].span)
+        return True
+
+    def scan(self, statement: tree.Scan) -> bool:
+        """Check `scan axis { body }`: as `repeat`, but names carried have the axis afterwards, and those of the outside
+        are seen at one position of it.
+        """
+        before = self.bound_before(statement.body)
+        try:
+            axis = self.expressions.axis(statement.axis)
+        except Refused as refused:
+            self.report.refused(refused)
+            axis = None
+        if axis is None:
+            self.forget(before)
+            return False
+        inner = self.entered(before, axis.name)
+        # The parts of the body belong to the enclosing scope.
+        inner.segments, inner.counts = self.scope.segments, self.scope.counts
+        results = self.iteration(inner, statement.body, before)
+        if results is None or not self.scannable(statement, axis, before):
+            self.forget(before)
+            return False
+        checked = inner.finish(tuple(before), results)
+        if not self.without(checked.body, axis, statement):
+            self.forget(before)
+            return False
+        carried = tuple(map(_carried_operand, before.values()))
+        names = tuple(before)
+        step = spec.Scan(axis, statement.backward, checked.body, carried, inner.captured, names, statement.axis.span)
+        types = [type for type in map(_carried_type, before.values()) if type is not None]
+        made = [Type(type.dtype, (axis, *type.axes)) for type in types]
+        for name, value in zip(before, self.scope.add(step, made, checked.nodes, checked.depth + 1), strict=True):
+            self.scope.bind(name, value, inner.bindings[name].span)
+        return True
+
+    def bound_before(self, body: Sequence[tree.Statement]) -> dict[str, Binding]:
+        """The names that a body rebinds, as they are bound before it."""
+        before: dict[str, Binding] = {}
+        for name in rebound(body):
+            found = self.scope.find(name.text)
+            if found is not None and name.text not in before:
+                self.expressions.mark_read(found)
+                before[name.text] = found
+        return before
+
+    def forget(self, before: Mapping[str, Binding]) -> None:
+        """Carried names mean nothing known after a loop that is wrong."""
+        for name, binding in before.items():
+            self.scope.bind(name, UNKNOWN, binding.span)
+
+    def entered(self, before: Mapping[str, Binding], scanned: str | None = None) -> Scope:
+        """The scope of a body, whose inputs are the carried values."""
+        types = [_carried_type(binding) for binding in before.values()]
+        inner = Scope(self.scope, self.scope.substitution, [type or Type("f32") for type in types], scanned)
+        for number, (type, binding) in enumerate(zip(types, before.values(), strict=True)):
+            inner.bind(binding.name, Value(number, type) if type else UNKNOWN, binding.span)
+        return inner
+
+    def iteration(
+        self, inner: Scope, body: Sequence[tree.Statement], before: Mapping[str, Binding]
+    ) -> list[spec.Operand] | None:
+        """Check a body in its scope. The carried values after it; None if something in it is unknown."""
+        known = self.check(inner, body)
+        results = self.carried_results(inner, before)
+        return results if known else None
+
+    def scannable(self, statement: tree.Scan, axis: Axis, before: Mapping[str, Binding]) -> bool:
+        """Whether a scan carries something, without its axis and not too large with it. Reports errors."""
+        errors = self.report.errors
+        if not before:
+            message = f"this scan of `{axis.name}` carries nothing: no name bound before it is rebound inside"
+            help = "bind its first value before the scan: `let h = zeros([…])`"
+            self.report.error("E0227", message, statement.axis.span, help=help)
+        for name, binding in before.items():
+            type = _carried_type(binding)
+            if type is not None and type.has(axis.name):
+                message = f"`{name}` is carried along `{axis.name}`, and has that axis before the scan"
+                help = f"start from one without it, such as `max({name}, over = {axis.name})`, under another name"
+                self.report.error("E0227", message, statement.axis.span, [f"before: {type}"], help)
+            elif type is not None and type.elements * axis.size > limits.ELEMENTS:
+                message = f"a tensor of {type.elements * axis.size:,} elements: `{name}` at all positions"
+                self.report.error("E0007", message, statement.axis.span)
+        return self.report.errors == errors
+
+    def without(self, body: spec.Body, axis: Axis, statement: tree.Scan) -> bool:
+        """Whether no value in the body of a scan has its axis. Reports an error."""
+        bodies = [(body, statement.axis.span)]
+        while bodies:
+            each, place = bodies.pop()
+            for step in each.steps:
+                if isinstance(step, spec.CallBlock | spec.Repeat | spec.Scan):
+                    bodies.append((step.body, step.span if each is body else place))
+            if each.updates:
+                message = f"a buffer is updated in a scan: `{axis.name}` has {axis.size} positions, and a step has one"
+                help = "update it after the scan, by what the scan carries"
+                self.report.error("E0227", message, each.updates[0].span, help=help)
+                return False
+            if any(type.has(axis.name) for type in each.types):
+                message = f"a tensor in this scan has its axis `{axis.name}`, of which the body sees one position"
+                help = "make it before the scan, and use it inside; or rename the axis"
+                self.report.error("E0227", message, place, help=help)
+                return False
+        return True
+
+    def count(self, written: tree.Expression) -> int | None:
+        """The number of iterations; None after reporting errors."""
+        try:
+            quantity = constants.evaluate(written, self.expressions.number_of)
+            return positive_integer(quantity, written, "the count of a `repeat`")
+        except Refused as refused:
+            self.report.refused(refused)
+            return None
+
+    def carried_results(self, inner: Scope, before: Mapping[str, Binding]) -> list[spec.Operand] | None:
+        """The carried values after an iteration; None if one is unknown or changed its type."""
+        results: list[spec.Operand] = []
+        complete = True
+        for name, binding in before.items():
+            type, after = _carried_type(binding), inner.bindings[name]
+            self.expressions.mark_read(after)
+            meaning = after.meaning
+            if type is None and isinstance(binding.meaning, Constant):
+                message = f"`{name}` cannot be carried from iteration to iteration: it is boolean"
+                self.report.error("E0220", message, after.span)
+            if type is None or isinstance(meaning, Unknown):
+                complete = False
+            elif isinstance(meaning, Constant):
+                if type.axes or not type.is_float or isinstance(meaning.value, bool):
+                    self._changed(name, type, "a number", after, binding)
+                    complete = False
+                else:
+                    results.append(meaning.literal("f32"))
+            elif meaning.type.dtype != type.dtype or set(meaning.type.names) != set(type.names):
+                self._changed(name, type, str(meaning.type), after, binding)
+                complete = False
+            else:
+                results.append(meaning.number)
+        return results if complete else None
+
+    def _changed(self, name: str, type: Type, now: str, after: Binding, before: Binding) -> None:
+        notes = [f"before: {type}   (bound at {before.span.place})", f"after an iteration: {now}"]
+        help = "give the new value another name, or convert it back to that type"
+        self.report.error("E0220", f"`{name}` changes its type from one iteration to the next", after.span, notes, help)
+
+
+def _carried_type(binding: Binding) -> Type | None:
+    """The type of a carried name (a number becomes a scalar); None if it is boolean or unknown."""
+    meaning = binding.meaning
+    if isinstance(meaning, Value):
+        return meaning.type
+    if isinstance(meaning, Constant) and not isinstance(meaning.value, bool):
+        return Type("f32")
+    return None
+
+
+def _carried_operand(binding: Binding) -> spec.Operand:
+    meaning = binding.meaning
+    if isinstance(meaning, Constant):
+        return meaning.literal("f32")
+    assert isinstance(meaning, Value)
+    return meaning.number

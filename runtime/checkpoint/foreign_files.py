@@ -1,0 +1,193 @@
+"""Files of tensors as Hugging Face lays them out: one file, or several with an index that says which has which.
+
+A directory has `model.safetensors`, or `model.safetensors.index.json` and the files that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+from safetensors import SafetensorError
+
+from partita.dsl.diagnostic import refuse, shown
+from partita.runtime.checkpoint.files import Damaged, directory
+from partita.runtime.checkpoint.shards import MOST_HEADER, WIDTHS, Entry, bytes_of, header, opened, write_file
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+MOST_INDEX = 1 << 27  # bytes
+
+
+# ---------------------------------------------------------------- reading
+
+
+@define(eq=False)
+class ForeignFiles:
+    """The tensors of a file or directory; a context manager. Raises Damaged, and Refused (E0808) if there are none."""
+
+    path: Path
+    _files: dict[str, Any] = field(factory=dict, init=False)  # by the name of a tensor
+    _stack: ExitStack = field(factory=ExitStack, init=False)
+
+    def __enter__(self) -> ForeignFiles:
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _open(self) -> None:
+        path = found(self.path)
+        if path.suffix != ".json":
+            file = self._stack.enter_context(opened(path))
+            self._files = dict.fromkeys(file.keys(), file)
+            return
+        names = read_index(path)
+        files = {name: self._stack.enter_context(_member(path, name)) for name in sorted(set(names.values()))}
+        there = {name: set(file.keys()) for name, file in files.items()}
+        for tensor, name in names.items():
+            if tensor not in there[name]:
+                raise Damaged(f"{path.name} says that {name} has {tensor}, which it lacks")
+            self._files[tensor] = files[name]
+        for name, keys in there.items():
+            for key in keys - names.keys():
+                raise Damaged(f"{name} has {key}, which {path.name} does not name")
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def dtype(self, name: str) -> str:
+        """The format's name of a tensor's dtype."""
+        return str(self._files[name].get_slice(name).get_dtype())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def read(self, name: str, region: tuple[slice, ...] | None = None) -> torch.Tensor:
+        """A tensor, or a region of it. Raises Damaged."""
+        try:
+            file = self._files[name]
+            read: torch.Tensor = file.get_slice(name)[region] if region else file.get_tensor(name)
+        except SafetensorError as error:
+            raise Damaged(f"{name} cannot be read: {error}") from error
+        return read
+
+
+def found(path: Path) -> Path:
+    """The file of tensors, or the index, that a path means. Raises Refused (E0808)."""
+    if not path.is_dir():
+        if path.suffix in (".bin", ".pt", ".pth"):
+            help = "`save_pretrained` of transformers writes safetensors; pickles, which can run code, are not read"
+            raise refuse("E0808", f"{path} is not a safetensors file", help=help)
+        return path
+    for name in (SINGLE, INDEX):
+        if (path / name).exists():
+            return path / name
+    others = sorted(each for each in path.iterdir() if each.name.endswith((".safetensors", ".safetensors.index.json")))
+    if len(others) == 1:
+        return others[0]
+    message = f"{path} has neither {SINGLE} nor {INDEX}"
+    names = ", ".join(shown(each.name) for each in others[:8])
+    raise refuse("E0808", message, help=f"name one of its files: {names}" if others else None)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Which file each tensor is in. Raises Damaged."""
+    try:
+        if path.stat().st_size > MOST_INDEX:
+            raise Damaged(f"{path.name} has more than {MOST_INDEX:,} bytes")
+        content = json.loads(path.read_bytes())
+        names = content["weight_map"]
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path.name} is not an index of tensors: it has no `weight_map`") from error
+    if not isinstance(names, dict) or not all(isinstance(each, str) for each in names.values()):
+        raise Damaged(f"{path.name} is not an index of tensors: its `weight_map` does not map names to files")
+    for name in names.values():
+        if "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
+            raise Damaged(f"{path.name} names `{name}`, which is no safetensors file beside it")
+    return names
+
+
+def _member(index: Path, name: str) -> Any:
+    if not (index.parent / name).exists():
+        raise Damaged(f"{name} is missing, which {index.name} names")
+    return opened(index.parent / name)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def shards(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
+    """The entries of each file: as many as fit into `most` bytes, at least one; widest dtypes first, to be aligned."""
+    found: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if found[-1] and size + entry.bytes > most:
+            found.append([])
+            size = 0
+        found[-1].append(entry)
+        size += entry.bytes
+    return [sorted(each, key=lambda entry: -WIDTHS[entry.dtype]) for each in found]
+
+
+def write_files(
+    path: Path, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
+) -> int:
+    """Write a new directory of files of tensors, with an index if they are several, and `more`; returns its size.
+
+    It has its name only when it is complete. Raises Refused (E0810), and OSError, also if there is something that is
+    not empty.
+    """
+    if any(len(header(entries)) - 8 > MOST_HEADER for entries in files):
+        raise refuse("E0810", f"the names have more than the {MOST_HEADER:,} bytes that a safetensors file may have")
+
+    def blocks(entries: Sequence[Entry]) -> Iterator[bytes | memoryview]:
+        yield header(entries)
+        for entry in entries:
+            yield bytes_of(read(entry))
+
+    if len(files) == 1:
+        names = [SINGLE]
+    else:
+        names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    aside.mkdir()
+    try:
+        written = dict(more)
+        if len(files) > 1:
+            where = {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries}
+            total = sum(entry.bytes for entries in files for entry in entries)
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+            written[INDEX] = json.dumps(index, indent=2).encode() + b"\n"
+        size = 0
+        with directory(aside) as handle:
+            for name, entries in zip(names, files, strict=True):
+                size += write_file(name, handle, blocks(entries)).size
+            for name, content in written.items():
+                size += write_file(name, handle, [content]).size
+        os.rename(aside, path)  # which an empty directory does not hinder
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return size

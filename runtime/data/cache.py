@@ -1,0 +1,161 @@
+"""Ids that took long to make, kept for the next run: `$PARTITA_CACHE`, or `partita` in the user's cache directory.
+
+An entry is one file: the ids; the end of each document, as i64; and a footer that says how many there are. It is
+written under a temporary name, and renamed when it is complete, so that whoever finds it finds all of it, whenever the
+writer was killed. One process makes an entry while others that want it wait (a lock of the kernel, which ends with its
+holder); where the file system has no locks, each makes it, and the last rename wins. Entries are mapped: all ranks of a
+machine share what is in memory of them, and they may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from attrs import frozen
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+
+FOOTER = struct.Struct("<QQq8s8s")  # ids, documents, the largest id, dtype, magic
+MAGIC = b"partita1"
+GATHERED = 1 << 21  # ids that are written at once
+
+# Ids, and whether the document that they belong to ends with them.
+Part: TypeAlias = tuple[np.ndarray, bool]
+
+
+@frozen(eq=False)
+class Entry:
+    """Ids of documents, one after the other: document i ends before `ends[i]`. `largest` is the largest id."""
+
+    ids: np.ndarray
+    ends: np.ndarray
+    largest: int
+
+
+def directory() -> Path:
+    """Where entries are."""
+    given = os.environ.get("PARTITA_CACHE")
+    if given:
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "partita"
+
+
+def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: Span | None) -> Entry:
+    """The entry of a key, hexadecimal digits; `make` gives its parts in order, if it is not there yet.
+
+    Raises Refused (E0618) if it cannot be kept, and what `make` raises.
+    """
+    path = directory() / f"{key}.ids"
+    try:
+        found = _opened(path)
+        if found is not None:
+            return found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")) as alone:
+            found = _opened(path)  # another process may have made it meanwhile
+            if found is None:
+                if alone:
+                    for left in path.parent.glob(f"{key}.*.part"):  # of one that was killed
+                        left.unlink(missing_ok=True)
+                _write(path, make(), dtype)
+                found = _opened(path)
+            if alone:
+                path.with_suffix(".lock").unlink(missing_ok=True)
+    except OSError as error:
+        raise refuse(
+            "E0618",
+            f"cannot keep ids in {path.parent}: {error.strerror or error}",
+            span,
+            help="free some space, or name another directory in the environment: PARTITA_CACHE=/scratch/partita",
+        ) from error
+    if found is None:
+        raise refuse("E0618", f"{path} was damaged as soon as it was written", span)
+    return found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock of an entry; yields whether there are locks."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, parts: Iterable[Part], dtype: np.dtype) -> None:
+    """Write an entry. Raises OSError, and what `parts` raises; nothing is left behind then."""
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            ends: list[int] = []
+            count, largest, written = 0, -1, 0
+            gathered: list[np.ndarray] = []
+
+            def write() -> int:
+                together = np.concatenate([*gathered, np.empty(0, dtype)]).astype(dtype, copy=False)
+                file.write(together.data)
+                gathered.clear()
+                return int(together.max()) if len(together) else -1
+
+            for ids, last in parts:
+                count += len(ids)
+                if last:
+                    ends.append(count)
+                gathered.append(ids)
+                if count - written >= GATHERED:
+                    largest, written = max(largest, write()), count
+            largest = max(largest, write())
+            file.write(bytes(-count * dtype.itemsize % 8))
+            file.write(np.array(ends, "<i8").tobytes())
+            file.write(FOOTER.pack(count, len(ends), largest, dtype.str.encode(), MAGIC))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _opened(path: Path) -> Entry | None:
+    """A complete entry, mapped; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < FOOTER.size:
+                return None
+            file.seek(size - FOOTER.size)
+            count, documents, largest, written, magic = FOOTER.unpack(file.read(FOOTER.size))
+    except FileNotFoundError:
+        return None
+    name = written.rstrip(b"\0").decode("ascii", "replace")
+    if magic != MAGIC or name not in ("|u1", "<u2", "<u4"):
+        return None
+    dtype = np.dtype(name)
+    start = count * dtype.itemsize
+    start += -start % 8
+    if size != start + 8 * documents + FOOTER.size:
+        return None  # cut off
+    return Entry(_map(path, dtype, 0, count), _map(path, np.dtype("<i8"), start, documents), largest)
+
+
+def _map(path: Path, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
+    if count == 0:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, "r", offset, (count,))

@@ -1,0 +1,137 @@
+"""Documents: what `jsonl` and `parquet` read, and `text` with a tokenizer; encoded once and kept as ids.
+
+Each file is an entry of the cache (`partita.runtime.data.cache`) by its content, how documents are read from it, and
+how they are encoded. A changed file is another entry, and so is one read with another tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from attrs import frozen
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.runtime.data import cache
+from partita.runtime.data.dataset import Input
+from partita.runtime.data.encoders import Encoder, encoder_of
+from partita.runtime.data.ids import Ids, joined
+from partita.runtime.data.packing import open_packed
+from partita.runtime.data.registry import Use
+from partita.runtime.data.windows import ONE_SEGMENT, SHIFT, check_largest, open_windows, share_held_out
+from partita.runtime.data_files import WHOLE, hashed
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Dataset
+
+VERSION = 1  # of what is kept
+# How much is encoded at once: documents, and characters.
+MOST_AT_ONCE, MOST_CHARACTERS = 4096, 1 << 21
+
+# The documents of a file, by its path and its name in messages: texts, and whether a document ends with them. Raises
+# Refused and OSError.
+Reader: TypeAlias = Callable[[Path, str], Iterator[tuple[str, bool]]]
+
+
+@frozen(eq=False)
+class Documents:
+    """The ids of documents: document i is `ids[ends[i-1] : ends[i]]`. `largest` is the largest id, -1 without any."""
+
+    ids: Ids
+    ends: np.ndarray
+    largest: int
+
+
+def documents(
+    files: Sequence[tuple[str, Path]], read: Reader, how: str, encoder: Encoder, span: Span | None
+) -> Documents:
+    """The documents of files, by name and path, in order. `how` identifies what `read` does.
+
+    Raises Refused (E0603, E0616, E0618).
+    """
+    entries = [_entry(name, path, read, how, encoder, span) for name, path in files]
+    starts = np.cumsum([0, *(len(each.ids) for each in entries)])
+    ends = np.concatenate([each.ends + start for each, start in zip(entries, starts[:-1], strict=True)])
+    return Documents(joined([each.ids for each in entries]), ends, max(each.largest for each in entries))
+
+
+def open_documents(
+    call: Call,
+    inputs: tuple[Input, ...],
+    seed: int,
+    root: Path,
+    use: Use,
+    files: Sequence[tuple[str, Path]],
+    read: Reader,
+    how: str,
+    separate: bool = True,
+) -> Dataset:
+    """The dataset of a source of documents: packed rows, or windows of all of them, one after the other.
+
+    `separate`: they are documents, and not one continuous text.
+    """
+    pack = call.arguments.get("pack", False)
+    if not pack:
+        _refuse_segments(inputs, separate, call.span)
+    pattern = call.arguments["glob"]
+    found = documents(files, read, how, encoder_of(call, root, separate), call.span)
+    for given in inputs:
+        if given.name in SHIFT:
+            check_largest(found.largest, given, f"`{pattern}`", call.span)
+    holdout = share_held_out(call, use)
+    if pack:
+        return open_packed(found.ids, found.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+    return open_windows(found.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+
+
+def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | None) -> None:
+    """Refuse (E0606) what only packed rows have: windows of separate documents would pass them off as one."""
+    asked = [each.name for each in inputs if each.name in ONE_SEGMENT]
+    if separate and asked:
+        raise refuse(
+            "E0606",
+            f"the data has no input called `{asked[0]}`",
+            span,
+            help="`pack = true` fills rows with whole documents, and yields it",
+        )
+
+
+def _entry(name: str, path: Path, read: Reader, how: str, encoder: Encoder, span: Span | None) -> cache.Entry:
+    try:
+        status = path.stat()
+        content = hashed(path, status.st_size)
+    except OSError as error:
+        raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", span) from error
+    # Of a large file only blocks are hashed: an edit between them is known by the time at which it was made.
+    made = status.st_mtime_ns if status.st_size > WHOLE else 0
+    identity = json.dumps([VERSION, content, status.st_size, made, how, encoder.digest])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
+    return cache.entry(key, lambda: _encoded(path, name, read, encoder, span), encoder.dtype, span)
+
+
+def _encoded(path: Path, name: str, read: Reader, encoder: Encoder, span: Span | None) -> Iterator[cache.Part]:
+    """The ids of a file's documents; a few of them are in memory at a time."""
+    texts: list[tuple[str, bool]] = []
+    size = 0
+    try:
+        for text, last in read(path, name):
+            texts.append((text, last))
+            size += len(text)
+            if size >= MOST_CHARACTERS or len(texts) >= MOST_AT_ONCE:
+                yield from _parts(texts, encoder)
+                texts, size = [], 0
+    except OSError as error:
+        raise refuse("E0603", f"cannot read `{name}`: {error.strerror or error}", span) from error
+    yield from _parts(texts, encoder)
+
+
+def _parts(texts: Sequence[tuple[str, bool]], encoder: Encoder) -> Iterator[cache.Part]:
+    encoded = encoder.encode([text for text, _ in texts])
+    for ids, (_, last) in zip(encoded, texts, strict=True):
+        yield np.concatenate([ids, encoder.last]) if last and len(encoder.last) else ids, last

@@ -1,0 +1,129 @@
+"""`jsonl(glob, field, …)`: files with one JSON object a line, a field of which is a document; blank lines are none.
+
+Files compressed with gzip, bzip2 or xz are read as they are.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.registry import Source, Use, register
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Dataset, Input
+
+LONGEST = 1 << 28  # bytes of a line
+MOST_FIELDS = 12  # shown
+OPENERS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b\x08": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
+    """Documents that are fields of JSON objects."""
+    from partita.runtime.data.documents import open_documents
+
+    field = call.arguments["field"]
+
+    def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
+        return ((text, True) for text in texts(path, name, field, call.span))
+
+    files = matched("glob")(call, root)
+    return open_documents(call, inputs, seed, root, use, files, documents, f"jsonl {field}")
+
+
+def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:
+    """A field of each line of a file. Raises Refused (E0603, E0616) and OSError."""
+    with _opened(path, name, span) as file:
+        number = 0
+        while True:
+            try:
+                line = file.readline(LONGEST)
+            except DAMAGED as error:
+                raise refuse("E0603", f"cannot read `{name}` beyond line {number}: {error}", span) from error
+            if not line:
+                return
+            number += 1
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.isspace() or len(line) >= LONGEST:
+                yield _document(line, f"line {number} of `{name}`", field, span)
+
+
+def _opened(path: Path, name: str, span: Span | None) -> IO[bytes]:
+    from partita.runtime.data.formats import BZIP2, GZIP, XZ, refuse_format
+
+    refuse_format(path, name, "`jsonl` reads lines of JSON", span, but=(GZIP, BZIP2, XZ))
+    with path.open("rb") as file:
+        head = file.read(8)
+    opened = next((opener for magic, opener in OPENERS.items() if head.startswith(magic)), None)
+    found: IO[bytes] = path.open("rb") if opened is None else opened(path)
+    return found
+
+
+def _document(line: bytes, where: str, field: str, span: Span | None) -> str:
+    if len(line) >= LONGEST:
+        raise refuse("E0616", f"{where} has more than {LONGEST:,} bytes", span)
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+        raise refuse("E0616", f"{where} is not UTF-8: {byte}", span) from error
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg} in column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise refuse("E0616", f"{where} is not JSON: {shown(reason)}", span, help=ONE_A_LINE) from error
+    if not isinstance(record, dict):
+        raise refuse("E0616", f"{where} is {_kind(record)}, not an object", span, help=ONE_A_LINE)
+    if field not in record:
+        raise _without(record, where, field, span)
+    text = record[field]
+    if not isinstance(text, str):
+        raise refuse("E0616", f"`{shown(field)}` in {where} is {_kind(text)}, not a string", span)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"a lone surrogate, \\u{ord(text[error.start]):04x}"
+        raise refuse("E0616", f"`{shown(field)}` in {where} is not Unicode: it has {found}", span) from error
+    return text
+
+
+def _without(record: dict[str, Any], where: str, field: str, span: Span | None) -> Refused:
+    has = ", ".join(f"`{shown(each)}`" for each in list(record)[:MOST_FIELDS]) or "none"
+    more = ", …" if len(record) > MOST_FIELDS else ""
+    strings = [name for name, each in record.items() if isinstance(each, str)]
+    help = f'`field = "{shown(strings[0])}"`' if len(strings) == 1 else "`field` names the one that has the text"
+    notes = [f"its fields: {has}{more}"]
+    return refuse("E0616", f"{where} has no field `{shown(field)}`", span, notes=notes, help=help)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+ONE_A_LINE = 'each line is one object, such as {"text": "…"}'
+
+register(
+    Source(
+        "jsonl",
+        (Setting("glob", Text()), Setting("field", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
+        example='jsonl("corpus/*.jsonl")',
+        open=open_jsonl,
+        files=with_tokenizer(matched("glob")),
+    )
+)

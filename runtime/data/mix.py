@@ -1,0 +1,48 @@
+"""`mix([source -> share, …])`: rows of several sources, each in its own order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.dsl.builtins import DATA, Setting, SharesOf
+from partita.dsl.diagnostic import Diagnostic
+from partita.dsl.spec import Call
+from partita.runtime.data.registry import SOURCES, Source, Use, register
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Input
+    from partita.runtime.data.mixture import Mixture
+
+
+def open_mix(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:
+    """The rows of all sources, as often as their shares say."""
+    from partita.runtime.data.mixture import open_mixture
+
+    return open_mixture(call, inputs, seed, root, use)
+
+
+def mixed_files(call: Call, root: Path) -> list[tuple[str, Path]]:
+    """The files of all sources, each once."""
+    return list(dict.fromkeys(file for each in _calls(call) for file in SOURCES[each.name].files(each, root)))
+
+
+def mixed_doubts(call: Call, root: Path) -> list[Diagnostic]:
+    """What looks wrong in any source."""
+    return [doubt for each in _calls(call) for doubt in SOURCES[each.name].doubts(each, root)]
+
+
+def _calls(call: Call) -> list[Call]:
+    return [each.call for each in call.arguments["sources"]]
+
+
+register(
+    Source(
+        "mix",
+        (Setting("sources", SharesOf(DATA)),),
+        example='mix([text("a.txt") -> 70%, text("b.txt") -> 30%])',
+        open=open_mix,
+        files=mixed_files,
+        doubts=mixed_doubts,
+    )
+)

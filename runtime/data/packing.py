@@ -1,0 +1,217 @@
+"""Rows filled with several documents: what sources of documents yield with `pack = true`.
+
+Yields `tokens`; `targets`, the next id of the same document, ignored where there is none; `segments`, the number of the
+document in its row; and `positions`, which count from 0 in each document. The ids that fill up a row are a document of
+their own, without targets. A document that is longer than a row is cut into pieces of a row's length, each a document
+from then on; the last target of a piece is the first id of the next, so that no id goes untrained. Nothing else is cut.
+
+Documents are packed by best fit in order of falling length (best-fit decreasing; for language models: Ding et al.,
+Fewer Truncations Improve Language Modeling, 2024), once, whatever the seed. Training goes through all rows in a new
+order every epoch, evaluation through those of held-out documents in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import Factory, field, frozen
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.runtime.data.dataset import Batch, Input
+from partita.runtime.data.epochs import Order
+from partita.runtime.data.ids import Ids
+from partita.runtime.data.registry import Use
+from partita.runtime.data.windows import arranged, check_limit, ignored_target, length_of
+
+MOST_NAMED = 4  # documents of a row
+
+
+@frozen(eq=False)
+class Rows:
+    """Packed rows: row i has the pieces `first[i] : first[i + 1]`, each with its start among the ids, its length,
+    whether the document goes on behind it, and the document's number.
+    """
+
+    first: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    goes_on: np.ndarray
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+
+@frozen(eq=False)
+class Packed:
+    """A `Dataset` of packed rows of `length` ids."""
+
+    inputs: tuple[Input, ...]
+    ids: Ids
+    training: Rows
+    holdout: Rows
+    length: int
+    seed: int
+    what: str
+    span: Span | None
+    _order: Order = field(
+        init=False, default=Factory(lambda self: Order(self.seed, len(self.training)), takes_self=True)
+    )
+
+    def batch(self, step: int, rows: range | None = None) -> Batch:
+        """The rows of a training step."""
+        return self._filled(self.training, self._trained(step, rows))
+
+    def row_names(self, step: int) -> list[str]:
+        """The documents of each row."""
+        return [_named(self.training, row) for row in self._trained(step)]
+
+    def _trained(self, step: int, rows: range | None = None) -> np.ndarray:
+        assert step >= 1, "steps count from 1"
+        return self._order.at(self._positions(step - 1, rows))
+
+    def holdout_batch(self, index: int, rows: range | None = None) -> Batch:
+        """The rows of an evaluation batch."""
+        return self._filled(self.holdout, self._positions(index, rows) % len(self.holdout))
+
+    def holdout_row_names(self, index: int) -> list[str]:
+        """The documents of each row."""
+        return [_named(self.holdout, row) for row in self._positions(index, None) % len(self.holdout)]
+
+    @property
+    def held_out(self) -> int:
+        """The rows of held-out documents."""
+        return len(self.holdout)
+
+    left_out = 0
+
+    def held_out_rows(self, numbers: Sequence[int]) -> Batch:
+        """Rows of held-out documents."""
+        return self._filled(self.holdout, np.asarray(numbers, np.int64))
+
+    def _positions(self, index: int, rows: range | None) -> np.ndarray:
+        batch = self.inputs[0].batch
+        return index * batch + np.asarray(range(batch) if rows is None else rows, np.int64)
+
+    def _filled(self, rows: Rows, chosen: np.ndarray) -> Batch:
+        """The inputs of the chosen rows."""
+        shape = len(chosen), self.length
+        tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        segments = np.zeros(shape, np.int64)
+        ignored = ignored_target(self.inputs)
+        targets = np.full(shape, -1 if ignored is None else ignored, np.int64)
+        for i, row in enumerate(chosen):
+            place, segment = 0, 0
+            for piece in range(rows.first[row], rows.first[row + 1]):
+                start, count = int(rows.starts[piece]), int(rows.lengths[piece])
+                known = count - (not rows.goes_on[piece])  # targets
+                ids = np.asarray(self.ids[start : start + known + 1], np.int64)
+                end = place + count
+                tokens[i, place:end] = ids[:count]
+                targets[i, place : place + known] = ids[1:]
+                segments[i, place:end] = segment
+                positions[i, place:end] = np.arange(count)
+                place, segment = end, segment + 1
+            segments[i, place:] = segment
+            positions[i, place:] = np.arange(self.length - place)
+        values = {"tokens": tokens, "targets": targets, "segments": segments, "positions": positions}
+        batch: Batch = {}
+        for given in self.inputs:
+            check_limit(values[given.name], given, f"`{given.name}` of {self.what}", self.span)
+            batch[given.name] = arranged(values[given.name], given)
+        return batch
+
+
+def _named(rows: Rows, row: int) -> str:
+    numbers = rows.numbers[rows.first[row] : rows.first[row + 1]]
+    more = ", …" if len(numbers) > MOST_NAMED else ""
+    return f"row {row} (documents {', '.join(map(str, numbers[:MOST_NAMED]))}{more})"
+
+
+def open_packed(
+    ids: Ids,
+    ends: np.ndarray,
+    what: str,
+    inputs: tuple[Input, ...],
+    seed: int,
+    holdout: float,
+    use: Use,
+    span: Span | None,
+) -> Packed:
+    """Packed rows of documents, of which those at the end are held out. Raises Refused (E0604, E0606 to E0608)."""
+    length = length_of(inputs, span)
+    targets = next((given for given in inputs if given.name == "targets"), None)
+    if targets is not None and targets.limit is not None and not targets.ignored:
+        raise refuse(
+            "E0607",
+            "with `pack`, the last id of a document has no target, and this model ignores none",
+            span,
+            help="`cross_entropy(…, ignore = -1)` where `targets` is used",
+        )
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    # A document belongs to the side on which it begins.
+    training = int(np.searchsorted(starts, round(len(ids) * (1 - holdout)), "left"))
+    parts = [packed(starts[part], ends[part], length, part.start) for part in _sides(training, len(ends))]
+    if len(parts[0]) == 0 and use is not Use.EVALUATE:
+        raise refuse("E0604", f"{what} has no documents to train on", span)
+    if use and len(parts[1]) == 0:
+        raise refuse(
+            "E0608" if holdout == 0 else "E0604",
+            "`eval` needs data that training does not see, and there is no `holdout`"
+            if holdout == 0
+            else f"{what} has no documents"
+            if use is Use.EVALUATE
+            else f"the holdout of {what} has no documents",
+            span,
+            help=None if use is Use.EVALUATE else "hold out more: `holdout = …%` in `data`",
+        )
+    return Packed(inputs, ids, parts[0], parts[1], length, seed, what, span)
+
+
+def _sides(training: int, count: int) -> tuple[slice, slice]:
+    return slice(0, training), slice(training, count)
+
+
+def packed(starts: np.ndarray, ends: np.ndarray, length: int, number: int = 0) -> Rows:
+    """The rows for documents by their starts and ends among the ids; the first has this number."""
+    pieces = -(-(ends - starts) // length)  # of each document
+    owner = np.repeat(np.arange(len(starts)), pieces)
+    index = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first = starts[owner] + index * length
+    lengths = np.minimum(ends[owner] - first, length)
+    row = _best_fit(lengths, length)
+    order = np.argsort(row, kind="stable")
+    counts = np.bincount(row, minlength=0)
+    return Rows(
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]),
+        first[order],
+        lengths[order].astype(np.int32),
+        (first + lengths < ends[owner])[order],
+        owner[order] + number,
+    )
+
+
+def _best_fit(lengths: np.ndarray, length: int) -> np.ndarray:
+    """The row of each piece: the fullest that has room for it, or a new one; the longest pieces choose first."""
+    row = np.empty(len(lengths), np.int64)
+    with_space: list[list[int]] = [[] for _ in range(length + 1)]  # the rows that have so much space
+    spaces = 0  # bit s: some row has space s
+    count = 0
+    order = np.argsort(-lengths, kind="stable")
+    for piece, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        room = spaces >> size
+        if room:
+            space = size + (room & -room).bit_length() - 1
+            own = with_space[space].pop()
+            if not with_space[space]:
+                spaces ^= 1 << space
+        else:
+            own, space = count, length
+            count += 1
+        row[piece] = own
+        if space > size:
+            with_space[space - size].append(own)
+            spaces |= 1 << (space - size)
+    return row

@@ -1,0 +1,90 @@
+"""`parquet(glob, column, …)`: Parquet files, each row of a column of which is a document. Reads by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.dsl.builtins import HOLDOUT, Setting, Text
+from partita.dsl.diagnostic import refuse, shown
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.runtime.data.files import END, PACK, TOKENIZER, matched, with_tokenizer
+from partita.runtime.data.packages import package
+from partita.runtime.data.registry import Source, Use, register
+
+if TYPE_CHECKING:
+    from partita.runtime.data.dataset import Dataset, Input
+
+ROWS = 1024  # that are read at once
+MOST_COLUMNS = 12  # shown
+
+
+def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
+    """Documents that are rows of a column."""
+    from partita.runtime.data.documents import open_documents
+
+    column = call.arguments["column"]
+
+    def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
+        return ((text, True) for text in texts(path, name, column, call.span))
+
+    files = matched("glob")(call, root)
+    return open_documents(call, inputs, seed, root, use, files, documents, f"parquet {column}")
+
+
+def texts(path: Path, name: str, column: str, span: Span | None) -> Iterator[str]:
+    """Each row of a column of a file. Raises Refused (E0603, E0616, E0617) and OSError."""
+    arrow = package("pyarrow", "data", "`parquet`", span)
+    tables = package("pyarrow.parquet", "data", "`parquet`", span)
+    number = 0
+    try:
+        with tables.ParquetFile(path) as file:
+            text = _kind(file.schema_arrow, column, name, arrow, span)
+            for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
+                for value in batch.column(0).cast(text).to_pylist():
+                    number += 1
+                    if value is None:
+                        raise refuse("E0616", f"`{shown(column)}` in row {number} of `{name}` is null", span)
+                    yield value
+    except UnicodeDecodeError as error:
+        where = f"`{shown(column)}` in row {number + 1} of `{name}`, or soon after,"
+        raise refuse("E0616", f"{where} is not UTF-8: {error.reason}", span) from error
+    except arrow.ArrowException as error:
+        beyond = f" beyond row {number}" if number else ""
+        reason = shown(str(error).split("\n")[0])
+        raise refuse("E0603", f"cannot read `{name}`{beyond}: {reason}", span) from error
+
+
+def _kind(schema: Any, column: str, name: str, arrow: Any, span: Span | None) -> Any:
+    """The type of text that a column is read as. Raises Refused (E0616)."""
+    kinds = arrow.types
+    if column not in schema.names:
+        has = ", ".join(f"`{shown(each)}`" for each in schema.names[:MOST_COLUMNS]) or "none"
+        more = ", …" if len(schema.names) > MOST_COLUMNS else ""
+        strings = [each.name for each in schema if kinds.is_string(each.type) or kinds.is_large_string(each.type)]
+        raise refuse(
+            "E0616",
+            f"`{name}` has no column `{shown(column)}`",
+            span,
+            notes=[f"its columns: {has}{more}"],
+            help=f'`column = "{shown(strings[0])}"`' if len(strings) == 1 else "`column` names the one with the text",
+        )
+    found = schema.field(column).type
+    inner = found.value_type if kinds.is_dictionary(found) else found
+    textual = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
+    if not any(fits(inner) for fits in textual):
+        raise refuse("E0616", f"`{shown(column)}` of `{name}` holds {shown(str(found))}, not text", span)
+    return arrow.large_string()
+
+
+register(
+    Source(
+        "parquet",
+        (Setting("glob", Text()), Setting("column", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
+        example='parquet("corpus/*.parquet")',
+        open=open_parquet,
+        files=with_tokenizer(matched("glob")),
+    )
+)

@@ -1,0 +1,35 @@
+"""The next id from its logits: the most likely one, or one drawn by a pure function of (seed, position)."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from torch import Tensor
+
+from partita.runtime.philox import stream, words
+
+
+@frozen
+class Choice:
+    """How an id is chosen of logits. With `temperature` zero it is the most likely one, the first of them. Otherwise
+    logits are divided by the temperature, then all but the `top_k` largest are left out, then all but the most likely
+    that together have probability `top_p` (the nucleus of Holtzman et al., arXiv 1904.09751), and one is drawn.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def of(self, logits: Tensor, index: int) -> int:
+        """The id at `index` of the text, from logits [vocabulary]."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        # Stable, so that equal logits are in the order of their ids.
+        scores, ids = (logits.double() / self.temperature).sort(descending=True, stable=True)
+        if self.top_k is not None:
+            scores, ids = scores[: self.top_k], ids[: self.top_k]
+        reached = scores.softmax(0).cumsum(0)
+        kept = int((reached < self.top_p).sum()) + 1  # up to the first with which they have the probability
+        reached = reached[:kept]
+        drawn = (int(words(stream(self.seed, "sample", index), 0, 1)[0]) >> 11) * 2.0**-53
+        return int(ids[min(int((reached <= drawn * reached[-1]).sum()), len(reached) - 1)])

@@ -1,0 +1,122 @@
+"""How text becomes ids and ids text: bytes, the characters of the training text, or a `tokenizer.json`."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from partita.dsl.diagnostic import refuse
+from partita.dsl.source import Span
+from partita.dsl.spec import Call
+from partita.runtime.data.encoders import Tokens, encoder_of
+from partita.runtime.data.files import matching, read
+from partita.runtime.data.text import numbered
+
+# Sources whose ids are bytes, unless they say otherwise.
+OF_TEXT = ("stdlib", "text", "jsonl", "parquet")
+
+
+class Encoding(Protocol):
+    """A text as ids."""
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text. Raises Refused (E1002) if it has none for a part of it."""
+
+    def text(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text of ids, in pieces, each as soon as it is certain."""
+
+
+class Bytes:
+    """UTF-8: an id is a byte. What is not UTF-8 becomes U+FFFD."""
+
+    def ids(self, text: str) -> list[int]:
+        """The bytes."""
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    def text(self, ids: Iterable[int]) -> Iterator[str]:
+        """Characters, when their last byte is there."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for id in ids:
+            yield decoder.decode(bytes([id]) if id < 256 else b"\xff")
+        yield decoder.decode(b"", final=True)
+
+
+@frozen
+class Characters:
+    """An id is the number of a character in a sorted alphabet."""
+
+    alphabet: str
+
+    def ids(self, text: str) -> list[int]:
+        """The characters' numbers."""
+        numbers = {character: number for number, character in enumerate(self.alphabet)}
+        for character in text:
+            if character not in numbers:
+                raise refuse("E1002", f"the prompt has {character!r}, which is not in the text that the model learns")
+        return [numbers[character] for character in text]
+
+    def text(self, ids: Iterable[int]) -> Iterator[str]:
+        """Each character."""
+        for id in ids:
+            yield self.alphabet[id] if id < len(self.alphabet) else "\ufffd"
+
+
+@frozen(eq=False)
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library."""
+
+    loaded: Any
+
+    def ids(self, text: str) -> list[int]:
+        """Its ids, with the special ones that it puts around a text."""
+        return list(self.loaded.encode(text).ids)
+
+    def text(self, ids: Iterable[int]) -> Iterator[str]:
+        """What is certain of the text: all but what may still be a part of a character."""
+        all: list[int] = []
+        shown = ""
+        for id in ids:
+            all.append(id)
+            now = self.loaded.decode(all)
+            if now.startswith(shown) and not now.endswith("\ufffd"):
+                yield now[len(shown) :]
+                shown = now
+        now = self.loaded.decode(all)
+        yield now[len(shown) :] if now.startswith(shown) else ""
+
+
+def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
+    """The encoding of a file's data, which lies in a folder, or that of a `tokenizer`.
+
+    Raises Refused (E1003; E0601 to E0603, E0617, E0619).
+    """
+    if tokenizer is not None:
+        return _tokenizer(tokenizer.name, tokenizer.parent, None)
+    arguments = data.arguments
+    if data.name == "mix":
+        return encoding_of(arguments["sources"][0].call, folder, None)
+    if arguments.get("tokenizer") is not None:
+        return _tokenizer(arguments["tokenizer"], folder, data.span)
+    if arguments.get("alphabet") == "chars":
+        paths = matching(arguments["glob"], folder, data.span)
+        _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
+        return Characters(alphabet)
+    if data.name in OF_TEXT:
+        return Bytes()
+    raise refuse(
+        "E1003",
+        f"`{data.name}` has ids, and does not say how text becomes ids",
+        data.span,
+        help="name a tokenizer: `--tokenizer tokenizer.json`",
+    )
+
+
+def _tokenizer(name: str, folder: Path, span: Span | None) -> Encoding:
+    """The encoding of a `tokenizer.json`."""
+    encoder = encoder_of(Call("text", {"tokenizer": name}, span), folder)
+    assert isinstance(encoder, Tokens)
+    return Tokenizer(encoder.tokenizer)

@@ -1,0 +1,223 @@
+"""The language server as an editor talks to it: a client of its own process, over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+from pygls.lsp.client import LanguageClient
+
+from partita.cli.editor.document import Document
+from tests.commands import here
+
+FILE = """axis batch = 4, embed = 8  # 𝒳
+
+block half(x: [batch, embed]) {
+  return x * 0.5
+}
+
+model m(x: [batch, embed]) {
+  param w: [embed] ~ normal(1.0)
+  let y = half(x)  /* none */
+  loss mean(y * w)
+}
+
+mesh two(data = 2)
+
+layout split on two {
+  shard batch -> data
+}
+
+train {
+  layout = split
+  data = random()
+  optimizer = sgd(lr = 0.1)
+  steps = 2
+}
+""".replace("  /* none */", "")
+
+
+class Editor(LanguageClient):
+    """A client that keeps the diagnostics that it is told of, by file."""
+
+    def __init__(self) -> None:
+        super().__init__("editor", "1")
+        self.told: dict[str, list[lsp.Diagnostic]] = {}
+        self.news = asyncio.Event()
+
+        @self.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
+        def published(given: lsp.PublishDiagnosticsParams) -> None:
+            self.told[given.uri] = list(given.diagnostics)
+            self.news.set()
+
+    async def write(self, path: Path, text: str, version: int) -> list[lsp.Diagnostic]:
+        """Open or change a document, and wait for what is said of it."""
+        uri = path.as_uri()
+        self.told.pop(uri, None)
+        if version == 1:
+            item = lsp.TextDocumentItem(uri, "par", version, text)
+            self.text_document_did_open(lsp.DidOpenTextDocumentParams(item))
+        else:
+            identifier = lsp.VersionedTextDocumentIdentifier(version, uri)
+            change = lsp.TextDocumentContentChangeWholeDocument(text)
+            self.text_document_did_change(lsp.DidChangeTextDocumentParams(identifier, [change]))
+        return await self.heard_of(path, lambda told: True)
+
+    async def heard_of(self, path: Path, enough: Callable[[list[lsp.Diagnostic]], bool]) -> list[lsp.Diagnostic]:
+        """What is said of a file, when that is enough."""
+        uri = path.as_uri()
+        while uri not in self.told or not enough(self.told[uri]):
+            self.news.clear()
+            await asyncio.wait_for(self.news.wait(), 60)
+        return self.told[uri]
+
+
+def place(text: str, word: str, nth: int = 0) -> lsp.Position:
+    """Where a word stands, as the protocol counts."""
+    at = -1
+    for _ in range(nth + 1):
+        at = text.index(word, at + 1)
+    line = text.count("\n", 0, at)
+    start = text.rindex("\n", 0, at) + 1 if line else 0
+    return lsp.Position(line, len(text[start:at].encode("utf-16-le")) // 2)
+
+
+def edited(text: str, edits: list[lsp.TextEdit]) -> str:
+    """A text with edits, as an editor applies them."""
+    lines = text.split("\n")
+
+    def offset(position: lsp.Position) -> int:
+        if position.line >= len(lines):
+            return len(text)
+        line = lines[position.line].encode("utf-16-le")[: 2 * position.character].decode("utf-16-le")
+        return sum(len(each) + 1 for each in lines[: position.line]) + len(line)
+
+    for edit in sorted(edits, key=lambda each: -offset(each.range.start)):
+        text = text[: offset(edit.range.start)] + edit.new_text + text[offset(edit.range.end) :]
+    return text
+
+
+def test_an_editor(tmp_path: Path) -> None:
+    asyncio.run(asyncio.wait_for(session(tmp_path), 240))
+
+
+async def session(folder: Path) -> None:
+    editor = Editor()
+    await editor.start_io(sys.executable, "-m", "partita", "lsp", "--stdio")
+    initialized = await editor.initialize_async(lsp.InitializeParams(lsp.ClientCapabilities()))
+    assert initialized.capabilities.rename_provider
+    editor.initialized(lsp.InitializedParams())
+    path = folder / "m.par"
+    document = lsp.TextDocumentIdentifier(path.as_uri())
+
+    # Diagnostics are those of `check`, as one types.
+    path.write_text("")
+    assert await editor.write(path, FILE, 1) == []
+    wrong = FILE.replace("axis batch = 4,", "axis 𝒳 = 4,").replace("half(x)\n", "half(z)\n")
+    said = await editor.write(path, wrong, 2)
+    path.write_text(wrong)
+    checked: list[dict[str, Any]] = json.loads(here("check", "--json", str(path), cwd=folder).stdout)
+    assert [each.code for each in said] == [each["code"] for each in checked]
+    assert [each.range.start.line + 1 for each in said] == [each["line"] for each in checked]
+    assert [(each.message.partition("\n")[0], each.source) for each in said] == [
+        (each["message"], "partita") for each in checked
+    ]
+    assert await editor.write(path, FILE, 3) == []
+
+    async def hover(position: lsp.Position) -> str:
+        found = await editor.text_document_hover_async(lsp.HoverParams(document, position))
+        assert found is not None
+        assert isinstance(found.contents, lsp.MarkupContent)
+        return found.contents.value
+
+    # What a name is: a parameter, with its layout; an axis.
+    text = await hover(place(FILE, "y * w"))
+    assert text.startswith("tensor `y`")
+    assert "type `f32[batch=4, embed=8]`" in text
+    text = await hover(lsp.Position(7, 8))
+    assert "param w: [embed] ~ normal(1.0)" in text
+    assert "type `f32[embed=8]`" in text
+    assert "`m.w`: `f32[embed=8]`, a parameter" in text
+    assert "over data (2): replicated" in text
+    assert "axis `embed`" in await hover(place(FILE, "embed", 2))
+    assert await editor.text_document_hover_async(lsp.HoverParams(document, place(FILE, "train"))) is None
+
+    # Where it is declared, and used.
+    found = await editor.text_document_definition_async(lsp.DefinitionParams(document, place(FILE, "half(x)\n")))
+    assert isinstance(found, lsp.Location)
+    assert found.range == lsp.Range(lsp.Position(2, 6), lsp.Position(2, 10))
+    context = lsp.ReferenceContext(include_declaration=True)
+    places = await editor.text_document_references_async(lsp.ReferenceParams(context, document, place(FILE, "batch")))
+    assert [each.range.start.line for each in places or ()] == [0, 2, 6, 15]
+
+    # What may be written.
+    items = await editor.text_document_completion_async(lsp.CompletionParams(document, place(FILE, "loss")))
+    assert isinstance(items, list)
+    words = {each.label: each.detail for each in items}
+    assert (words["embed"], words["half"], words["y"], words["repeat"]) == ("axis", "block", "tensor", "keyword")
+    assert words["softmax"] == "function"
+    items = await editor.text_document_completion_async(lsp.CompletionParams(document, lsp.Position(3, 2)))
+    assert isinstance(items, list)
+    assert "y" not in {each.label for each in items}
+
+    # Other names.
+    edit = await editor.text_document_rename_async(lsp.RenameParams(document, place(FILE, "embed"), "wide"))
+    assert edit is not None
+    assert edit.changes is not None
+    assert edited(FILE, list(edit.changes[path.as_uri()])) == FILE.replace("embed", "wide")
+    for position, name, why in (
+        (place(FILE, "embed"), "batch", "`batch` would mean something else in this file"),
+        (place(FILE, "embed"), "two words", "`two words` is not a name"),
+        (place(FILE, "half"), "other", "`half` cannot be renamed: it is a name in paths"),
+        (place(FILE, "w: "), "other", "`w` cannot be renamed: it is a name in paths"),
+        (place(FILE, "train"), "other", "there is no name of this file here"),
+    ):
+        with pytest.raises(JsonRpcException, match=why):
+            await editor.text_document_rename_async(lsp.RenameParams(document, position, name))
+
+    # Canonical form.
+    options = lsp.FormattingOptions(tab_size=2, insert_spaces=True)
+    loose = FILE.replace("  loss mean(y * w)", " loss   mean( y*w )")
+    await editor.write(path, loose, 4)
+    edits = await editor.text_document_formatting_async(lsp.DocumentFormattingParams(document, options))
+    assert edited(loose, list(edits or ())) == FILE
+    await editor.write(path, "axis", 5)
+    with pytest.raises(JsonRpcException):
+        await editor.text_document_formatting_async(lsp.DocumentFormattingParams(document, options))
+
+    # Errors of an imported file are said of that file, and taken back.
+    other = folder / "other.par"
+    other.write_text("axis a = nothing\n")
+    await editor.write(path, 'import "other.par"\n', 6)
+    assert [each.code for each in await editor.heard_of(other, lambda told: bool(told))] == ["E0202"]
+    other.write_text("axis a = 1\n")
+    await editor.write(path, 'import "other.par"\n\n', 7)
+    assert await editor.heard_of(other, lambda told: not told) == []
+    await editor.shutdown_async(None)
+    editor.exit(None)
+    await editor.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0", "axis a = 1\nmodel m(x: [a]) {", "(" * 5000, "axis ä = 1", "\ufeffaxis a = 1"]
+)
+def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
+    document = Document(text, "m.par")
+    assert document.described(1, 1) is None or "axis" in document.described(1, 1)  # type: ignore[operator]
+    assert {"loss", "softmax"} <= {each.word for each in document.suggestions(1)}
+    assert document.references(9, 9) == []
+    with pytest.raises(ValueError):
+        document.renamed(9, 9, "x")
+
+
+def test_without_pygls_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.cli.extras._there", lambda name: name != "pygls")
+    done = here("lsp", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "partita: `partita lsp` needs pygls: pip install 'partita[editor]'\n")

@@ -1,0 +1,112 @@
+"""`partita sample` as a user calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita.dsl.load import load
+from tests.commands import here
+from tests.files import SPECS
+
+TEXT = """
+axis batch = 4, seq = 12, embed = 8, vocab = 256
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(1.0)
+  let x = embedding(tokens, table, over = vocab)
+  let logits = dot(x + cumsum(x, over = seq), table, over = embed)
+  loss cross_entropy(logits, targets, over = vocab)
+  output logits = logits
+  output likely = softmax(mean(logits, over = seq), over = vocab)
+}
+train { data = text("all.txt") optimizer = sgd(lr = 0.1) steps = 2 checkpoint = every(1) }
+"""
+ASKED = ("--prompt", "ab", "--length", "5")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file and the run that has trained it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "m.par").write_text(TEXT)
+    (folder / "all.txt").write_text("abc" * 100)
+    partita.train(folder / "m.par", run_dir=folder / "runs" / "m")
+    return folder
+
+
+def test_the_prompt_and_what_follows_is_printed(trained: Path) -> None:
+    done = here("sample", "m.par", *ASKED, "--top-k", "3", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ab")
+    assert len(done.stdout.rstrip("\n")) >= 3
+    assert done.stderr == ""
+    again = here("sample", "m.par", *ASKED, "--top-k", "3", "--from", "runs/m/checkpoints/step-00000002", cwd=trained)
+    assert again.stdout == done.stdout
+    before = here("sample", "m.par", *ASKED, "--top-k", "3", "--from", "runs/m", "--seed", "1", cwd=trained)
+    assert before.stdout != done.stdout
+
+
+WRONG = {
+    "E0807 there is no checkpoint in nowhere": ("m.par", "--from", "nowhere"),
+    "E0804 is of another model": ("m.par", "embed=16"),
+    "E0302 has no output `logit`": ("m.par", "--output", "logit"),
+    "E1001 `likely` does not have logits at each position": ("m.par", "--output", "likely"),
+    "E0816 has no mean of the weights": ("m.par", "--weights", "ema"),
+    "E1002 the prompt is empty": ("m.par", "--prompt", ""),
+    "E1002 the prompt has 13 tokens, and `seq` has 12": ("m.par", "--prompt", "a" * 13),
+    "E0601 no file matches `none.json`": ("m.par", "--tokenizer", "none.json"),
+    "E0619 `m.par` is not a tokenizer": ("m.par", "--tokenizer", "m.par"),
+    "E1003 does not say how text becomes ids": ("m.par", "train.data=random()"),
+    "E1002 which is not in the text": ("m.par", 'train.data=text("all.txt", alphabet = chars)', "--prompt", "xyz"),
+}
+
+
+@pytest.mark.parametrize("expected", WRONG)
+def test_wrong_input_is_said(expected: str, trained: Path) -> None:
+    done = here("sample", *WRONG[expected], cwd=trained)
+    code, _, message = expected.partition(" ")
+    assert done.returncode == 1
+    assert f"error[{code}]" in done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "option", [("--length", "0"), ("--temperature", "-1"), ("--top-p", "0"), ("--top-k", "x"), ("--seed", "-1")]
+)
+def test_wrong_usage_is_status_2(option: tuple[str, str], trained: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        here("sample", "m.par", *option, cwd=trained)
+    assert stopped.value.code == 2
+
+
+def test_what_keeps_nothing_and_what_has_changed_is_a_warning(trained: Path) -> None:
+    """Tensors are the same, and the model computes something else with them."""
+    changed = TEXT.replace("cumsum(x, over = seq)", "0 * mean(x, over = seq)")
+    (trained / "other.par").write_text(changed)
+    done = here("sample", "other.par", *ASKED, "--from", "runs/m", cwd=trained)
+    assert done.returncode == 0
+    assert "warning[W1001]: each token computes all of `seq` anew: `mean(x, over = seq)` needs all" in done.stderr
+    assert "warning[W1002]: the model has changed" in done.stderr
+    assert "+ let logits = dot(x + 0 * mean(x, over = seq), table, over = embed)" in done.stderr
+
+
+def test_a_tokenizer_makes_ids_of_text(trained: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordLevel({"ab": 3, "cd": 300, "?": 0}, unk_token="?"))
+    tokenizer.save(str(trained / "words.json"))
+    done = here("sample", "m.par", *ASKED, "--tokenizer", "words.json", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    done = here("sample", "m.par", "--prompt", "cd", "--tokenizer", "words.json", cwd=trained)
+    assert "error[E1002]: the prompt has the id 300, and `vocab` has size 256" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["start.par", "tiny.par", "gpt.par", "llama.par", "zoo/llama3.par"])
+def test_files_that_are_shipped_have_logits(name: str) -> None:
+    spec, _ = load(SPECS / name)
+    assert spec is not None
+    assert spec.model is not None
+    assert dict(spec.model.outputs).keys() == {"logits"}

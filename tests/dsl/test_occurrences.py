@@ -1,0 +1,97 @@
+"""Names of a file and what they refer to: whatever is renamed by them, the file stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.cli.editor.document import Document, replaced
+from partita.dsl.load import load_text
+from partita.dsl.occurrences import occurrences
+from partita.dsl.parser import parse_file
+from partita.dsl.report import Report
+from partita.dsl.source import Source
+from tests.files import SPECS
+from tests.marks import soak
+
+FILE = """axis batch = 4, embed = 8, ffn = 2 * embed
+const scale = 0.5
+
+block half(x: [batch, embed]) {
+  let y = x * scale
+  return y
+}
+
+model m(x: [batch, embed]) {
+  param w: [embed] ~ normal(1.0)
+  let y = half(x)
+  repeat 2 as layer {
+    let y = half(y) * w
+  }
+  loss mean(sum(y, over = embed))
+}
+
+mesh one(data = 2)
+mesh two(data = 4)
+
+layout split on two {
+  shard batch -> data
+}
+
+train {
+  model = m
+  layout = split
+  data = random()
+  optimizer = sgd(lr = scale)
+  steps = 2
+}
+"""
+
+
+def lines_of(name: str, line: int) -> list[int]:
+    """The lines of all places of the name that stands first on a line."""
+    names = occurrences(parse_file(Source("m.par", FILE), Report()))
+    (first, *_) = [each for each in names if each.name.text == name and each.name.span.line == line]
+    return [each.name.span.line for each in names if each.declared is first.declared]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        ("embed", 1, [1, 1, 4, 9, 10, 15]),
+        ("scale", 2, [2, 5, 29]),
+        ("half", 4, [4, 11, 13]),
+        ("x", 4, [4, 5]),
+        ("x", 9, [9, 11]),
+        ("y", 5, [5, 6]),
+        ("y", 13, [11, 13, 13, 15]),
+        ("data", 19, [19, 22]),
+        ("data", 18, [18]),
+        ("two", 21, [19, 21]),
+        ("split", 21, [21, 27]),
+        ("m", 9, [9, 26]),
+    ],
+)
+def test_a_name_and_all_its_places(name: str, line: int, expected: list[int]) -> None:
+    assert lines_of(name, line) == expected
+
+
+OTHERS = sorted(set(SPECS.rglob("*.par")) - {SPECS / "tiny.par"})
+
+
+@pytest.mark.parametrize("path", [SPECS / "tiny.par", *soak(*OTHERS)], ids=lambda path: path.name)
+def test_a_file_with_other_names_is_as_good(path) -> None:  # type: ignore[no-untyped-def]
+    """Each name at once: renamed together, they are all found, or something would be missing."""
+    text = path.read_text()
+    document = Document(text, str(path), str(path))
+    before = [each.code for each in document.diagnostics]
+    renamed = set()
+    for each in document.names:
+        place = each.declared.span
+        if each.name is not each.declared or document._in_paths(each) or place.start in renamed:
+            continue
+        renamed.add(place.start)
+        line, column = place.line, place.column
+        text = replaced(text, document.references(line, column), f"{each.name.text}_")
+        document = Document(text, str(path), str(path))
+    assert renamed
+    assert [each.code for each in load_text(text, str(path), path=path)[1]] == before

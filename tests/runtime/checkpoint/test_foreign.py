@@ -1,0 +1,445 @@
+"""Files of other programs: what `weights` names is read and written, and all that does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from partita.cli.main import main
+from partita.runtime.checkpoint.commits import read_manifest
+from partita.runtime.checkpoint.loading import Commit
+
+TEXT = """
+axis batch = 4, embed = 4, heads = 2, key = 3, experts = 2, out = 5
+const first = 1
+
+block attn(x: [batch, embed]) {
+  param wq, wk: [embed, heads, key] ~ normal(0.1)
+  param gain: [heads, key] ~ ones()
+  let h = dot(x, wq, over = embed) * dot(x, wk, over = embed) * gain
+  return x + sum(h, over = [heads, key])
+}
+
+model m(x: [batch, embed]) {
+  param up: [experts, embed, out] ~ normal(0.5)
+  param table: [out, embed] ~ normal(0.5)
+  param scale: [] ~ ones()
+  buffer seen: i64[] ~ zeros()
+  update seen = seen + 1
+  repeat 2 as layer {
+    let x = attn(x)
+  }
+  loss mean(sum(dot(x, up, over = embed), over = experts) * dot(x, table, over = embed)) * scale * first
+}
+
+train { data = random()  optimizer = adamw(lr = 0.1)  steps = 2 }
+
+weights hf {
+  attn.wq, attn.wk = "net.h.{layer}.qk.weight" [embed, + key * heads]
+  attn.gain = "net.h.{layer}.gain" [1, heads, key]
+  m.up = "net.experts.{experts}.up" [out, embed]
+  m.table = "net.table", "head" [out, embed]
+  m.scale = "net.scale"
+  m.seen = "net.seen" []
+  skip "*.inv_freq"
+}
+
+weights part {
+  attn.gain = "gain.{layer}" [heads * key]
+}
+"""
+
+
+def theirs() -> dict[str, Tensor]:
+    """The tensors of another program."""
+    generator = torch.Generator().manual_seed(1)
+    found = {f"net.h.{i}.qk.weight": torch.randn(4, 12, generator=generator) for i in range(2)}
+    found |= {f"net.h.{i}.gain": torch.randn(1, 2, 3, generator=generator) for i in range(2)}
+    found |= {f"net.experts.{i}.up": torch.randn(5, 4, generator=generator) for i in range(2)}
+    found |= {"net.table": torch.randn(5, 4, generator=generator), "net.scale": torch.tensor(2.0)}
+    return {**found, "net.seen": torch.tensor(7), "net.rotary.inv_freq": torch.ones(3)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `m.par` and `theirs`, a directory of one file with a config, to be in."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.par").write_text(TEXT)
+    Path("theirs").mkdir()
+    save_file(theirs(), "theirs/model.safetensors")
+    Path("theirs/config.json").write_text('{"model_type": "net", "dtype": "float32"}')
+    return tmp_path
+
+
+def partita(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["checkpoint", *arguments])
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def imported(capsys: pytest.CaptureFixture[str], *more: str, source: str = "theirs") -> tuple[int, str, str]:
+    return partita(capsys, "import", "run/checkpoints", source, "m.par", "--as", "hf", *more)
+
+
+def ours(path: str = "run/checkpoints") -> dict[str, Tensor]:
+    manifest = read_manifest(Path(path), 0)
+    with Commit(Path(path), manifest) as commit:
+        return {each.name: commit.read(each.name) for each in manifest.tensors}
+
+
+def shards(files: dict[str, list[str]]) -> None:
+    """Instead of one file, several and an index."""
+    tensors = load_file("theirs/model.safetensors")
+    os.remove("theirs/model.safetensors")
+    where = {name: file for file, names in files.items() for name in names}
+    for file, names in files.items():
+        save_file({name: tensors[name] for name in names if name in tensors}, f"theirs/{file}")
+    Path("theirs/model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def halves() -> dict[str, list[str]]:
+    names = sorted(theirs())
+    return {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+
+
+def change(name: str, tensor: Tensor | None) -> None:
+    found = load_file("theirs/model.safetensors")
+    if tensor is None:
+        del found[name]
+    else:
+        found[name] = tensor
+    save_file(found, "theirs/model.safetensors")
+
+
+# ---------------------------------------------------------------- what comes in
+
+
+@pytest.mark.parametrize("source", ["theirs", "theirs/model.safetensors", "theirs/model.safetensors.index.json"])
+def test_every_axis_comes_to_its_place(source: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    if source.endswith("json"):
+        shards(halves())
+    status, out, err = imported(capsys, source=source)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"run/checkpoints/step-00000000: 9 tensors from {source}"
+    found, given = ours(), theirs()
+    for i in range(2):
+        qk = given[f"net.h.{i}.qk.weight"]
+        for name, part in (("wq", qk[:, :6]), ("wk", qk[:, 6:])):
+            # Theirs has `key` before `heads`.
+            assert torch.equal(found[f"m.layer.{i}.attn.{name}"], part.reshape(4, 3, 2).transpose(1, 2))
+        assert torch.equal(found[f"m.layer.{i}.attn.gain"], given[f"net.h.{i}.gain"][0])
+        assert torch.equal(found["m.up"][i], given[f"net.experts.{i}.up"].T)
+    assert torch.equal(found["m.table"], given["net.table"])
+    assert (float(found["m.scale"]), int(found["m.seen"])) == (2.0, 7)
+    assert not any(tensor.any() for name, tensor in found.items() if "/" in name)
+
+
+def test_other_dtypes_are_cast(folder: Path, capsys: pytest.CaptureFixture[str]):
+    wanted = theirs()
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        save_file({k: v.to(dtype) if v.is_floating_point() else v for k, v in wanted.items()}, "theirs/x.safetensors")
+        path = f"run/{dtype}"
+        assert partita(capsys, "import", path, "theirs/x.safetensors", "m.par", "--as", "hf")[0] == 0
+        assert torch.equal(ours(path)["m.table"], wanted["net.table"].to(dtype).float())
+
+
+def test_a_part_comes_in_and_the_rest_begins_as_the_file_says(folder: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("net.table", "net.scale", "net.seen", "net.h.0.gain", "net.h.1.gain"):
+        change(name, None)
+    status, out, _ = imported(capsys, "--only", "up,wq,wk")
+    assert status == 0
+    assert "as the file begins: m.table, m.scale, m.seen, m.layer.{0..1}.attn.gain" in out
+    found = ours()
+    assert torch.equal(found["m.up"][1], theirs()["net.experts.1.up"].T)
+    assert main(["run", "m.par", "--run-dir", "fresh", "--transport", "virtual", "train.checkpoint=every(2)"]) == 0
+    assert torch.equal(found["m.layer.0.attn.gain"], torch.ones(2, 3))
+    assert 0 < float(found["m.table"].std()) < 1
+    capsys.readouterr()
+    status, _, err = imported(capsys, "--only", "upp")
+    assert (status, "error[E0409]: `--only` names no parameter: `upp`" in err) == (1, True)
+    status, _, err = imported(capsys, "--only", "wq")
+    assert (status, "`--only` names `m.layer.0.attn.wq`, but not `m.layer.0.attn.wk`" in err) == (1, True)
+
+
+def test_what_weights_do_not_name_is_not_forgotten(folder: Path, capsys: pytest.CaptureFixture[str]):
+    save_file({f"gain.{i}": torch.ones(6) for i in range(2)}, "theirs/gain.safetensors")
+    arguments = ("import", "run", "theirs/gain.safetensors", "m.par", "--as", "part")
+    status, _, err = partita(capsys, *arguments)
+    assert status == 1
+    assert "error[E0809]: `weights part` says nothing of 8 parameters\n   --> m.par:36:1\n" in err
+    assert "= m.layer.{0..1}.attn.wk" in err
+    assert not Path("run").exists()
+    assert partita(capsys, *arguments, "--only", "gain")[0] == 0
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_the_first_part_of_names_may_be_missing_or_another(
+    lacking: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    renamed = {k.removeprefix("net.") if lacking else f"module.{k}": v for k, v in theirs().items()}
+    save_file(renamed, "theirs/model.safetensors")
+    status, out, _ = imported(capsys)
+    assert status == 0
+    assert ("its names lack `net.`" if lacking else "its names begin with `module.`") in out.splitlines()
+    assert torch.equal(ours()["m.table"], theirs()["net.table"])
+
+
+def test_several_names_are_of_one_tensor(folder: Path, capsys: pytest.CaptureFixture[str]):
+    change("head", theirs()["net.table"].clone())
+    assert imported(capsys)[0] == 0
+    change("head", theirs()["net.table"] + 1)
+    status, _, err = partita(capsys, "import", "other", "theirs", "m.par", "--as", "hf")
+    assert (status, "error[E0817]: `net.table` and `head` differ" in err) == (1, True)
+    change("net.table", None)
+    assert partita(capsys, "import", "other", "theirs", "m.par", "--as", "hf")[0] == 0
+    assert torch.equal(ours("other")["m.table"], theirs()["net.table"] + 1)
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "code", "told"),
+    [
+        ("net.h.1.gain", None, "E0809", "lacks 1 of 9 tensors\n  = net.h.1.gain   (m.layer.1.attn.gain)"),
+        ("net.seen", None, "E0809", "lacks 1 of 9 tensors\n  = net.seen   (m.seen)"),
+        (
+            "net.tabel",
+            torch.ones(5, 4),
+            "E0811",
+            "1 of 11 tensors in theirs are not in `weights hf`\n   --> m.par:26:",
+        ),
+        ("more", torch.ones(2), "E0811", 'help: `skip "more"` drops one knowingly'),
+        ("net.table", torch.ones(4, 5), "E0809", "net.table is F32[4, 5], but m.table needs [5, 4]"),
+        ("net.h.0.qk.weight", torch.ones(4, 11), "E0809", "but m.layer.attn.wq, m.layer.attn.wk needs [4, 12]"),
+        ("net.table", torch.ones(5, 4, dtype=torch.int64), "E0809", "net.table is I64[5, 4]"),
+        ("net.seen", torch.tensor(0.5), "E0809", "net.seen is F32[], but m.seen needs []"),
+        (
+            "net.scale",
+            torch.tensor(float("nan")),
+            "E0813",
+            "net.scale: 1 of 1 numbers are not finite as f32",
+        ),
+        (
+            "net.table",
+            torch.full((5, 4), 1e200, dtype=torch.float64),
+            "E0813",
+            "20 of 20 numbers are not finite as f32",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    name: str, tensor: Tensor | None, code: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    change(name, tensor)
+    status, _, err = imported(capsys)
+    assert status == 1
+    assert f"error[{code}]" in err
+    assert told in err
+    assert not Path("run").exists()
+
+
+def test_a_similar_name_is_proposed(folder: Path, capsys: pytest.CaptureFixture[str]):
+    change("net.scael", theirs()["net.scale"])
+    change("net.scale", None)
+    assert "help: it has `net.scael`" in imported(capsys)[2]
+
+
+def test_damaged_files_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    whole = Path("theirs/model.safetensors").read_bytes()
+    for length in (0, 4, 100, len(whole) - 1):
+        Path("theirs/model.safetensors").write_bytes(whole[:length])
+        status, _, err = imported(capsys)
+        assert (status, "error[E0808]: model.safetensors is not a file of tensors" in err) == (1, True)
+    Path("theirs/model.safetensors").unlink()
+    assert "error[E0808]: theirs has neither model.safetensors nor" in imported(capsys)[2]
+    Path("theirs/pytorch_model.bin").write_bytes(whole)
+    assert "pickles, which can run code, are not read" in imported(capsys, source="theirs/pytorch_model.bin")[2]
+    assert "error[E0808]" in imported(capsys, source="missing")[2]
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("{", "is not an index of tensors"),
+        ('{"weight_map": {"net.table": 1}}', "does not map names to files"),
+        ('{"weight_map": {"net.table": "../model-1.safetensors"}}', "which is no safetensors file beside it"),
+        ('{"weight_map": {"net.table": "model-9.safetensors"}}', "model-9.safetensors is missing"),
+        ('{"weight_map": {"other": "model-1.safetensors"}}', "model-1.safetensors has other, which it lacks"),
+        ('{"weight_map": {"head": "model-2.safetensors"}}', "which it lacks"),
+    ],
+)
+def test_a_wrong_index_is_refused(index: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    shards(halves())
+    Path("theirs/model.safetensors.index.json").write_text(index)
+    status, _, err = imported(capsys)
+    assert (status, "error[E0808]" in err) == (1, True)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--as", "hg"], 1, "error[E0302]: m.par has no `weights hg`\n  help: there are `hf` and `part`"),
+        (["--as", "hf", "--strict"], 2, "--strict does not go with --as"),
+        (["--only", "up"], 2, "--only needs --as NAME"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], status: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]):
+    found, _, err = partita(capsys, "import", "run", "theirs", "m.par", *arguments)
+    assert found == status
+    assert told in err
+
+
+# ---------------------------------------------------------------- what goes out
+
+
+def test_what_goes_out_is_what_came_in(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert imported(capsys)[0] == 0
+    status, out, _ = partita(capsys, "export", "run", "--as", "hf", "-o", "out")
+    assert status == 0
+    assert out.startswith("out: 9 tensors, ")
+    assert sorted(os.listdir("out")) == ["config.json", "model.safetensors"]
+    found = load_file("out/model.safetensors")
+    wanted = {name: tensor for name, tensor in theirs().items() if "inv_freq" not in name}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert Path("out/config.json").read_text() == Path("theirs/config.json").read_text()
+
+
+def test_files_have_at_most_a_size_and_an_index(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert imported(capsys)[0] == 0
+    arguments = ("export", "run", "--as", "hf", "--shard-size", "100B", "--dtype", "bf16", "-o", "out")
+    assert partita(capsys, *arguments)[0] == 0
+    index = json.loads(Path("out/model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    found = {name: tensor for file in files for name, tensor in load_file(f"out/{file}").items()}
+    assert found.keys() == index["weight_map"].keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    assert found["net.seen"].dtype == torch.int64
+    assert torch.equal(found["net.experts.1.up"], theirs()["net.experts.1.up"].bfloat16())
+    # Programs load tensors in the dtype that the config says.
+    assert json.loads(Path("out/config.json").read_text()) == {"model_type": "net", "dtype": "bfloat16"}
+    assert partita(capsys, "import", "again", "out", "m.par", "--as", "hf")[0] == 0
+
+
+def test_names_are_those_of_the_run_or_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert imported(capsys)[0] == 0
+    Path("m.par").write_text(TEXT.replace('"net.scale"', '"net.temperature"'))
+    assert partita(capsys, "export", "run", "--as", "hf", "-o", "old")[0] == 0
+    assert partita(capsys, "export", "run", "--as", "hf", "-o", "new", "m.par")[0] == 0
+    assert "net.scale" in load_file("old/model.safetensors")
+    assert "net.temperature" in load_file("new/model.safetensors")
+    status, _, err = partita(capsys, "export", "run", "m.par", "embed=8", "--as", "hf", "-o", "other")
+    assert (status, "error[E0809]: `weights hf` is of another model" in err) == (1, True)
+
+
+def test_names_that_constants_are_in_need_the_file(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("m.par").write_text(TEXT.replace("net.h.{layer}.gain", "net.h.{layer + first - 1}.gain"))
+    assert imported(capsys)[0] == 0
+    status, _, err = partita(capsys, "export", "run", "--as", "hf", "-o", "out")
+    assert (status, "error[E0818]: a name in `weights hf` depends on `first`" in err) == (1, True)
+    assert partita(capsys, "export", "run", "m.par", "--as", "hf", "-o", "out")[0] == 0
+
+
+def test_a_part_goes_out(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert imported(capsys)[0] == 0
+    status, _, err = partita(capsys, "export", "run", "--as", "part", "-o", "out")
+    assert (status, "`weights part` says nothing of 8 parameters" in err) == (1, True)
+    assert partita(capsys, "export", "run", "--as", "part", "--only", "gain", "--dtype", "f16", "-o", "out")[0] == 0
+    assert load_file("out/model.safetensors")["gain.0"].dtype == torch.float16
+
+
+def test_means_of_weights_go_out(folder: Path, capsys: pytest.CaptureFixture[str]):
+    more = ("train.ema=0.9", "train.checkpoint=every(2)")
+    assert partita(capsys, "import", "run/checkpoints", "theirs", "m.par", *more, "--as", "hf")[0] == 0
+    found = ours()
+    assert torch.equal(found["m.table"], theirs()["net.table"])
+    assert torch.equal(found["ema/m.table"], theirs()["net.table"])
+    assert main(["run", "m.par", *more, "--run-dir", "run", "--transport", "virtual"]) == 0
+    for which in ("trained", "ema"):
+        assert partita(capsys, "export", "run", "--as", "hf", "--weights", which, "-o", which)[0] == 0
+    before = theirs()["net.table"]
+    trained, mean = (load_file(f"{which}/model.safetensors")["net.table"] for which in ("trained", "ema"))
+    assert 0 < (mean - before).abs().max() < (trained - before).abs().max()
+
+
+def test_nothing_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert imported(capsys)[0] == 0
+    Path("out").mkdir()
+    assert partita(capsys, "export", "run", "--as", "hf", "-o", "out")[0] == 0
+    before = sorted(os.listdir("out"))
+    status, _, err = partita(capsys, "export", "run", "--as", "hf", "-o", "out")
+    assert (status, "cannot write out: Directory not empty" in err) == (2, True)
+    assert partita(capsys, "export", "run", "--as", "hf", "-o", "m.par")[0] == 2
+    assert sorted(os.listdir("out")) == before
+    assert sorted(os.listdir()) == ["m.par", "out", "run", "theirs"]
+
+
+# ---------------------------------------------------------------- how much memory it takes
+
+LARGE = """
+axis batch = 1, rows = 1024, columns = 2048
+model m(x: [batch, rows]) {
+  repeat 12 as layer {
+    param w: [rows, columns] ~ zeros()
+    let x = x + dot(dot(x, w, over = rows), w, over = columns)
+  }
+  loss mean(x)
+}
+train { data = random()  optimizer = sgd(lr = 0.1)  steps = 1 }
+weights hf { m.layer.w = "h.{layer}" [columns, rows] }
+"""
+# Runs one command, and prints by how much its own memory (not that of files, which are mapped) grew at the most.
+CHILD = """
+import sys, threading, time
+from partita.cli.main import main
+import partita.runtime.checkpoint.foreign, partita.compiler.pipeline
+
+def own():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+before, most, done = own(), [0], threading.Event()
+
+def watch():
+    while not done.is_set():
+        most[0] = max(most[0], own())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+status = main(sys.argv[1:])
+done.set()
+thread.join()
+assert status == 0
+print("grew", (most[0] - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is read from /proc")
+@pytest.mark.soak
+def test_a_tensor_at_a_time_is_in_memory(folder: Path):
+    """Of 96 MiB in f32, in tensors of 8 MiB."""
+    Path("m.par").write_text(LARGE)
+    save_file({f"h.{i}": torch.ones(2048, 1024, dtype=torch.bfloat16) for i in range(12)}, "theirs/model.safetensors")
+    for arguments in (
+        ["import", "run/checkpoints", "theirs", "m.par", "--as", "hf"],
+        ["export", "run", "--as", "hf", "-o", "out"],
+    ):
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, "checkpoint", *arguments], capture_output=True, text=True, check=True
+        )
+        grew = int(child.stdout.split("grew ")[1])
+        assert grew < 60, f"{arguments[0]} took {grew} MiB"

@@ -1,0 +1,129 @@
+"""What a run reads does not depend on how it is split, nor on whether it was interrupted.
+
+A checksum of each batch, with a weight for every place in it, is that of the dataset's batches under every layout, and
+after resuming under another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from attrs import evolve
+
+from partita.cli.main import main
+from partita.runtime.data.binding import bind
+from partita.runtime.rank import prepare
+from tests.commands import partita, records
+from tests.files import checked
+from tests.runtime.data.test_documents import tokenizer
+
+MODEL = """axis batch = 8, seq = 8, vocab = 512, embed = 4
+model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {
+  param table: [vocab, embed] ~ normal(0.1)
+  let x = embedding(tokens, table, over = vocab)
+  repeat 2 as layer {
+    param w: [embed] ~ ones()
+    let x = x * w
+  }
+  loss cross_entropy(dot(x, table, over = embed), targets, over = vocab, ignore = -1)
+  let places = expand(iota(batch) * 8, seq) + expand(iota(seq), batch) + 1
+  metric seen = sum(cast(tokens * places, f32))
+  metric wanted = sum(cast(targets * places, f32))
+}
+mesh alone(data = 1)
+layout one on alone { }
+mesh pair(data = 2)
+layout two on pair { shard batch -> data }
+mesh four(data = 2, pipe = 2)
+layout both on four { shard batch -> data   stage layer -> pipe }
+schedule s = one_f_one_b(microbatches = 4)
+train {
+  layout = one
+  data = DATA
+  optimizer = sgd(lr = 0.1)
+  precision = f64
+  steps = 6
+  checkpoint = every(2)
+  eval = every(3, EVAL)
+}
+"""
+SOURCES = {
+    "text": ('text("*.txt", holdout = 20%)', "batches = 2"),
+    "a tokenizer": ('text("*.txt", tokenizer = "t.json")', 'data = text("a.txt", tokenizer = "t.json"), batches = all'),
+    "tokens": ('tokens("*.npy", holdout = 20%)', "batches = all"),
+    "jsonl": ('jsonl("*.jsonl", end = "<|endoftext|>", tokenizer = "t.json", holdout = 20%)', "batches = 2"),
+    "packed": ('jsonl("*.jsonl", pack = true, holdout = 20%)', "batches = all"),
+    "parquet": ('parquet("*.parquet", pack = true)', 'data = parquet("*.parquet"), batches = 3'),
+    "mix": (
+        'mix([jsonl("*.jsonl", pack = true, holdout = 20%) -> 60%, tokens("*.npy", holdout = 20%) -> 40%])',
+        "batches = all",
+    ),
+}  # fmt: skip
+
+
+def fill(root: Path, source: str) -> str:
+    texts = [f"{i}: " + "every text is another one " * (i % 5) for i in range(60)]
+    for name, part in (("a", texts[:20]), ("b", texts[20:])):
+        (root / f"{name}.txt").write_text("\n".join(part))
+        (root / f"{name}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in part))
+        pyarrow.parquet.write_table(pyarrow.table({"text": part}), root / f"{name}.parquet")
+        np.save(root / f"{name}.npy", np.frombuffer("\n".join(part).encode(), np.uint8))
+    tokenizer().save(str(root / "t.json"))
+    data, eval = SOURCES[source]
+    (root / "m.par").write_text(MODEL.replace("DATA", data).replace("EVAL", eval))
+    return (root / "m.par").read_text()
+
+
+def expected(root: Path, text: str) -> list[tuple[float, float]]:
+    """The checksums of the batches of all steps."""
+    plan = prepare(checked(text, "m.par"))
+    data = bind(plan.program, evolve(plan.train), root).dataset
+    assert data is not None
+    places = np.arange(64).reshape(8, 8) + 1
+    batches = [data.batch(step) for step in range(1, 7)]
+    return [(float((b["tokens"] * places).sum()), float((b["targets"] * places).sum())) for b in batches]
+
+
+def told(run: Path) -> tuple[dict[int, tuple[float, float]], dict[int, float]]:
+    """The checksums of each step, and the losses of evaluations."""
+    found = records(run)
+    steps = {each["step"]: (each["seen"], each["wanted"]) for each in found if "seen" in each}
+    return steps, {each["step"]: each["eval_loss"] for each in found if "eval_loss" in each}
+
+
+# The others take as long, and read what other tests hold to be functions of seed and step.
+@pytest.mark.parametrize("source", [pytest.param(each, marks=[pytest.mark.soak] * (each != "mix")) for each in SOURCES])
+def test_a_run_reads_the_same_under_every_layout_and_after_resuming(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = fill(tmp_path, source)
+    wanted = dict(enumerate(expected(tmp_path, text), 1))
+    losses = []
+    for run, parts in {"plain": ("one",), "resumed": ("both", "two")}.items():
+        for part, layout in enumerate(parts):
+            steps = 6 if part == len(parts) - 1 else 3
+            command = ["run", "m.par", "--transport", "virtual", "--run-dir", run, f"layout={layout}"]
+            assert main([*command, f"train.steps={steps}"]) == 0
+        seen, evaluated = told(tmp_path / run)
+        assert seen == wanted
+        assert evaluated.keys() == {3, 6}
+        losses.append(list(evaluated.values()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@pytest.mark.soak
+def test_processes_read_the_same(tmp_path: Path):
+    text = fill(tmp_path, "mix")
+    wanted = dict(enumerate(expected(tmp_path, text), 1))
+    for run, parts in {"one": ("one",), "two": ("two", "both"), "four": ("both", "one")}.items():
+        for part, layout in enumerate(parts):
+            steps = 6 if part == len(parts) - 1 else 3
+            command = ["run", "m.par", f"layout={layout}", f"train.steps={steps}", "--run-dir", run]
+            done = partita(*command, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+        assert told(tmp_path / run)[0] == wanted

@@ -1,0 +1,77 @@
+"""Models that write, with random weights of order one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
+from partita.dsl.spec import Spec
+from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
+from tests.files import SPECS, checked
+
+ZOO = SPECS / "zoo"
+
+
+def loaded(path: Path, *overrides: str) -> Spec:
+    """A file's meaning. Raises Refused."""
+    spec, diagnostics = load(path, overrides)
+    if spec is None:
+        raise Refused(diagnostics)
+    return spec
+
+
+def model(statements: str, seq: int = 16) -> Spec:
+    """A small model, by what makes `h` of embeddings `x`. `eps` and `z` have the axes of `x` without the sequence."""
+    return checked(
+        f"""
+        axis batch = 2, seq = {seq}, time = seq, embed = 8, vocab = 13
+        model m(tokens: i64[batch, seq], targets: i64[batch, seq]) {{
+          param table: [vocab, embed] ~ normal(1.0)
+          let x = embedding(tokens, table, over = vocab)
+          sample eps: [batch, embed] ~ normal(1.0)
+          let z = eps
+          {statements}
+          let logits = dot(h, table, over = embed)
+          loss cross_entropy(logits, targets, over = vocab)
+          output logits = logits
+        }}
+        train {{ data = random() optimizer = sgd(lr = 0.1) steps = 1 }}
+        """,
+        "m.par",
+    )
+
+
+def drawn(scorer: Recomputing) -> dict[str, torch.Tensor]:
+    """Random weights that keep activations of order one."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(type.shape, generator=generator) / (type.shape[0] ** 0.5 if len(type.shape) > 1 else 3)
+        for name, type in scorer.outputs.parameters.items()
+    }
+
+
+def both(given: Spec) -> tuple[Recomputing, Keeping]:
+    """The two ways in which logits are computed, with the same weights. Raises NotInParts."""
+    one_row = of_one_row(given)
+    anew = Recomputing(one_row)
+    keeping = Keeping(one_row, anew.model)
+    weights = drawn(anew)
+    anew.set_parameters(weights)
+    keeping.set_parameters(weights)
+    return anew, keeping
+
+
+def difference(given: Spec, lengths: list[int]) -> float:
+    """The largest difference of the logits after so many ids, relative to the largest."""
+    anew, keeping = both(given)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, anew.model.vocab.size, (anew.model.window,), generator=generator).tolist()
+    found = 0.0
+    for length in lengths:
+        one, other = anew.logits(ids[:length]), keeping.logits(ids[:length])
+        assert float(one.std()) > 0
+        found = max(found, float((one - other).abs().max() / one.abs().max()))
+    return found

@@ -1,0 +1,82 @@
+"""The text that a model writes: greedy as `transformers` writes it, random as a pure function of the seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+
+from partita.dsl.diagnostic import Refused
+from partita.runtime.inference.choice import Choice
+from partita.runtime.inference.sampling import written
+from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
+from tests.runtime.inference.models import both, drawn, model
+from tests.zoo.models import llama3
+
+GREEDY = Choice(temperature=0)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def test_greedy_text_is_that_of_transformers() -> None:
+    """64 tokens of Llama, with the same weights, with what is kept and anew."""
+    theirs = llama3.MODEL._both("seq=69")
+    given = of_one_row(theirs.run.plan.spec)
+    anew = Recomputing(given)
+    keeping = Keeping(given, anew.model)
+    module, weights = theirs.module.eval(), theirs.parameters()
+    with torch.no_grad():
+        expected = module.generate(
+            torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None
+        )[0, len(PROMPT) :].tolist()
+    assert len(expected) == 64
+    assert len(set(expected)) > 4
+    for scorer in (anew, keeping):
+        scorer.set_parameters(weights)
+        assert list(written(scorer, PROMPT, 64, GREEDY)) == expected
+
+
+def test_random_text_is_a_function_of_the_seed() -> None:
+    anew, keeping = both(model("let h = x + cumsum(x, over = seq) / 10", seq=12))
+    text = list(written(anew, PROMPT, 30, Choice(seed=7)))  # longer than the window
+    assert text == list(written(keeping, PROMPT, 30, Choice(seed=7)))
+    assert text[:10] == list(written(keeping, PROMPT, 10, Choice(seed=7)))
+    assert text != list(written(keeping, PROMPT, 30, Choice(seed=8)))
+
+
+LOGITS = torch.tensor([0.5, 0.1, 0.25, 0.15]).log()
+
+
+def shares(choice: Choice) -> list[float]:
+    """How often each id is drawn."""
+    drawn = [evolve(choice, seed=seed).of(LOGITS, index) for seed in range(20) for index in range(100)]
+    return [drawn.count(id) / len(drawn) for id in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (Choice(), [0.5, 0.1, 0.25, 0.15]),
+        (Choice(temperature=0.5), [0.7246, 0.029, 0.1812, 0.0652]),
+        (Choice(top_k=2), [2 / 3, 0, 1 / 3, 0]),
+        (Choice(top_p=0.6), [2 / 3, 0, 1 / 3, 0]),
+        (Choice(top_p=0.5), [1, 0, 0, 0]),
+        (Choice(temperature=0), [1, 0, 0, 0]),
+    ],
+)
+def test_ids_are_drawn_in_proportion(choice: Choice, expected: list[float]) -> None:
+    assert shares(choice) == pytest.approx(expected, abs=0.03)
+
+
+def test_the_first_of_the_most_likely_is_taken() -> None:
+    assert GREEDY.of(torch.tensor([0.0, 2.0, 2.0]), 0) == 1
+
+
+def test_a_model_that_sees_what_follows_is_refused() -> None:
+    anew = Recomputing(of_one_row(model("let h = x + mean(x, over = seq)")))
+    anew.set_parameters(drawn(anew))
+    with pytest.raises(Refused, match="the model sees what follows"):
+        anew.check_causal([0])
+    # What looks ahead only to what it then ignores is no model that sees it.
+    anew = Recomputing(of_one_row(model("let h = x + 0 * mean(x, over = seq)")))
+    anew.set_parameters(drawn(anew))
+    anew.check_causal([0])

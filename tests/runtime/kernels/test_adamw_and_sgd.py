@@ -1,0 +1,69 @@
+"""Updates equal torch's own, step by step, however their tensors lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from partita.runtime.kernels.optimizers import adamw, sgd
+
+STEPS = 4
+Laid = Callable[[torch.Tensor], torch.Tensor]
+
+
+def straight(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def sliced(x: torch.Tensor) -> torch.Tensor:
+    """As a part of something larger: such a tensor takes another path than torch's fused kernel."""
+    larger = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype)
+    part = larger[..., : x.shape[-1]]
+    part.copy_(x)
+    return part
+
+
+def drawn(seed: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A parameter, and a gradient for each step."""
+    generator = torch.Generator().manual_seed(seed)
+    first, *gradients = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS + 1))
+    return first, gradients
+
+
+def torchs(kind: type[torch.optim.Optimizer], first: torch.Tensor, gradients: list[torch.Tensor], **arguments: object):
+    """The parameter after each step of torch's optimizer, whose rate grows from step to step."""
+    parameter = first.clone().requires_grad_()
+    optimizer = kind([parameter], **arguments)
+    for number, gradient in enumerate(gradients, 1):
+        optimizer.param_groups[0]["lr"] = 0.03 * number
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        yield parameter.detach().clone()
+
+
+@pytest.mark.parametrize("laid", [straight, sliced])
+@pytest.mark.parametrize("decay", [0.0, 0.4])
+def test_adamw(laid: Laid, decay: float):
+    first, gradients = drawn(1)
+    # An epsilon that counts beside the root of the second moment.
+    arguments = {"betas": (0.7, 0.95), "eps": 0.3, "weight_decay": decay}
+    expected = torchs(torch.optim.AdamW, first, gradients, lr=0.0, **arguments)
+    parameter, mean, square = laid(first), laid(torch.zeros_like(first)), laid(torch.zeros_like(first))
+    for number, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True), 1):
+        adamw(parameter, gradient, mean, square, 0.03 * number, number, 0.7, 0.95, 0.3, decay)
+        torch.testing.assert_close(parameter, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("laid", [straight, sliced])
+@pytest.mark.parametrize("decay", [0.0, 0.4])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.8, False), (0.8, True)])
+def test_sgd(laid: Laid, decay: float, momentum: float, nesterov: bool):
+    first, gradients = drawn(2)
+    arguments = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
+    expected = torchs(torch.optim.SGD, first, gradients, lr=0.0, **arguments)
+    parameter, buffer = laid(first), laid(torch.zeros_like(first)) if momentum else None
+    for number, (gradient, wanted) in enumerate(zip(gradients, expected, strict=True), 1):
+        sgd(parameter, gradient, buffer, 0.03 * number, momentum, nesterov, decay)
+        torch.testing.assert_close(parameter, wanted, rtol=1e-12, atol=1e-12)
