@@ -14,9 +14,9 @@ def keep_pages() -> None:
     """Keep freed memory for the next tensor.
 
     By default glibc returns the pages of large tensors to the kernel and maps them again: some 20,000 page faults a
-    step for a rank, which makes the same tensors in every step. Tensors of more than 32 MiB are kept as well, which saves
-    a tenth of the time where there are such; what is left between tensors can take a fifth more memory then. Does
-    nothing with another C library.
+    step for a rank, which makes the same tensors in every step. Keeping those of 32 MiB and more as well saves a tenth
+    of a step's time where there are such, and what is left between them takes up to a fifth more memory. Does nothing
+    with another C library.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -10,6 +10,7 @@ negative. A product of a whole chunk beyond the range of floats counts as the la
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 
 import torch
@@ -68,11 +69,7 @@ def linear_scan_blocks(
     Of the products only dimensions `product` are kept, in the given `order`; the others have size 1.
     """
     x, y = (_first(each, dim, block) for each in (_as_wide(a, b), b))
-    made: tuple[Tensor, Tensor] | None = None
-    for part in _parts(y, backward):
-        factor, term = _reduced(_near(x[part]), _near(y[part]), backward)
-        made = (factor, term) if made is None else (_bounded(made[0] * factor), torch.addcmul(term, factor, made[1]))
-    assert made is not None
+    made = reduce(_joined, (_reduced(_near(x[part]), _near(y[part]), backward) for part in _parts(y, backward)))
     products, last = (each.movedim(0, dim) for each in made)
     others = [i for i in range(b.dim()) if i not in product]
     kept = products.squeeze(others) if others else products
@@ -252,6 +249,12 @@ def _reduced(a: Tensor, b: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
         x, y = (_divided(each, count // chunks).movedim(1, 0) for each in (a, b))
         return _reduced(*_reduced(x, y, backward), backward)
     return _bounded(a.prod(0)), _last(a.unbind(), b.unbind(), backward)
+
+
+def _joined(one: tuple[Tensor, Tensor], next: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two steps as one."""
+    (a, b), (factor, term) = one, next
+    return _bounded(a * factor), torch.addcmul(term, factor, b)
 
 
 def _bounded(product: Tensor) -> Tensor:
