@@ -116,7 +116,7 @@ def _check(
         types.update({start: type for (of, start), type in known.types.items() if of == id(source)})
     for model in checked.values():
         if model is not None:
-            report_unreached(model, report)
+            report_unreached(model, declarations.optimizers.values(), report)
     if None in axes.numbers.values():
         return None  # reported, and settings may need it
     plans = Plans(declarations, axes, checked, chosen, report, attached)

@@ -3,13 +3,17 @@
 Liveness propagates backward from the loss through every step, but not through what has no gradient: integers, booleans,
 `accuracy` and `stop_gradient`; nor through what only evaluation computes, by `where(training(), a, b)`. A parameter of
 a block or repeat reaches the loss if it does in any call or iteration.
+
+A frozen parameter needs no gradient, only to be used. Which rule of an optimizer a parameter has is known once the
+model is compiled: what a `freeze` may name is left to the compiler, which refuses what is trained without a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partita.dsl import spec
+from partita.dsl import spec, tree
+from partita.dsl.optimizers import CLASSES
 from partita.dsl.report import Report
 
 # Functions from floats to floats that have no gradient.
@@ -17,8 +21,10 @@ NO_GRADIENT = ("stop_gradient", "accuracy")
 MOST_SHOWN = 3
 
 
-def report_unreached(model: spec.Model, report: Report) -> None:
-    """Report every parameter that the loss does not depend on (E0408), at its declaration."""
+def report_unreached(model: spec.Model, optimizers: Iterable[tree.Optimizer], report: Report) -> None:
+    """Report every parameter that the loss does not depend on (E0408), at its declaration; with a gradient, unless one
+    of the optimizers may freeze it.
+    """
     reach = _Reach()
     reach.body(model.body, frozenset([model.loss]), model.name)
     lost = [(step, path) for step, path in reach.met.values() if id(step) not in reach.reached]
@@ -26,7 +32,11 @@ def report_unreached(model: spec.Model, report: Report) -> None:
         return
     through = _Reach(stops=False)
     through.body(model.body, frozenset([model.loss]), model.name)
+    freezing = [rule for each in optimizers for rule in each.rules if isinstance(rule, tree.FreezeRule)]
+    targets = [target for rule in freezing for target in rule.targets]
     for step, path in lost:
+        if id(step) in through.reached and any(_may_name(target, step.name, path) for target in targets):
+            continue
         notes = [f"its full name is {path}.{step.name}"]
         message, help = f"parameter `{step.name}` does not reach the loss", "use it, or remove it"
         if id(step) in through.reached:
@@ -35,6 +45,13 @@ def report_unreached(model: spec.Model, report: Report) -> None:
             notes += [f"`{each.span.text}`   ({each.span.place})" for each in stopping[:MOST_SHOWN]]
             help = f"to freeze it, let the gradient flow, and write `freeze {step.name}` in an `optimizer`"
         report.error("E0408", message, step.span, notes, help)
+
+
+def _may_name(target: tree.Path, name: str, path: str) -> bool:
+    """Whether a target may be a parameter with a name, at a path of blocks and repeats, some of them numbered calls."""
+    last = target.parts[-1].text
+    around = (part for scope in path.split(".") for part in (scope, scope.rpartition("_")[0]))
+    return str(target) in CLASSES or last == name or last in around
 
 
 class _Reach:

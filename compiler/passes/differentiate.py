@@ -88,9 +88,9 @@ def differentiate(graph: Graph) -> Graph:
         raise Refused(
             Diagnostic(
                 "E0408",
-                f"parameter `{parameter.name}` does not reach the loss",
+                f"parameter `{parameter.name}` does not reach the loss with a gradient",
                 parameter.span,
-                help="use it, or remove it",
+                help="use it, remove it, or freeze it",
             )
             for parameter in lost
         )

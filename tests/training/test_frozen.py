@@ -1,4 +1,4 @@
-"""A parameter that only `stop_gradient` leads to is refused, and the help says how to freeze it: that works."""
+"""A parameter that only `stop_gradient` leads to is refused unless it is frozen, and the help says how to do that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from partita.cli.main import main
+from partita.compiler.pipeline import compile_spec
+from partita.compiler.verify.equivalence import validate
+from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load_text
 
 FILE = """\
@@ -73,3 +76,39 @@ def test_the_advice_freezes_it(extra: str, tmp_path: Path, monkeypatch: pytest.M
     assert np.abs(first["m.w"]).max() > 0
     assert (first["m.w"] == last["m.w"]).all()
     assert (first["m.v"] != last["m.v"]).all()
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("target", ["w", "m.w", "vectors"])
+def test_what_is_frozen_may_be_used_without_a_gradient(use: str, target: str) -> None:
+    train = "update v -> sgd(lr = 0.1) freeze" if target == "vectors" else "freeze"
+    rules = f"optimizer rules {{ {train} {target} update all -> adamw(lr = 0.1) }}\n"
+    text = rules + FILE.replace("USE", use).replace("optimizer = adamw(lr = 0.1)", "optimizer = rules")
+    spec, diagnostics = load_text(text, "m.par")
+    assert spec is not None, diagnostics
+    state = compile_spec(spec)
+    assert {each.name for each in state.update.parameters} == {"m.v"}
+    assert validate(state).passed
+
+
+def test_a_freeze_of_another_parameter_is_none_of_this_one() -> None:
+    text = FILE.replace("USE", "x * stop_gradient(w)").replace("optimizer = adamw(lr = 0.1)", "optimizer = rules")
+    spec, (diagnostic,) = load_text("optimizer rules { freeze v update all -> adamw(lr = 0.1) }\n" + text, "m.par")
+    assert spec is None
+    assert diagnostic.code == "E0408"
+    # Only the compiler knows that an earlier rule trains it.
+    rules = "optimizer rules { update w -> sgd(lr = 0.1) freeze vectors }\n"
+    spec, diagnostics = load_text(rules + text, "m.par")
+    assert spec is not None, diagnostics
+    with pytest.raises(Refused) as refused:
+        compile_spec(spec)
+    assert [(each.code, each.message) for each in refused.value.diagnostics] == [
+        ("E0408", "parameter `m.w` does not reach the loss with a gradient")
+    ]
+
+
+def test_what_is_frozen_and_used_by_nothing_is_refused() -> None:
+    rules = "optimizer rules { freeze w update all -> adamw(lr = 0.1) }\n"
+    text = FILE.replace("USE", "x").replace("optimizer = adamw(lr = 0.1)", "optimizer = rules")
+    _, diagnostics = load_text(rules + text, "m.par")
+    assert [each.code for each in diagnostics] == ["E0408"]

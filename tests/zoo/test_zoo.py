@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import partita
@@ -18,6 +19,7 @@ from partita.dsl.load import load, load_text
 from partita.runtime.verification.verify import Outcome, verify
 from tests.files import SPECS
 from tests.marks import soak
+from tests.zoo.clicks import PATH, clicks
 
 ZOO = SPECS / "zoo"
 FILES = sorted(ZOO.glob("*.par"))
@@ -117,3 +119,18 @@ def test_learns(path: Path):
     trained = partita.train(path, {"train.steps": steps, "train.eval": None, "train.checkpoint": None})
     losses = [record["loss"] for record in trained]
     assert sum(losses[-4:]) < sum(losses[:4]), losses
+
+
+def test_clicks_are_those_that_are_drawn():
+    there = np.load(PATH)
+    drawn = clicks()
+    assert there.files == list(drawn)
+    for name, array in drawn.items():
+        assert there[name].dtype == array.dtype
+        assert (there[name] == array).all()
+
+
+def test_a_table_of_dlrm_has_a_state_for_each_row_of_each_table():
+    state = partita.compile(ZOO / "dlrm.par")
+    table = next(record for record in state.program.parameters if record.name == "dlrm.table")
+    assert [str(each.type) for each in table.states] == ["f32[tables=6, rows=40]"]

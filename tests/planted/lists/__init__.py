@@ -19,8 +19,10 @@ from tests.planted.lists import (
     partitioning,
     picking,
     recurrences,
+    rules,
     schedules,
     transports,
+    watching,
 )
 from tests.planted.planted import Planted
 
@@ -29,6 +31,7 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "orders": orders.MISTAKES,
     "gradients": gradients.MISTAKES,
     "optimizers": optimizers.MISTAKES,
+    "rules": rules.MISTAKES,
     "convolution": convolution.MISTAKES,
     "data": data.MISTAKES,
     "kernels": kernels.MISTAKES,
@@ -41,4 +44,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "transports": transports.MISTAKES,
     "checkpoints": checkpoints.MISTAKES,
     "buffers": buffers.MISTAKES,
+    "watching": watching.MISTAKES,
 }

@@ -48,7 +48,7 @@ MISTAKES = [
         "compiler/codegen/plan.py",
         "    needed += [(each.stages, list(each.totals)) for each in update.buffers]\n",
         "",
-        SPLIT,
+        f"{FILE}[buffers]",
     ),
     Planted(
         "buffers-kept-where-training-reads-them",
@@ -62,7 +62,7 @@ MISTAKES = [
         "compiler/passes/buffers.py",
         "                if not kept[buffer] <= kept[other]:\n",
         "                if not kept[buffer] <= kept[other] and other in reads:\n",
-        SPLIT,
+        f"{FILE}[buffers]",
     ),
     Planted(
         "evaluation-chooses-as-training",
@@ -88,8 +88,8 @@ MISTAKES = [
     Planted(
         "buffers-in-the-gradient-norm",
         "compiler/passes/differentiate.py",
-        "wanted = {parameter.value for parameter in graph.parameters if parameter.trained}",
-        "wanted = {parameter.value for parameter in graph.parameters}",
+        "trained = [p for p in graph.parameters if p.trained]",
+        "trained = [p for p in graph.parameters if not p.frozen]",
         f"{BUFFERS}::test_buffers_have_no_gradient",
     ),
     Planted(

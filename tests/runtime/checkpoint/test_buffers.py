@@ -55,9 +55,11 @@ def test_buffers_are_exported_and_imported(
 
 
 def test_another_update_is_another_model(tmp_path: Path):
+    """Even one by a value that there was before."""
     trained(saving(2), tmp_path)
-    with pytest.raises(Refused) as refused:
-        trained(saving(4, text=TEXT.replace("0.9 * scale", "0.8 * scale")), tmp_path)
-    (diagnostic,) = refused.value.diagnostics
-    assert diagnostic.code == "E0804"
-    assert any("0.8 * scale" in note for note in diagnostic.notes)
+    for old, new in (("0.9 * scale", "0.8 * scale"), ("update last = level", "update last = last")):
+        with pytest.raises(Refused) as refused:
+            trained(saving(4, text=TEXT.replace(old, new)), tmp_path)
+        (diagnostic,) = refused.value.diagnostics
+        assert diagnostic.code == "E0804"
+        assert any(new in note for note in diagnostic.notes)

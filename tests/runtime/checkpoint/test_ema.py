@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from partita.cli.main import main
 from partita.dsl.diagnostic import Refused
+from partita.runtime.training import VirtualRun
 from tests.marks import soak
 from tests.runtime.checkpoint.runs import TEXT, plan_of, same, tensors, trained
 
@@ -94,3 +95,15 @@ def test_a_run_without_a_mean_has_none_to_export_and_cannot_begin_one(
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E0804"
     assert "the optimizer was some (mean, square), and is some (ema, mean, square)" in diagnostic.notes
+
+
+def test_back_at_the_beginning_means_are_the_initial_values():
+    run = VirtualRun(plan_of(text=MEANS))
+    initial = run.parameters()
+    same(run.means(), {name: initial[name] for name in run.means()})
+    batch = {name: torch.zeros(8, 4, dtype=torch.int64) for name in ("tokens", "targets")}
+    run.step(1, batch, 0.1)
+    assert not torch.equal(run.means()["m.wte"], initial["m.wte"])
+    for rank in run.ranks:
+        rank.restart()
+    same(run.means(), {name: initial[name] for name in run.means()})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.run import get_args_parser
 
+from partita.cli.command import COMMANDS
 from partita.cli.main import main
 from partita.runtime.metrics import MetricsReader, numbers
 from partita.runtime.run_directory import RunDirectory
 from partita.runtime.telemetry import FILE_NAME, Telemetry
+from partita.runtime.tracking import launch
 from partita.runtime.tracking.__main__ import KEPT, Following
 from partita.runtime.tracking.tracker import TRACKERS, TrackedRun, TrackerKind, register
 from tests.commands import here, records
@@ -75,11 +79,19 @@ def test_tensorboard_has_the_numbers_of_a_run_that_was_resumed(tmp_path: Path) -
     events = EventAccumulator(str(written / "tensorboard")).Reload()
     (text,) = events.Tensors("text")
     assert b"    param w: [embed]" in text.tensor_proto.string_val[0]
-    # And a run that begins anew begins its events anew.
-    (written / "run.json").unlink()
-    here(*run, "train.steps=1", "train.checkpoint=none", "--run-dir", "other", cwd=tmp_path)
-    here(*run, "train.steps=2", "train.checkpoint=none", "--run-dir", "other", cwd=tmp_path)
-    assert [step for step, _ in scalars(tmp_path / "other")["loss"]] == [1, 2]
+
+
+def test_tensorboard_of_a_run_that_begins_anew_begins_anew(tmp_path: Path) -> None:
+    for last in (3, 1):
+        tracker = TRACKERS["tensorboard"].open(TrackedRun("run", tmp_path, {}, None))
+        for number in range(1, last + 1):
+            tracker.log({"step": number, "loss": 1.0, "unix_time": 100.0})
+        tracker.close()
+    assert scalars(tmp_path) == {"loss": [(1, 1.0)]}
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "tensorboard").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="is a link"):
+        TRACKERS["tensorboard"].open(TrackedRun("run", tmp_path / "linked", {}, None))
 
 
 # ---------------------------------------------------------------- what is handed over
@@ -205,13 +217,11 @@ def test_the_reader_of_metrics_gives_whole_lines_only(tmp_path: Path) -> None:
 
 def test_no_option_is_one_of_torchruns_for_short() -> None:
     """torchrun takes an option that is the beginning of one of its own for itself."""
-    parser = get_args_parser()
-    ours = subprocess.run(
-        [sys.executable, "-m", "partita", "run", "--help"], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    options = {word.strip(",[]") for word in ours.split() if word.startswith(("--", "[--"))}
+    parser = ArgumentParser()
+    COMMANDS["run"].add_arguments(parser)
+    options = {each for action in parser._actions for each in action.option_strings if each.startswith("--")}
     assert "--track" in options
-    theirs = [each for action in parser._actions for each in action.option_strings]
+    theirs = [each for action in get_args_parser()._actions for each in action.option_strings]
     taken = [(own, other) for own in options - {"--help"} for other in theirs if other.startswith(own)]
     assert taken == []
 
@@ -235,6 +245,56 @@ def test_a_tracker_that_is_not_installed(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("partita.cli.extras._there", lambda name: name != "wandb")
     assert main(["run", "m.par", "--track", "tensorboard,wandb"]) == 2
     assert capsys.readouterr().err == "partita: --track wandb needs wandb: pip install 'partita[wandb]'\n"
+
+
+# ---------------------------------------------------------------- their process
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that are started, with little patience."""
+    found: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        found.append(real(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(launch.subprocess, "Popen", start)  # type: ignore[attr-defined]
+    monkeypatch.setattr(launch, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "FINISH_SECONDS", 0)
+    return found
+
+
+def test_a_tracker_that_hangs_is_ended(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with launch.tracked(tmp_path, ["tensorboard"]):
+        os.kill(started[0].pid, signal.SIGSTOP)
+    assert started[0].returncode == -signal.SIGKILL
+    assert capsys.readouterr().err.splitlines() == [
+        "partita: waiting for trackers to take what is left; Ctrl-C ends them",
+        "partita: trackers did not finish within 0 s, and were ended",
+    ]
+
+
+def test_a_tracker_that_dies_does_not_end_the_run(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with launch.tracked(tmp_path, ["tensorboard"]):
+        started[0].kill()
+        started[0].wait()
+    assert capsys.readouterr().err == "partita: the process of the trackers has failed\n"
+
+
+def test_a_process_that_cannot_be_started_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "none"))  # type: ignore[attr-defined]
+    with launch.tracked(tmp_path, ["tensorboard"]):
+        pass
+    message = "partita: cannot start the process of the trackers: No such file or directory\n"
+    assert capsys.readouterr().err == message
 
 
 # ---------------------------------------------------------------- the others, offline

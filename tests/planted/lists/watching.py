@@ -1,0 +1,80 @@
+"""What people watch runs with: trackers, pages, the names of a file in an editor."""
+
+from tests.planted.planted import Planted
+
+PAGE = "tests/cli/page"
+TRACKING = "tests/runtime/tracking/test_tracking.py"
+NAMES = "tests/dsl/test_occurrences.py"
+
+MISTAKES = [
+    Planted(
+        "quotes-of-attributes-not-escaped",
+        "cli/page/markup.py",
+        "quote=True",
+        "quote=False",
+        f"{PAGE}/test_page.py::test_text_stays_text",
+    ),
+    Planted(
+        "any-host-is-this-one",
+        "cli/page/server.py",
+        "if len(given) != 1 or given[0] not in hosts:",
+        "if len(given) != 1:",
+        f"{PAGE}/test_server.py::test_who_is_not_meant_is_refused",
+    ),
+    Planted(
+        "requests-of-other-pages-answered",
+        "cli/page/server.py",
+        'if set(origins) - {f"http://{given[0]}"} or',
+        "if",
+        f"{PAGE}/test_server.py::test_who_is_not_meant_is_refused",
+    ),
+    Planted(
+        "replaced-metrics-added-to-the-old",
+        "cli/page/run.py",
+        "                self.history = History()\n",
+        "                pass\n",
+        f"{PAGE}/test_page.py::test_a_run_is_read_on_as_it_grows",
+    ),
+    Planted(
+        "groups-of-values-without-their-range",
+        "cli/page/chart.py",
+        "mean, min(values), max(values)",
+        "mean, mean, mean",
+        f"{PAGE}/test_page.py::test_many_values_are_groups_that_lose_no_extreme",
+    ),
+    Planted(
+        "steps-handed-over-again",
+        "runtime/tracking/__main__.py",
+        "if step <= (self.evaluated if late else self.after)",
+        "if step < (self.evaluated if late else self.after)",
+        f"{TRACKING}::test_each_record_is_handed_over_once_whatever_the_file_does",
+    ),
+    Planted(
+        "evaluations-counted-as-steps",
+        "runtime/tracking/__main__.py",
+        'late = record["step"], "eval_loss" in record',
+        'late = record["step"], False',
+        f"{TRACKING}::test_each_record_is_handed_over_once_whatever_the_file_does",
+    ),
+    Planted(
+        "half-lines-are-read",
+        "runtime/metrics.py",
+        'data[: data.rfind(b"\\n") + 1]',
+        "data",
+        f"{TRACKING}::test_the_reader_of_metrics_gives_whole_lines_only",
+    ),
+    Planted(
+        "rebound-names-are-other-names",
+        "dsl/occurrences.py",
+        "first = scope.setdefault(name.text, name)",
+        "first = scope[name.text] = name",
+        f"{NAMES}::test_a_name_and_all_its_places",
+    ),
+    Planted(
+        "axes-of-the-first-mesh",
+        "dsl/occurrences.py",
+        "if isinstance(each, tree.Mesh) and each.name == layout.mesh",
+        "if isinstance(each, tree.Mesh)",
+        f"{NAMES}::test_a_name_and_all_its_places",
+    ),
+]
