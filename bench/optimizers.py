@@ -74,13 +74,13 @@ def muon(steps: int) -> None:
         return RATE.format(peak, steps // 20, steps, peak / 10)
 
     text, best = NANOGPT.read_text(), float("inf")
-    for peak in (1e-3, 3e-3, 1e-2):
+    for peak in (5e-4, 1e-3, 2e-3):
         call = f"train.optimizer={ADAMW.format(rate(peak))}".replace(" ", "")
         losses, seconds = evaluated(loaded(text, NANOGPT, (*alone, call)))
         best = min(best, losses[steps])
         print(f"adamw, peak {peak:g}: eval loss {losses[steps]:.4f} ({seconds:.0f} s)", flush=True)
     for peak in (0.01, 0.03):
-        rules = MUON.format(ADAMW.format(rate(3e-3)), rate(peak))
+        rules = MUON.format(ADAMW.format(rate(1e-3)), rate(peak))
         losses, seconds = evaluated(loaded(rules + text, NANOGPT, (*alone, "train.optimizer=mixed")))
         reached = next((step for step, loss in losses.items() if loss <= best), None)
         words = f"AdamW's best, {best:.4f}, at step {reached}" if reached else f"not AdamW's best, {best:.4f}"
