@@ -7,6 +7,7 @@
     assert partita.verify("specs/tiny.par").passed
     trained = partita.train("specs/tiny.par", {"train.steps": 20})
     print(trained[-1]["loss"], sorted(trained.parameters))
+    print(trained.outputs({"tokens": tokens})["logits"])
 
 Overrides are strings as on the command line, or mappings from keys to values. For an invalid file, functions raise
 `partita.Refused` with diagnostics. Torch is not imported before a program is run.
@@ -14,9 +15,9 @@ Overrides are strings as on the command line, or mappings from keys to values. F
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.dsl.diagnostic import Diagnostic, Refused
 from partita.dsl.load import load as load_file
@@ -29,11 +30,23 @@ if TYPE_CHECKING:
     from partita.compiler.report.summary import Summary
     from partita.compiler.state import Compilation
     from partita.dsl.spec import Spec
-    from partita.runtime.trained import Trained
+    from partita.runtime.trained import Trained, TrainedModel
     from partita.runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
-__all__ = ["Diagnostic", "Refused", "check", "compile", "load", "outputs", "plan", "summary", "train", "verify"]
+__all__ = [
+    "Diagnostic",
+    "Refused",
+    "check",
+    "compile",
+    "load",
+    "load_model",
+    "outputs",
+    "plan",
+    "summary",
+    "train",
+    "verify",
+]
 
 
 def check(path: str | Path, *overrides: Override) -> tuple[Diagnostic, ...]:
@@ -84,9 +97,15 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
 
 
 def train(
-    path: str | Path, *overrides: Override, run_dir: str | Path | None = None, allow_python: bool = False
+    path: str | Path,
+    *overrides: Override,
+    run_dir: str | Path | None = None,
+    allow_python: bool = False,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
 ) -> Trained:
     """Train with all ranks in this process, on the virtual transport. Returns a record for each step, and the model.
+
+    `on_step` is called with the record of each step, when it is done.
 
     If the file has `checkpoint`, the run resumes from the newest checkpoint in its directory, `run_dir` or `runs/NAME`,
     and saves there, as `partita run` does. Otherwise nothing is written, except `metrics.jsonl` to a given `run_dir`.
@@ -97,7 +116,28 @@ def train(
     """
     from partita.runtime.trained import train as train_spec
 
-    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python)
+    return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python, on_step)
+
+
+def load_model(
+    path: str | Path,
+    *overrides: Override,
+    run: str | Path | None = None,
+    names: Sequence[str] = (),
+    weights: str = "trained",
+    allow_python: bool = False,
+) -> TrainedModel:
+    """The trained model of a file, on this machine's CPU: a function of inputs by name, for any number of rows, that
+    returns its outputs of these `names`, or all, by name.
+
+    Weights are of the newest checkpoint in the run's directory, by default `runs/NAME`; `run` may also be a directory
+    of checkpoints or a single one. With `weights` "ema" they are the means that were kept. Problems with checkpoints
+    are issued as Python warnings. Raises Refused: also if there is no checkpoint of this model.
+    """
+    from partita.runtime.trained import load_model as load_trained
+
+    spec, folder = load(path, *overrides), Path(path).resolve().parent
+    return load_trained(spec, folder, run, names, weights, allow_python)
 
 
 def outputs(

@@ -38,6 +38,8 @@ SUMMARIES = {
     "verify": "verify a file: translation validation, invariants, memory, and a proxy run against one device",
     "plan": "search meshes, layouts and schedules for N devices: a ranked table, or the best as a file",
     "run": "train: standalone on this machine, or as one rank under torchrun or Slurm",
+    "evaluate": "loss and metrics of a trained model on a whole data set",
+    "predict": "outputs of a trained model for all rows of some data, as a .npz",
     "sample": "write text with a trained language model",
     "report": "write a run as one page for a browser: metrics, timeline, memory, collectives, and the file",
     "watch": "serve a run's page live, on this machine",

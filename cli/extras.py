@@ -9,6 +9,7 @@ EXTRAS = {
     "run": ("torch", "numpy", "safetensors"),
     "plot": ("matplotlib", "numpy"),
     "data": ("pyarrow", "tokenizers"),
+    "remote": ("fsspec", "s3fs", "gcsfs"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -28,6 +28,17 @@ def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Which data."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DATA",
+        help="a .npz with an array for each input, or a file of the kind that FILE trains on (default: what FILE "
+        "evaluates)",
+    )
+
+
 def folder_of(arguments: argparse.Namespace) -> Path:
     """The directory of FILE, to which paths in it are relative."""
     return Path(arguments.file).resolve().parent

@@ -121,7 +121,7 @@ CODES: dict[str, Code] = {
     "E0506": Code("malformed schedule file", "A schedule file has one line per rank, of actions such as `F0.0 B0.0 W0.0`: kind, chunk, microbatch.", "Check the word that the message names."),
     # ------------------------------------------------------------ runs
     "E0601": Code("data not found", "No file has this name, or matches this pattern.", "Paths are relative to the .par file."),
-    "E0602": Code("data outside the root", "Data files must lie within the directory of the .par file.", "Move the data there."),
+    "E0602": Code("data outside the root", "Data files must lie within the directory of the .par file, or have an address such as `s3://bucket/a.bin`.", "Move the data there."),
     "E0603": Code("data cannot be read", "The content of the file is not what its data source expects.", "`dtype` must be what the file was written with."),
     "E0604": Code("too little data", "One window, or one batch, is longer than the data, or than its held-out fraction.", "A smaller `batch` or `seq`, or more data."),
     "E0605": Code("id out of range", "The data, or a computed value, has ids beyond the size of the axis that they index.", "`axis vocab = 256` for bytes."),
@@ -137,7 +137,7 @@ CODES: dict[str, Code] = {
     "E0615": Code("ranks have different data", "Before the first step the ranks compare their data files: names, sizes, and hashes of their content (of large files, in part). The notes say which differ.", "Copy the same files to all machines."),
     "E0616": Code("bad document", "A line of a `jsonl` file, or a row of a `parquet` file, has no document: it is not JSON, lacks the field or column, or what is there is not text. The message names the file and the line or row.", "`jsonl(\"corpus/*.jsonl\", field = \"content\")`"),
     "E0617": Code("package missing", "This data needs a package that is not installed. The message says which one.", "`pip install 'partita[data]'`"),
-    "E0618": Code("ids cannot be kept", "Documents are encoded once, and the ids are kept in the cache directory, which cannot be written to.", "`PARTITA_CACHE=/scratch/partita partita run FILE`"),
+    "E0618": Code("data cannot be kept", "Documents are encoded once, and files at addresses copied once, into the cache directory, which cannot be written to.", "`PARTITA_CACHE=/scratch/partita partita run FILE`"),
     "E0619": Code("unusable tokenizer", "`tokenizer` is a `tokenizer.json` of Hugging Face's package tokenizers, and `end` one of its tokens.", "`jsonl(\"a.jsonl\", tokenizer = \"tokenizer.json\", end = \"<|endoftext|>\")`"),
     "E0620": Code("Python code is not allowed", "The file has operations of its own, which are Python code. `run` and `verify` import it only if they are told to, since it runs with your permissions; no other command imports it.", "Read the Python file; then `partita run gpt.par --allow-python`."),
     "E0621": Code("Python file cannot be imported", "The Python file of an `op` raises an error when it is imported, or does not define the function. The notes name the lines that led there.", "Run the file with `python` first. It may import what is installed, but no files beside it."),
@@ -176,6 +176,7 @@ CODES: dict[str, Code] = {
     "E1001": Code("not a model that writes", "`partita sample` needs an output with logits at each position of a sequence, computed from one input of ids along it. Other inputs may only be called `segments` and `positions`. A position must not depend on later ones.", "`output logits = dot(x, head, over = embed)`, over `[batch, seq, vocab]`"),
     "E1002": Code("prompt that the model cannot take", "A prompt has at least one token, at most as many as the sequence is long, and none beyond the vocabulary.", "A shorter `--prompt`; the tokenizer with which the model was trained."),
     "E1003": Code("no tokenizer", "Text becomes ids as in training: by bytes or characters for `text` and `stdlib`, by the data's `tokenizer`; ids from elsewhere need one on the command line, a `tokenizer.json` of the `tokenizers` library.", "`partita sample gpt.par --tokenizer tokenizer.json`"),
+    "E1004": Code("outputs that are not of rows", "`partita predict` and `partita.load_model` compute outputs batch by batch, so each must have the batch axis, and so must an input.", "`--outputs logits`, or `partita.outputs` for one batch."),
     # ------------------------------------------------------------ warnings
     "W0201": Code("unused name", "The main file declares something that nothing uses.", "Remove it, or begin its name with `_`."),
     "W0301": Code("rule never applies", "This rule of a layout or an optimizer applies to no tensor of the model.", "Remove it, or move it before the rule that shadows it."),

@@ -47,8 +47,10 @@ def declared(file: tree.File) -> dict[str, dict[str, tree.Name]]:
 
 
 def paths(file: tree.File) -> Iterator[tree.Path]:
-    """The paths of rules: names of calls, repeats and parameters, from the model inwards."""
+    """The paths of rules and of `weights`: names of calls, repeats and parameters, from the model inwards."""
     for declaration in file.declarations:
+        for line in declaration.lines if isinstance(declaration, tree.Weights) else ():
+            yield from line.ours if isinstance(line, tree.Correspondence) else ()
         for rule in declaration.rules if isinstance(declaration, tree.Layout | tree.Optimizer) else ():
             match rule:
                 case tree.Shard(targets=targets):
@@ -75,6 +77,7 @@ def _declared(declaration: tree.Declaration) -> Iterator[tuple[str, tree.Name]]:
             | tree.Layout(name=name)
             | tree.Schedule(name=name)
             | tree.Optimizer(name=name)
+            | tree.Weights(name=name)
         ):
             kind = "op" if isinstance(declaration, tree.Operation) else type(declaration).__name__.lower()
             yield kind, name
@@ -134,6 +137,10 @@ class _Names:
                 self._expressions((rule.call for rule in rules if isinstance(rule, tree.UpdateRule)), {})
             case tree.Train(table=table):
                 self._table(table, {})
+            case tree.Weights(lines=lines):
+                for line in lines:
+                    own = line.axes if isinstance(line, tree.Correspondence) else ()
+                    self._expressions((axis.value for axis in own), {})
             case tree.Expect(claims=claims):
                 for claim in claims:
                     if isinstance(claim.measure, tree.Call):

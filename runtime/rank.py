@@ -61,10 +61,10 @@ class Plan:
     @property
     def evaluated(self) -> list[int]:
         """The indices of the batches of an evaluation, in order. Before a set whose last batch is not full comes one of
-        the row alone with which it is filled up: the batch after the last.
+        the row alone with which it is filled up: the batch after the last. Empty if the file does not evaluate.
         """
-        assert self.train.eval is not None
-        assert self.evaluation is not None
+        if self.train.eval is None or self.evaluation is None:
+            return []
         count = self.train.eval.arguments["batches"]
         if self.rows is not None:
             rows = max(

@@ -1,9 +1,9 @@
-"""Training from Python: runs a file with all ranks in this process, and returns the results."""
+"""Training from Python: runs a file with all ranks in this process, and returns the results; and trained models."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
 from partita.runtime.in_process import run_in_process
+from partita.runtime.inference.predicting import Predictor
+from partita.runtime.inference.weights import Weights, read_weights
 from partita.runtime.pace import Slow
 from partita.runtime.rank import prepare
 from partita.runtime.run_directory import RunDirectory
@@ -30,6 +32,8 @@ class Trained(list[dict[str, Any]]):
     `parameters` are the trained model's full tensors, by full name. `checkpoints` is the directory of the run's
     checkpoints, None if the file asks for none. `resumed` is the step after which the run resumed, None if it began at
     the first; records are of later steps only.
+
+    `outputs` computes outputs of the model with these parameters.
     """
 
     def __init__(
@@ -38,15 +42,68 @@ class Trained(list[dict[str, Any]]):
         parameters: Mapping[str, torch.Tensor],
         checkpoints: Path | None,
         resumed: int | None,
+        given: Spec,
+        allow_python: bool,
     ) -> None:
         super().__init__(records)
+        self._given = given
+        self._allow_python = allow_python
+        self._predictors: dict[tuple[str, ...], Predictor] = {}
         self.parameters = parameters
         self.checkpoints = checkpoints
         self.resumed = resumed
 
+    def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+        """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
-def train(given: Spec, folder: Path, run_dir: str | Path | None = None, allow_python: bool = False) -> Trained:
-    """Train a file of a folder, with checkpoints as `partita run` makes them.
+        Raises Refused if there are none, and ValueError for inputs that are missing or do not fit.
+        """
+        asked = tuple(names)
+        if asked not in self._predictors:
+            self._predictors[asked] = Predictor(self._given, asked, self._allow_python)
+            self._predictors[asked].set_parameters(self.parameters)
+        return self._predictors[asked](inputs)
+
+
+class TrainedModel:
+    """A trained model as a function of its inputs by name. `parameters` are the tensors that it needs, by full name;
+    they are from the `checkpoint` of a `step`.
+    """
+
+    def __init__(self, predictor: Predictor, weights: Weights) -> None:
+        self._predictor = predictor
+        self.parameters = weights.parameters
+        self.checkpoint = weights.path
+        self.step = weights.step
+        predictor.set_parameters(weights.parameters)
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
+        return self._predictor(inputs)
+
+
+def load_model(
+    given: Spec,
+    folder: Path,
+    run: str | Path | None = None,
+    names: Sequence[str] = (),
+    weights: str = "trained",
+    allow_python: bool = False,
+) -> TrainedModel:
+    """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
+    predictor = Predictor(given, names, allow_python)
+    place = Path(run) if run is not None else None
+    return TrainedModel(predictor, read_weights(given, folder, predictor.parameters, _warn_of, place, weights))
+
+
+def train(
+    given: Spec,
+    folder: Path,
+    run_dir: str | Path | None = None,
+    allow_python: bool = False,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
+) -> Trained:
+    """Train a file of a folder, with checkpoints as `partita run` makes them. `on_step` gets each step's record.
 
     Without checkpoints, nothing is written except to a `run_dir`. Raises Refused and BadStep.
     """
@@ -58,7 +115,7 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None, allow_py
     for doubt in data.doubts:
         _warn_of(doubt)
     with ExitStack() as stack:
-        told = _Records(None)
+        told = _Records(None, on_step)
         if run_dir is not None or settings is not None:
             try:
                 opened = stack.enter_context(RunDirectory.open(directory))
@@ -67,16 +124,20 @@ def train(given: Spec, folder: Path, run_dir: str | Path | None = None, allow_py
                 raise refuse("E0802", f"cannot write to {directory}: {error.strerror}") from error
             if warning is not None:
                 _warn_of(warning)
-            told = _Records(opened)
+            told = _Records(opened, on_step)
         stack.callback(told.recorder.close)
         run, _ = run_in_process(plan, data.dataset, settings, told, _warn_of, data.files, strict=False)
-    return Trained(told.records, run.parameters(), settings.path if settings else None, told.after)
+    path = settings.path if settings else None
+    return Trained(told.records, run.parameters(), path, told.after, given, allow_python)
 
 
 class _Records:
     """An `Observer` that keeps a record of each step, and writes it if there is a directory."""
 
-    def __init__(self, directory: RunDirectory | None) -> None:
+    def __init__(
+        self, directory: RunDirectory | None, on_step: Callable[[dict[str, Any]], object] | None = None
+    ) -> None:
+        self.on_step = on_step
         self.recorder = Recorder(directory, _warn)
         self.records: list[dict[str, Any]] = []
         self.after: int | None = None
@@ -99,6 +160,8 @@ class _Records:
                 **result.more,
             }
         )
+        if self.on_step is not None:
+            self.on_step(self.records[-1])
 
     def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Add the evaluation to its step's record."""

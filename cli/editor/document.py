@@ -180,8 +180,16 @@ class Document:
         }
         if found.declared.span.start in parameters:
             return IN_PATHS
+        outside = [
+            name.value
+            for declaration in file.declarations
+            for line in (declaration.lines if isinstance(declaration, tree.Weights) else ())
+            for name in (line.theirs if isinstance(line, tree.Correspondence) else ())
+        ]
+        if any(f"{{{found.name.text}}}" in each for each in outside):
+            return "a name of `weights` has it in braces"
         if found.name.text in {part.text for path in paths(file) for part in path.parts}:
-            return "a rule has it in a path"
+            return "a rule or `weights` has it in a path"
         if any(isinstance(each, tree.Import) for each in file.declarations) and found.kind != "tensor":
             return "the file imports others, in which it may stand"
         return None

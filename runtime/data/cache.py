@@ -1,6 +1,6 @@
-"""Ids that took long to make, kept for the next run: `$PARTITA_CACHE`, or `partita` in the user's cache directory.
+"""What took long to make or to fetch, kept for the next run: in `$PARTITA_CACHE`, or `partita` in the user's cache.
 
-An entry is one file: the ids; the end of each document, as i64; and a footer that says how many there are. It is
+An entry of ids is one file: the ids; the end of each document, as i64; and a footer that says how many there are. It is
 written under a temporary name, and renamed when it is complete, so that whoever finds it finds all of it, whenever the
 writer was killed. One process makes an entry while others that want it wait (a lock of the kernel, which ends with its
 holder); where the file system has no locks, each makes it, and the last rename wins. Entries are mapped: all ranks of a
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from attrs import frozen
@@ -28,6 +28,7 @@ FOOTER = struct.Struct("<QQq8s8s")  # ids, documents, the largest id, dtype, mag
 MAGIC = b"partita1"
 GATHERED = 1 << 21  # ids that are written at once
 
+Found = TypeVar("Found")
 # Ids, and whether the document that they belong to ends with them.
 Part: TypeAlias = tuple[np.ndarray, bool]
 
@@ -55,32 +56,63 @@ def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: S
 
     Raises Refused (E0618) if it cannot be kept, and what `make` raises.
     """
-    path = directory() / f"{key}.ids"
+    return _kept(directory() / f"{key}.ids", _opened, lambda path: _write(path, make(), dtype), span)
+
+
+def file(name: str, fetch: Callable[[str], None], span: Span | None) -> Path:
+    """The path of a file of this name, which begins with hexadecimal digits; `fetch` writes it, to the path that it is
+    given, if it is not there yet.
+
+    Raises Refused (E0618) if it cannot be kept, and what `fetch` raises.
+    """
+    return _kept(directory() / name, lambda path: path if path.exists() else None, lambda path: fetch(str(path)), span)
+
+
+def _kept(
+    path: Path, opened: Callable[[Path], Found | None], write: Callable[[Path], None], span: Span | None
+) -> Found:
+    """What `opened` finds at a path, if need be after `write` has made it. Raises Refused (E0618)."""
+    lock = path.with_name(f"{path.name}.lock")
     try:
-        found = _opened(path)
+        found = opened(path)
         if found is not None:
             return found
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")) as alone:
-            found = _opened(path)  # another process may have made it meanwhile
+        with _locked(lock) as alone:
+            found = opened(path)  # another process may have made it meanwhile
             if found is None:
                 if alone:
-                    for left in path.parent.glob(f"{key}.*.part"):  # of one that was killed
+                    for left in path.parent.glob(f"{path.name}.*.part"):  # of one that was killed
                         left.unlink(missing_ok=True)
-                _write(path, make(), dtype)
-                found = _opened(path)
+                _complete(path, write)
+                found = opened(path)
             if alone:
-                path.with_suffix(".lock").unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)
     except OSError as error:
         raise refuse(
             "E0618",
-            f"cannot keep ids in {path.parent}: {error.strerror or error}",
+            f"cannot keep data in {path.parent}: {error.strerror or error}",
             span,
             help="free some space, or name another directory in the environment: PARTITA_CACHE=/scratch/partita",
         ) from error
     if found is None:
         raise refuse("E0618", f"{path} was damaged as soon as it was written", span)
     return found
+
+
+def _complete(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file under another name, and rename it when it is on the disk; if that fails, nothing is left behind."""
+    handle, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        os.close(handle)
+        write(Path(name))
+        with open(name, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 @contextmanager
@@ -99,38 +131,29 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _write(path: Path, parts: Iterable[Part], dtype: np.dtype) -> None:
-    """Write an entry. Raises OSError, and what `parts` raises; nothing is left behind then."""
-    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            ends: list[int] = []
-            count, largest, written = 0, -1, 0
-            gathered: list[np.ndarray] = []
+    """Write an entry. Raises OSError, and what `parts` raises."""
+    with path.open("wb") as file:
+        ends: list[int] = []
+        count, largest, written = 0, -1, 0
+        gathered: list[np.ndarray] = []
 
-            def write() -> int:
-                together = np.concatenate([*gathered, np.empty(0, dtype)]).astype(dtype, copy=False)
-                file.write(together.data)
-                gathered.clear()
-                return int(together.max()) if len(together) else -1
+        def write() -> int:
+            together = np.concatenate([*gathered, np.empty(0, dtype)]).astype(dtype, copy=False)
+            file.write(together.data)
+            gathered.clear()
+            return int(together.max()) if len(together) else -1
 
-            for ids, last in parts:
-                count += len(ids)
-                if last:
-                    ends.append(count)
-                gathered.append(ids)
-                if count - written >= GATHERED:
-                    largest, written = max(largest, write()), count
-            largest = max(largest, write())
-            file.write(bytes(-count * dtype.itemsize % 8))
-            file.write(np.array(ends, "<i8").tobytes())
-            file.write(FOOTER.pack(count, len(ends), largest, dtype.str.encode(), MAGIC))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+        for ids, last in parts:
+            count += len(ids)
+            if last:
+                ends.append(count)
+            gathered.append(ids)
+            if count - written >= GATHERED:
+                largest, written = max(largest, write()), count
+        largest = max(largest, write())
+        file.write(bytes(-count * dtype.itemsize % 8))
+        file.write(np.array(ends, "<i8").tobytes())
+        file.write(FOOTER.pack(count, len(ends), largest, dtype.str.encode(), MAGIC))
 
 
 def _opened(path: Path) -> Entry | None:

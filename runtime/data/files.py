@@ -19,6 +19,18 @@ PACK = Setting("pack", Flag(), False)
 Files: TypeAlias = Callable[[Call, Path], list[tuple[str, Path]]]
 
 
+def named(pattern: str, root: Path, span: Span | None) -> list[tuple[str, Path]]:
+    """The files that a pattern or an address matches, with their names: the path under the root, or the address.
+
+    Raises Refused (E0601 to E0603, and E0617 and E0618 for addresses).
+    """
+    if "://" in pattern:
+        from partita.runtime.data.remote import fetched
+
+        return fetched(pattern, span)
+    return [(path.relative_to(root).as_posix(), path) for path in matching(pattern, root, span)]
+
+
 def matching(pattern: str, root: Path, span: Span | None) -> tuple[Path, ...]:
     """The files under `root` that match a pattern (`*`, `?`, `[…]`, `**`), sorted by path; at least one.
 
@@ -54,8 +66,7 @@ def matched(argument: str) -> Files:
     """Returns a function that lists the files that a pattern argument matches, as (path under the root, path)."""
 
     def files(call: Call, root: Path) -> list[tuple[str, Path]]:
-        found = matching(call.arguments[argument], root, call.span)
-        return [(path.relative_to(root).as_posix(), path) for path in found]
+        return named(call.arguments[argument], root, call.span)
 
     return files
 
@@ -72,16 +83,16 @@ def with_tokenizer(files: Files) -> Files:
 
 
 def single(name: str, root: Path, span: Span | None) -> Path:
-    """The one file that a name or pattern matches. Raises Refused (E0601 to E0603)."""
-    found = matching(name, root, span)
+    """The one file that a name, pattern or address matches. Raises Refused, as `named` does."""
+    found = named(name, root, span)
     if len(found) > 1:
         raise refuse(
             "E0601",
             f"`{name}` matches {len(found)} files, but exactly one is needed",
             span,
-            notes=[shown(str(path.relative_to(root))) for path in found[:5]],
+            notes=[shown(each) for each, _ in found[:5]],
         )
-    return found[0]
+    return found[0][1]
 
 
 def read(path: Path, span: Span | None) -> bytes:

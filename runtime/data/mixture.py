@@ -134,8 +134,7 @@ class Mixture:
         """A batch of rows, from the places and the rows of each source."""
         batch: Batch = {}
         for given in self.inputs:
-            assert given.batch_axis is not None
-            axis = given.type.position(given.batch_axis)
+            axis = given.batch_position
             shape = [count if i == axis else size for i, size in enumerate(given.type.shape)]
             first = next(iter(parts.values()), [])
             result = np.empty(shape, first[0][1][given.name].dtype if first else np.int64)
@@ -159,8 +158,7 @@ class Mixture:
 
 
 def _rows(values: np.ndarray, given: Input, rows: np.ndarray) -> np.ndarray:
-    assert given.batch_axis is not None
-    return np.take(values, rows, given.type.position(given.batch_axis))
+    return np.take(values, rows, given.batch_position)
 
 
 def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:

@@ -15,7 +15,7 @@ from partita.dsl.builtins import HOLDOUT, Keyword, Setting, Text
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
-from partita.runtime.data.files import END, TOKENIZER, matched, matching, read, with_tokenizer
+from partita.runtime.data.files import END, TOKENIZER, matched, read, with_tokenizer
 from partita.runtime.data.registry import Source, Use, register
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
         files = FILES(call, root)
         return open_documents(call, inputs, seed, root, use, files, documents, "text", separate=False)
     end = arguments.get("end") or ""
-    paths = matching(pattern, root, call.span)
+    files = FILES(call, root)
     size = 0
-    for path in paths:
+    for name, path in files:
         try:
             size += path.stat().st_size
-            refuse_format(path, path.relative_to(root).as_posix(), "`text` reads text", call.span)
+            refuse_format(path, name, "`text` reads text", call.span)
         except OSError as error:
-            raise refuse("E0603", f"cannot read {path}: {error.strerror}", call.span) from error
+            raise refuse("E0603", f"cannot read `{name}`: {error.strerror}", call.span) from error
     if size > LARGEST:
         raise refuse(
             "E0603",
@@ -66,9 +66,9 @@ def open_text(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use:
         )
     holdout = share_held_out(call, use)
     if arguments.get("alphabet", "bytes") == "bytes":
-        ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for path in paths), np.uint8)
+        ids = np.frombuffer(b"".join(read(path, call.span) + end.encode() for _, path in files), np.uint8)
         return open_windows(ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
-    ids, alphabet = numbered("".join(_decoded(path, call.span) + end for path in paths))
+    ids, alphabet = numbered("".join(_decoded(path, call.span) + end for _, path in files))
     return open_windows(
         ids,
         f"`{pattern}`, with {len(alphabet)} different characters,",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
+from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -170,7 +171,7 @@ def _digest(value: object, known: dict[int, bytes]) -> bytes:
     if isinstance(value, Source):
         return _hash("text", value.text.encode("utf-8", "surrogatepass"))
     if not attrs.has(type(value)):
-        assert value is None or isinstance(value, (bool, int, float, str, Enum)), value
+        assert value is None or isinstance(value, (bool, int, float, Fraction, str, Enum)), value
         return _hash(type(value).__name__, repr(value).encode())
     found = known.get(id(value))
     if found is None:

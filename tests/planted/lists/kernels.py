@@ -312,4 +312,11 @@ MISTAKES = [
         'dtype = "i64"',
         f"{FILE}[figures]",
     ),
+    Planted(
+        "large-tensors-mapped-anew",
+        "runtime/heap.py",
+        "set_option(MMAP_MAX, 0)",
+        "set_option(MMAP_MAX, 65536)",
+        "tests/runtime/test_heap.py",
+    ),
 ]

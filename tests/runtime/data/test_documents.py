@@ -334,7 +334,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
     write_lines(tmp_path / "a.jsonl", TEXTS)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "file" / "kept"))
-    with pytest.raises(Refused, match="cannot keep ids in") as caught:
+    with pytest.raises(Refused, match="cannot keep data in") as caught:
         opened("jsonl", tmp_path, glob="*.jsonl", field="text")
     assert caught.value.diagnostics[0].code == "E0618"
     assert "PARTITA_CACHE" in str(caught.value.diagnostics[0].help)

@@ -107,6 +107,19 @@ def test_a_whole_set_is_one_batch(layout: str, rows: int, tmp_path: Path):
     assert doubts == []
 
 
+@pytest.mark.parametrize("rows", [3, 7])
+def test_terms_without_the_batch_count_once(rows: int, tmp_path: Path):
+    fill(tmp_path, 8 * rows + 1)
+    written = text('data = text("valid.txt"), batches = all').replace(
+        "  loss cross_entropy(logits, targets, over = vocab )",
+        "  loss 0.5 * sum(table * table) + cross_entropy(logits, targets, over = vocab)",
+    )
+    assert "0.5 * sum" in written
+    loss, metrics, _ = evaluated(tmp_path, written)
+    expected, others = of_one_batch(tmp_path, written, rows)
+    assert (loss, metrics) == (pytest.approx(expected, rel=1e-10), pytest.approx(others, rel=1e-10))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_last_row_may_end_early_if_targets_can_be_ignored(layout: str, tmp_path: Path):
     held = fill(tmp_path, 8 * 5 + 4)  # 43 targets: five rows, and three of a sixth

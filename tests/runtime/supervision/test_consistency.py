@@ -48,6 +48,12 @@ def test_how_a_file_is_written_does_not_count(tmp_path: Path):
     assert hashes(prepare(found)) == plain
 
 
+def test_programs_of_both_kinds_of_steps_count():
+    plan = plan_of(TINY)
+    assert plan.evaluation is not None
+    assert digest(plan.evaluation.program) != digest(plan.program)
+
+
 def test_nor_does_where_things_stand_in_any_of_the_models():
     for path in sorted((SPECS / "zoo").glob("*.par")):
         text = path.read_text()

@@ -1,0 +1,61 @@
+"""`partita predict FILE`: the outputs of a trained model, for all rows of some data."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from partita.cli.command import SUMMARIES, Command, register
+from partita.cli.source import load_or_report, report
+from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
+from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.runtime.checkpoint.exchange import check_place
+from partita.runtime.inference.archive import write_archive
+from partita.runtime.inference.predicting import Predictor
+from partita.runtime.inference.rows import data_of
+from partita.runtime.inference.weights import read_weights
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options. None may be a prefix of one of torchrun's, which would consume it."""
+    add_trained_arguments(parser)
+    add_data_argument(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.npz", help="the archive to write")
+    parser.add_argument(
+        "--outputs", default="", metavar="NAMES", help="those to compute, with commas between them (default: all)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the outputs. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
+    given = load_or_report(arguments)
+    if given is None:
+        return 1
+
+    def say(diagnostic: Diagnostic) -> None:
+        report([diagnostic])
+
+    folder = folder_of(arguments)
+    names = [name.strip() for name in arguments.outputs.split(",") if name.strip()]
+    try:
+        check_place(arguments.output)  # before everything is computed
+        _, train = given.trained
+        predictor = Predictor(given, names, arguments.allow_python)
+        dataset, count = data_of(given, folder, arguments.data).opened(train, predictor.inputs)
+        read = read_weights(given, folder, predictor.parameters, say, arguments.place, arguments.weights)
+        predictor.set_parameters(read.parameters)
+        found = predictor.of_data(dataset, count)
+        write_archive(arguments.output, found)
+    except Refused as refused:
+        report(refused.diagnostics)
+        return 1
+    except OSError as error:
+        print(f"partita: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
+        return 2
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+    print(f"{arguments.output}: {shapes}, from {read.path}")
+    return 0
+
+
+register(Command("predict", SUMMARIES["predict"], add_arguments, run, others=("infer", "outputs", "apply")))

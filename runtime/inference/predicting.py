@@ -1,0 +1,108 @@
+"""Outputs of a trained model for any number of rows, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from partita.compiler.program import InputRecord
+from partita.dsl.diagnostic import refuse
+from partita.dsl.spec import Spec
+from partita.dsl.types import Type
+from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.outputs import Outputs, Tensors
+
+
+class Predictor:
+    """The outputs of these `names`, or all, for any number of rows: each has the batch axis.
+
+    Rows go through the model in batches of the file's size. The last batch is filled up with its last row, and cut.
+    Raises Refused (E0302, E1004).
+    """
+
+    def __init__(self, given: Spec, names: Sequence[str] = (), allow_python: bool = False) -> None:
+        self.outputs = Outputs(given, names, allow_python)
+        model, batch = self.outputs.model, self.outputs.program.batch
+        self._types: dict[str, Type] = {
+            name: model.answering.types[number] for name, number in model.outputs if not names or name in names
+        }
+        whole = [f"output {name}: {type}" for name, type in self._types.items() if not type.has(batch)]
+        if whole or not any(each.type.has(batch) for each in self.outputs.inputs):
+            raise refuse(
+                "E1004",
+                f"`{model.name}` has outputs that are not of one row each",
+                model.span,
+                notes=whole or [f"no input that they read has the axis `{batch}`"],
+                help="name others: `--outputs`; or `partita.outputs`, for one batch",
+            )
+        self.batch = batch
+
+    @property
+    def parameters(self) -> dict[str, Type]:
+        """The types of the parameters and buffers that are needed, by full name."""
+        return self.outputs.parameters
+
+    def set_parameters(self, parameters: Tensors) -> None:
+        """Take parameters by full name. Raises ValueError if one is missing or has another shape."""
+        self.outputs.set_parameters(parameters)
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The inputs that are needed."""
+        return tuple(self._input(each) for each in self.outputs.inputs)
+
+    def _input(self, each: InputRecord) -> Input:
+        limit, axis = (each.limit.size, each.limit.name) if each.limit is not None else (None, None)
+        return Input(each.name, each.type, self.batch if each.type.has(self.batch) else None, limit, axis, each.ignored)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs for inputs by name, with any number of rows. Raises ValueError if one is missing, has another
+        shape but for the rows, or ids out of range.
+        """
+        in_rows = {each.name: each.type.position(self.batch) for each in self.inputs if each.batch_axis is not None}
+        given = {name: inputs[name] for name in in_rows if name in inputs}
+        counts = {name: value.shape[in_rows[name]] for name, value in given.items() if value.dim() > in_rows[name]}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"inputs have different numbers of rows: {counts}")
+
+        def rows(numbers: Sequence[int]) -> Mapping[str, Tensor]:
+            index = torch.tensor(numbers)
+            return {
+                name: value.index_select(in_rows[name], index) if name in in_rows else value
+                for name, value in inputs.items()
+            }
+
+        if len(counts) < len(in_rows):
+            return self.outputs(inputs)  # which says what is missing
+        return self._joined(self._parts(next(iter(counts.values())), rows))
+
+    def of_data(self, dataset: Dataset, count: int) -> dict[str, Tensor]:
+        """The outputs for all rows that are held out of a dataset."""
+
+        def rows(numbers: Sequence[int]) -> Mapping[str, Tensor]:
+            return {name: torch.as_tensor(array) for name, array in dataset.held_out_rows(numbers).items()}
+
+        return self._joined(self._parts(count, rows))
+
+    def _parts(self, count: int, rows: Callable[[Sequence[int]], Mapping[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        """The outputs of each batch."""
+        size = next(each.batch for each in self.inputs if each.batch_axis is not None)
+        for first in range(0, count, size):
+            numbers = list(range(first, min(first + size, count)))
+            filled = [*numbers, *[numbers[-1]] * (size - len(numbers))]
+            found = self.outputs(rows(filled))
+            yield {
+                name: value.narrow(self._types[name].position(self.batch), 0, len(numbers))
+                for name, value in found.items()
+            }
+
+    def _joined(self, parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The outputs of all batches."""
+        all = list(parts)
+        if not all:
+            raise ValueError("there are no rows")
+        return {
+            name: torch.cat([part[name] for part in all], self._types[name].position(self.batch)) for name in all[0]
+        }

@@ -1,0 +1,127 @@
+"""`partita predict` and `partita evaluate` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import partita
+from tests.commands import here
+
+TEXT = """
+axis batch = 4, pixels = 3, hidden = 5, classes = 2
+model m(x: [batch, pixels], y: i64[batch]) {
+  param w: [pixels, hidden] ~ kaiming()
+  param v: [classes, hidden] ~ kaiming()
+  let h = relu(dot(x, w, over = pixels))
+  let logits = dot(h, v, over = hidden)
+  loss cross_entropy(logits, y, over = classes)
+  metric accuracy = accuracy(logits, y, over = classes)
+  output logits = logits
+  output hidden = h
+  output most = max(logits, over = [batch, classes])
+}
+mesh pair(data = 2)
+layout cut on pair { shard batch -> data }
+train {
+  data = arrays("all.npz", holdout = 30%) optimizer = sgd(lr = 0.1) steps = 2
+  checkpoint = every(1) eval = every(2, batches = 1)
+}
+"""
+ROWS, HELD_OUT = 30, 9
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file, its data, and the run that has trained it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "m.par").write_text(TEXT)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 3)).astype(np.float32)
+    np.savez(folder / "all.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
+    np.savez(folder / "inputs.npz", x=x)
+    np.savez(folder / "narrow.npz", x=x[:, :2], y=np.zeros(ROWS, np.int64))
+    np.savez(folder / "wrong.npz", x=x, y=np.full(ROWS, 2))
+    partita.train(folder / "m.par", run_dir=folder / "runs" / "m")
+    return folder
+
+
+def expected(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of all rows, and their labels."""
+    weights = partita.load_model(trained / "m.par", names=["logits"], run=trained / "runs" / "m").parameters
+    with np.load(trained / "all.npz") as data:
+        x, y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
+    return (x @ weights["m.w"]).relu() @ weights["m.v"].T, y
+
+
+def test_outputs_of_all_rows_are_written(trained: Path) -> None:
+    """Also of data that only has the inputs that they need, with a last batch that is not full."""
+    command = ("predict", "m.par", "--data", "inputs.npz", "-o", "out.npz", "--outputs", "logits,hidden")
+    done = here(*command, cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("out.npz: logits [30, 2], hidden [30, 5], from runs/m/checkpoints/step-00000002")
+    logits, _ = expected(trained)
+    with np.load(trained / "out.npz") as found:
+        assert sorted(found) == ["hidden", "logits"]
+        torch.testing.assert_close(torch.from_numpy(found["logits"]), logits)
+
+
+def test_without_data_rows_are_those_held_out(trained: Path) -> None:
+    done = here("predict", "m.par", "-o", "held.npz", "--outputs", "logits", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    with np.load(trained / "held.npz") as found:
+        torch.testing.assert_close(torch.from_numpy(found["logits"]), expected(trained)[0][-HELD_OUT:])
+
+
+@pytest.mark.parametrize(("data", "rows"), [((), HELD_OUT), (("--data", "all.npz"), ROWS)])
+def test_an_evaluation_is_the_mean_of_the_whole_set(data: tuple[str, ...], rows: int, trained: Path) -> None:
+    done = here("evaluate", "m.par", *data, "--json", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    logits, labels = (each[-rows:] for each in expected(trained))
+    assert found["rows"] == rows
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    right = (logits.argmax(1) == labels).float().mean()
+    assert found["numbers"] == pytest.approx({"loss": float(loss), "accuracy": float(right)}, rel=1e-5)
+    shown = here("evaluate", "m.par", *data, cwd=trained).stdout
+    assert shown.startswith(f"loss {float(loss):.5g}"[:10])
+    assert f"({rows} rows, runs/m/checkpoints/step-00000002)" in shown
+
+
+OUT = ("-o", "none.npz")
+WRONG = {
+    "E0807 there is no checkpoint in nowhere": ("predict", *OUT, "--outputs", "logits", "--from", "nowhere"),
+    "E0804 is of another model": ("predict", *OUT, "--outputs", "logits", "hidden=6"),
+    "E0302 has no output `logit`": ("predict", *OUT, "--outputs", "logit"),
+    "E1004 output most": ("predict", *OUT),
+    "E0601 no file matches `gone.npz`": ("predict", *OUT, "--outputs", "logits", "--data", "gone.npz"),
+    "E0607 shape [30, 2]": ("predict", *OUT, "--outputs", "logits", "--data", "narrow.npz"),
+    "E0606 has no array called `y`": ("evaluate", "--data", "inputs.npz"),
+    "E0605 out of range for `y`": ("evaluate", "--data", "wrong.npz"),
+    "E0603 is not a numpy archive": ("evaluate", "--data", "m.par"),
+    "E0608 no `holdout`": ("evaluate", 'train.data=arrays("all.npz")', "train.eval=none"),
+    "E0816 has no mean": ("evaluate", "--weights", "ema"),
+}
+
+
+@pytest.mark.parametrize("expected", WRONG)
+def test_wrong_input_is_said(expected: str, trained: Path) -> None:
+    command, *arguments = WRONG[expected]
+    done = here(command, "m.par", *arguments, cwd=trained)
+    code, _, message = expected.partition(" ")
+    assert done.returncode == 1
+    assert f"error[{code}]" in done.stderr
+    assert message in done.stderr
+    assert not (trained / "none.npz").exists()
+
+
+def test_a_place_that_cannot_be_written_is_status_2(trained: Path) -> None:
+    done = here("predict", "m.par", "--outputs", "logits", "-o", "gone/out.npz", cwd=trained)
+    assert done.returncode == 2
+    assert "partita: cannot write gone/out.npz" in done.stderr
+    done = here("predict", "m.par", "--outputs", "logits", "-o", "runs", cwd=trained)
+    assert done.returncode == 2
