@@ -105,3 +105,28 @@ def show(title: str, unit: str, figures: Mapping[str, Sequence[float]], referenc
         ratio = f"{median(ratios):.2f}  ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         table.add_row(name, f"{median(values):.4g}", f"{min(values):.4g} to {max(values):.4g}", ratio)
     Console(width=110).print(table)
+
+
+def ratios_table(title: str, systems: tuple[str, str], cases: Mapping[str, Sequence[str]], rounds: int) -> None:
+    """A table of two systems that one process measures in turn, by case: a round of every case, then the next one.
+
+    Each command reports the seconds of both, pair by pair. A round's ratio, of the second system to the first, is the
+    median of its pairs'; shown are the median and the range of the rounds', and the medians of the times.
+    """
+    found: dict[str, list[dict[str, list[float]]]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case, command in cases.items():
+            found[case].append(measured(command, 1, 1))
+            print(f"round {number + 1}/{rounds}  {case}  {_ratio(found[case][-1], systems):.3f}", file=sys.stderr)
+    columns = ("", *systems, f"{systems[1]} ÷ {systems[0]}, by round")
+    table = Table(*columns, title=title, title_justify="left")
+    for case, results in found.items():
+        ratios = sorted(_ratio(each, systems) for each in results)
+        times = (f"{1e3 * median(median(each[system]) for each in results):.4g}" for system in systems)
+        table.add_row(case, *times, f"{median(ratios):.2f}  ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    Console(width=110).print(table)
+
+
+def _ratio(result: Mapping[str, Sequence[float]], systems: tuple[str, str]) -> float:
+    first, second = (result[system] for system in systems)
+    return median(b / a for a, b in zip(first, second, strict=True))

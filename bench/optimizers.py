@@ -23,7 +23,7 @@ from partita.runtime.trained import train
 
 HERE = Path(__file__).parent
 TINY, NANOGPT = HERE.parent / "specs" / "tiny.par", HERE / "models" / "nanogpt.par"
-EVERY = 25  # steps from one evaluation to the next
+EVERY = 10  # steps from one evaluation to the next
 
 RATE = "cosine(peak = {}, warmup = {}, total = {}, floor = {})"
 ADAMW = "adamw(lr = {}, betas = [0.9, 0.99], weight_decay = 0.1)"
@@ -39,22 +39,27 @@ def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help="eight_bits, muon (both)")
-    parser.add_argument("--steps", type=int, help="of every run (eight_bits: 200, muon: 500)")
+    parser.add_argument("--steps", type=int, help="of every run (eight_bits: 200, muon: 150)")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - {"eight_bits", "muon"}:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are eight_bits, muon")
     if "eight_bits" in arguments.cases or not arguments.cases:
         eight_bits(arguments.steps or 200)
     if "muon" in arguments.cases or not arguments.cases:
-        muon(arguments.steps or 500)
+        muon(arguments.steps or 150)
 
 
 def eight_bits(steps: int) -> None:
     """Losses and bytes of state of both, on specs/tiny.par with a quarter of its batch."""
     alone = ("batch=8", "laptop.pipe=1", "schedule=one_f_one_b(microbatches=1)", f"train.steps={steps}")
     own = f"(lr = {RATE.format(3e-3, steps // 10, steps, 3e-4)}, betas = [0.9, 0.95], weight_decay = 0.1)"
-    for name in ("adamw", "adamw_8bit"):
-        given = loaded(TINY.read_text(), TINY, (*alone, f"train.optimizer={name}{own}".replace(" ", "")))
+    for name, rules in (
+        ("adamw", f"update all -> adamw{own}"),
+        ("adamw_8bit", f"update all -> adamw_8bit{own}"),
+        ("adamw_8bit, embeddings by adamw", f"update embeddings -> adamw{own}  update all -> adamw_8bit{own}"),
+    ):
+        text = f"optimizer rules {{ {rules} }}\n{TINY.read_text()}"
+        given = loaded(text, TINY, (*alone, "train.optimizer=rules"))
         losses, seconds = evaluated(given)
         state = sum(kept.type.bytes for each in compile_spec(given).program.parameters for kept in each.states)
         print(f"{name}: eval loss {losses[steps]:.4f}, {state:,} bytes of state ({seconds:.0f} s)", flush=True)
@@ -62,20 +67,20 @@ def eight_bits(steps: int) -> None:
 
 def muon(steps: int) -> None:
     """Losses of both at several rates, and the steps in which Muon reaches AdamW's best."""
-    alone = ("vocab=256", f"train.steps={steps}", f"train.eval=every({EVERY}, batches = 20)".replace(" ", ""))
+    alone = ("vocab=256", f"train.steps={steps}", f"train.eval=every({EVERY}, batches = 10)".replace(" ", ""))
     alone += ("train.data=stdlib(holdout=5%)", "machine.data=1", "machine.pipe=1")
 
     def rate(peak: float) -> str:
         return RATE.format(peak, steps // 20, steps, peak / 10)
 
     text, best = NANOGPT.read_text(), float("inf")
-    for peak in (1e-3, 3e-3, 1e-2):
+    for peak in (5e-4, 1e-3, 2e-3):
         call = f"train.optimizer={ADAMW.format(rate(peak))}".replace(" ", "")
         losses, seconds = evaluated(loaded(text, NANOGPT, (*alone, call)))
         best = min(best, losses[steps])
         print(f"adamw, peak {peak:g}: eval loss {losses[steps]:.4f} ({seconds:.0f} s)", flush=True)
     for peak in (0.01, 0.03):
-        rules = MUON.format(ADAMW.format(rate(3e-3)), rate(peak))
+        rules = MUON.format(ADAMW.format(rate(1e-3)), rate(peak))
         losses, seconds = evaluated(loaded(rules + text, NANOGPT, (*alone, "train.optimizer=mixed")))
         reached = next((step for step, loss in losses.items() if loss <= best), None)
         words = f"AdamW's best, {best:.4f}, at step {reached}" if reached else f"not AdamW's best, {best:.4f}"

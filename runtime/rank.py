@@ -61,15 +61,17 @@ class Plan:
     @property
     def evaluated(self) -> list[int]:
         """The indices of the batches of an evaluation, in order. Before a set whose last batch is not full comes one of
-        the row alone with which it is filled up: the batch after the last.
+        the row alone with which it is filled up: the batch after the last. Empty if the file does not evaluate.
         """
-        count = self.train.eval.arguments["batches"] if self.train.eval is not None else 0
+        if self.train.eval is None or self.evaluation is None:
+            return []
+        count = self.train.eval.arguments["batches"]
         if self.rows is not None:
             rows = max(
                 e.type.axis(self.program.batch).size for e in self.program.inputs if e.type.has(self.program.batch)
             )
             count = -(-self.rows // rows)
-        first = [count] if self.evaluation is not None and self.evaluation.program.padding else []
+        first = [count] if self.evaluation.program.padding else []
         return [*first, *range(1 if count == ALL else count)]
 
     @property

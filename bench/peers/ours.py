@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from time import thread_time
+
 import torch
 import torch.distributed as dist
 
 from partita.runtime.heap import keep_pages
 from partita.runtime.learning_rates import learning_rate
 from partita.runtime.rank import Rank
+from partita.runtime.tracing.flight import TRAINING, Flight
 from partita.runtime.transports.process import ProcessTransport
 from peers.workload import Workload
 
 
-def rank_of(workload: Workload) -> Rank:
+class Clock(Flight):
+    """Reads the thread's CPU time at each mark of a step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        super().__init__(None)
+
+    def begin(self, activity: int, step: int = 0) -> None:
+        """A step forgets the marks before it."""
+        if activity == TRAINING:
+            self.times.clear()
+        super().begin(activity, step)
+
+    def mark(self) -> None:
+        """Keeps the time."""
+        super().mark()
+        self.times.append(thread_time())
+
+
+def rank_of(workload: Workload, flight: Flight | None = None) -> Rank:
     """One rank of a workload, on the ranks of the current process group, as `partita run` makes it."""
     keep_pages()
     device = torch.device("cpu")
-    return Rank(workload.plan, dist.get_rank(), ProcessTransport(device), device)
+    return Rank(workload.plan, dist.get_rank(), ProcessTransport(device), device, flight=flight)
 
 
 class Ours:
     """A rank with its learning rates."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.rank = rank_of(workload)
+    def __init__(self, workload: Workload, clock: Clock | None = None) -> None:
+        self.clock = clock
+        self.rank = rank_of(workload, self.clock)
         self.names = [each.name for each in workload.plan.program.inputs]
         self.schedule = workload.optimizer["lr"]
         self.number = 0
@@ -35,3 +58,10 @@ class Ours:
         for _ in self.rank.step(self.number, dict(zip(self.names, batch, strict=True)), (rate,)):
             pass
         return self.rank.results(self.rank.training)[0]
+
+    @property
+    def computed(self) -> float:
+        """Seconds of CPU time of the last step's actions, without its batch, reductions and update. Needs a clock."""
+        assert self.clock is not None
+        # The first mark begins the step, the second follows the prologue.
+        return self.clock.times[1 + len(self.rank.training.record.instructions)] - self.clock.times[1]

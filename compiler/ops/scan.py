@@ -151,11 +151,12 @@ class Scan(Op):
         self, build: Builder, operands: Sequence[Value], axis: str, state: Callable[[Type], Value]
     ) -> tuple[Value, ...] | None:
         """The loop goes on from the states that it ended with."""
-        if axis != self.axis.name or self.backward or len(self.body.results) > self.states + self.stacked:
+        sums = len(self.body.results) > self.states + self.stacked
+        if axis != self.axis.name or self.backward or sums or not self.sliced:
             return None
         given = list(operands)
         kept = [state(type) for type in self.body.inputs[: self.states]]
-        size = given[self.states if self.initial else 0].type.axis(axis).size if self.sliced else 1
+        size = given[self.states if self.initial else 0].type.axis(axis).size
         begun = (
             [build.apply(Resume(), one, each) for one, each in zip(given, kept, strict=False)] if self.initial else kept
         )

@@ -10,7 +10,7 @@ Links have no latency, which would dominate the cost of tiny tensors: some layou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm, prod
 
 from attrs import evolve, frozen
@@ -31,6 +31,8 @@ from partita.dsl.types import Axis
 LONGEST, OTHERS = 3, 2
 PIPELINE = 3
 MOST_RANKS, MOST_STAGES = 40, 48
+# Of a value, where sizes are not shrunk.
+MOST_ELEMENTS = 1_000_000
 
 
 @frozen(eq=False)
@@ -78,7 +80,7 @@ def proxy_of(
         multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
         for name in axes.inputs:
             multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
-        sizes = Search(axes, multiples, avoided).run()
+        sizes = Search(axes, multiples, avoided).run() or _declared(model, axes, multiples)
         if sizes is not None:
             break
     else:
@@ -185,23 +187,30 @@ def _mesh(mesh: spec.Mesh, sizes: Mapping[str, int], hoist: bool) -> spec.Mesh:
     )
 
 
+def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> dict[str, int] | None:
+    """The declared sizes, if they are small and multiples of what they must be."""
+    largest = max(type.elements for body in bodies(model.body) for type in body.types)
+    fit = all(size % multiples[name] == 0 for name, size in axes.declared.items())
+    return dict(axes.declared) if fit and largest <= MOST_ELEMENTS else None
+
+
 def _demands(
     given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, batch: str, microbatches: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """By axis: what its size must be a multiple of, and what it should not be, as its declared size is not."""
     old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
-    over: dict[str, set[str]] = {}
+    over: dict[str, dict[str, None]] = {}
     classes: list[str] = []
     for rule in _shards(given):
         for target in rule.targets:
             if target.is_class:
                 classes.extend(rule.mesh_axes)
             else:
-                over.setdefault(target.name, set()).update(rule.mesh_axes)
+                over.setdefault(target.name, {}).update(dict.fromkeys(rule.mesh_axes))
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
-        multiple = prod(new.get(mesh_axis, 1) for mesh_axis in over.get(name, ()))
+        multiple = prod(new[mesh_axis] for mesh_axis in _dividing(size, over.get(name, ()), old))
         if name == batch:
             multiple *= microbatches
         if name in axes.even and size % 2 == 0:
@@ -213,6 +222,14 @@ def _demands(
                 avoided[name] = new[mesh_axis]
         multiples[name] = multiple
     return multiples, avoided
+
+
+def _dividing(size: int, mesh_axes: Iterable[str], ranks: Mapping[str, int]) -> Iterator[str]:
+    """The mesh axes that divide a size together: no tensor of a file that compiles is split over more."""
+    for mesh_axis in mesh_axes:
+        if size % ranks[mesh_axis] == 0:
+            size //= ranks[mesh_axis]
+            yield mesh_axis
 
 
 # ---------------------------------------------------------------- iterations and stages

@@ -39,6 +39,11 @@ class Input:
         return 1 if self.batch_axis is None else self.type.axis(self.batch_axis).size
 
     @property
+    def batch_position(self) -> int:
+        """The dimension of the batch axis, of an input that has one."""
+        return next(i for i, axis in enumerate(self.type.axes) if axis.name == self.batch_axis)
+
+    @property
     def bound(self) -> str:
         """`limit` as text, for messages."""
         return f"`{self.limit_axis}` has size {self.limit}" if self.limit_axis else f"it must be below {self.limit}"

@@ -134,7 +134,7 @@ class Mixture:
         """A batch of rows, from the places and the rows of each source."""
         batch: Batch = {}
         for given in self.inputs:
-            axis = _axis(given)
+            axis = given.batch_position
             shape = [count if i == axis else size for i, size in enumerate(given.type.shape)]
             first = next(iter(parts.values()), [])
             result = np.empty(shape, first[0][1][given.name].dtype if first else np.int64)
@@ -158,12 +158,7 @@ class Mixture:
 
 
 def _rows(values: np.ndarray, given: Input, rows: np.ndarray) -> np.ndarray:
-    return np.take(values, rows, _axis(given))
-
-
-def _axis(given: Input) -> int:
-    """The position of the batch axis, which every input has."""
-    return given.type.position(given.batch_axis or "")
+    return np.take(values, rows, given.batch_position)
 
 
 def open_mixture(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Mixture:

@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from partita.compiler.program import InputRecord
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import INTEGERS, Axis, Type
@@ -61,8 +62,9 @@ class LanguageModel:
         return rows.flatten(0, -3)[0, position] if rows.dim() > 2 else rows[position]
 
 
-def language_model(given: Spec, inputs: Sequence[str], output: str) -> LanguageModel:
-    """The language model of a file, whose `output` reads some `inputs`. Raises Refused (E1001) if it is none."""
+def language_model(given: Spec, read: Sequence[InputRecord], output: str) -> LanguageModel:
+    """The language model of a file, whose `output` needs the inputs `read`. Raises Refused (E1001) if it is none."""
+    inputs = [each.name for each in read]
     model, _ = given.trained
     over = str(given.schedule.call.arguments.get("over", "batch")) if given.schedule else "batch"
     types: dict[str, Type] = dict(zip(model.body.inputs, model.body.types, strict=False))
@@ -85,6 +87,9 @@ def language_model(given: Spec, inputs: Sequence[str], output: str) -> LanguageM
     if not logits.is_float or len(vocab) != 1 or not all(logits.has(axis.name) for axis in type.axes):
         expected = ", ".join([*type.names, "vocab"])
         refused(f"`{output}` does not have logits at each position", f"`output {output}` over [{expected}]")
+    limit = next(each.limit for each in read if each.name == ids[0])
+    if limit is not None and limit.size < vocab[0].size:
+        refused(f"it has logits for {vocab[0]}, and reads ids of {limit}", "the same axis for both")
     for name in set(inputs) - set(ids):
         if types[name].dtype not in INTEGERS or set(types[name].names) != set(type.names):
             refused(f"`{name}` is not integers along `{ids[0]}`", shape)

@@ -48,7 +48,7 @@ class Recomputing:
 
     def __init__(self, given: Spec, output: str = USUAL, allow_python: bool = False) -> None:
         self.outputs = Outputs(given, (output,), allow_python)
-        self.model = language_model(given, [each.name for each in self.outputs.inputs], output)
+        self.model = language_model(given, self.outputs.inputs, output)
 
     def set_parameters(self, parameters: Tensors) -> None:
         """Take parameters by full name."""

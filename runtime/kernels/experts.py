@@ -6,6 +6,7 @@ one sum, and no two rows go to one slot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
-from partita.runtime.kernels.products import add_matmul, matmul
+from partita.runtime.kernels.products import add_matmul, matmul, matmul_into
 from partita.runtime.kernels.registry import kernel
 from partita.runtime.kernels.rows import lookup
 
@@ -50,13 +51,25 @@ def _by_expert(
     return order, torch.searchsorted(grouped, torch.arange(count, device=ids.device), right=True)
 
 
-def _taken(x: Tensor, rows: torch.Size, order: Tensor) -> Tensor:
-    """Rows of [rows…, depth] in an order; x has size 1 along axes of the rows that it lacks."""
+def _sources(x: Tensor, rows: torch.Size, order: Tensor) -> Tensor:
+    """Which row of x, flattened, each of [rows…] in an order is; x has size 1 along axes of the rows that it lacks."""
     own = x.shape[:-1]
-    if own != rows:
-        source = torch.arange(prod(own), device=x.device).view(own).expand(rows).reshape(-1)
-        order = source[order]
-    return x.reshape(-1, x.shape[-1])[order]
+    if own == rows:
+        return order
+    return torch.arange(prod(own), device=x.device).view(own).expand(rows).reshape(-1).index_select(0, order)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _segments(stacked: Tensor, ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Each matrix that has rows, and which these are."""
+    begin = 0
+    for matrix, end in zip(stacked, ends.tolist(), strict=True):
+        if end > begin:
+            yield matrix, slice(begin, end)
+            begin = end
 
 
 def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
@@ -67,42 +80,39 @@ def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
 def _routed_dot(x: Tensor, w: Tensor, ids: Tensor, shared: int, start: int | None) -> Tensor:
     rows = _broadcast(x.shape[:-1], ids.shape)
     order, ends = _by_expert(rows, ids, tuple(w.shape), shared, start)
-    taken = _taken(x, rows, order)
-    stacked = w.reshape(-1, *w.shape[-2:])
-    if _by_grouped_product(taken, stacked):
-        made = torch.nn.functional.grouped_mm(taken, stacked, offs=ends.int())
+    stacked, flat, sources = w.reshape(-1, *w.shape[-2:]), _flat(x), _sources(x, rows, order)
+    if _by_grouped_product(flat, stacked):
+        made = torch.nn.functional.grouped_mm(flat.index_select(0, sources), stacked, offs=ends.int())
         if start is not None:
             nobody = torch.arange(len(order), device=x.device) >= ends[-1]
             made = made.masked_fill(nobody.unsqueeze(-1), 0)
     else:
-        made = x.new_zeros(len(order), w.shape[-1])
-        begin = 0
-        for matrix, end in zip(stacked, ends.tolist(), strict=True):
-            if end > begin:
-                made[begin:end] = matmul(taken[begin:end], matrix)
-                begin = end
-    result = torch.empty_like(made)
-    result[order] = made
-    return result.view(*rows, w.shape[-1])
+        # Only the rows of one expert are taken at a time: these stay in cache until they are multiplied.
+        made, done = x.new_empty(len(order), w.shape[-1]), 0
+        for matrix, own in _segments(stacked, ends):
+            matmul_into(made[own], flat.index_select(0, sources[own]), matrix)
+            done = own.stop
+        made[done:] = 0
+    # Rows are copied in the order in which they are written, which is far quicker than to write them in any order.
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    return made.index_select(0, places).view(*rows, w.shape[-1])
 
 
 def _add_routed(total: Tensor, x: Tensor, ids: Tensor, d: Tensor, shared: int, start: int | None) -> Tensor:
     rows = _broadcast(x.shape[:-1], ids.shape, d.shape[:-1])
     order, ends = _by_expert(rows, ids, (*total.shape[: shared + 1],), shared, start)
-    left, right = _taken(x, rows, order), _taken(d, rows, order)
+    (left, lefts), (right, rights) = ((_flat(each), _sources(each, rows, order)) for each in (x, d))
     stacked = total.view(-1, left.shape[-1], right.shape[-1])
     if _by_grouped_product(left, stacked):
-        stacked.add_(torch.nn.functional.grouped_mm(left.t(), right, offs=ends.int()))
+        a, b = left.index_select(0, lefts), right.index_select(0, rights)
+        stacked.add_(torch.nn.functional.grouped_mm(a.t(), b, offs=ends.int()))
         return total
-    begin = 0
-    for matrix, end in zip(stacked, ends.tolist(), strict=True):
-        if end > begin:
-            a, b = left[begin:end].t(), right[begin:end]
-            if matrix.dtype == a.dtype:
-                add_matmul(matrix, a, b)
-            else:
-                matrix.add_(matmul(a, b))
-            begin = end
+    for matrix, own in _segments(stacked, ends):
+        a, b = left.index_select(0, lefts[own]).t(), right.index_select(0, rights[own])
+        if matrix.dtype == a.dtype:
+            add_matmul(matrix, a, b)
+        else:
+            matrix.add_(matmul(a, b))
     return total
 
 

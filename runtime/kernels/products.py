@@ -58,6 +58,14 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
 
 
+def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Write [m, k] times [k, n] to [m, n]."""
+    if _by_onednn(a):
+        out.copy_(_product(a, b))
+    else:
+        torch.mm(a, b, out=out)
+
+
 @kernel
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add [m, k] times [k, n] into [m, n], in place."""

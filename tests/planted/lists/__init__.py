@@ -22,6 +22,7 @@ from tests.planted.lists import (
     rules,
     schedules,
     transports,
+    using,
     watching,
 )
 from tests.planted.planted import Planted
@@ -45,4 +46,5 @@ SUBJECTS: Mapping[str, Sequence[Planted]] = {
     "checkpoints": checkpoints.MISTAKES,
     "buffers": buffers.MISTAKES,
     "watching": watching.MISTAKES,
+    "using": using.MISTAKES,
 }

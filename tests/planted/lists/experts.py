@@ -46,9 +46,16 @@ MISTAKES = [
     Planted(
         "rows-left-in-the-order-of-their-experts",
         "runtime/kernels/experts.py",
-        "    result[order] = made\n",
-        "    result = made\n",
+        "return made.index_select(0, places).view(",
+        "return made.view(",
         FILE,
+    ),
+    Planted(
+        "rows-put-back-by-the-order-that-sorted-them",
+        "runtime/kernels/experts.py",
+        "return made.index_select(0, places).view(",
+        "return made.index_select(0, order).view(",
+        KERNELS,
     ),
     Planted(
         "matrices-of-experts-complete-on-every-rank",

@@ -161,7 +161,7 @@ MISTAKES = [
     Planted(
         "rotation-of-a-part-from-the-start",
         "runtime/kernels/positions.py",
-        "cos, sin = cos[start:], sin[start:]",
+        "cos, sin = cos[start:end], sin[start:end]",
         "cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]",
         "verify tests/planted/files/attention.par",
     ),
@@ -311,5 +311,12 @@ MISTAKES = [
         "dtype = tensors[0].type.dtype if tensors else accumulation(self.precision)",
         'dtype = "i64"',
         f"{FILE}[figures]",
+    ),
+    Planted(
+        "large-tensors-mapped-anew",
+        "runtime/heap.py",
+        "set_option(MMAP_MAX, 0)",
+        "set_option(MMAP_MAX, 65536)",
+        "tests/runtime/test_heap.py",
     ),
 ]

@@ -10,6 +10,7 @@ from partita.dsl.diagnostic import Refused
 from partita.runtime.inference.choice import Choice
 from partita.runtime.inference.sampling import written
 from partita.runtime.inference.scoring import Keeping, Recomputing, of_one_row
+from tests.files import checked
 from tests.runtime.inference.models import both, drawn, model
 from tests.zoo.models import llama3
 
@@ -80,3 +81,19 @@ def test_a_model_that_sees_what_follows_is_refused() -> None:
     anew = Recomputing(of_one_row(model("let h = x + 0 * mean(x, over = seq)")))
     anew.set_parameters(drawn(anew))
     anew.check_causal([0])
+
+
+def test_a_model_that_writes_ids_that_it_cannot_read_is_refused() -> None:
+    text = """
+    axis batch = 2, seq = 4, embed = 3, vocab = 5, more = 6
+    model m(tokens: i64[batch, seq]) {
+      param table: [vocab, embed] ~ normal(1.0)
+      param head: [more, embed] ~ normal(1.0)
+      let logits = dot(embedding(tokens, table, over = vocab), head, over = embed)
+      loss mean(logits)
+      output logits = logits
+    }
+    train { data = random() optimizer = sgd(lr = 0.1) steps = 1 }
+    """
+    with pytest.raises(Refused, match="it has logits for more=6, and reads ids of vocab=5"):
+        Recomputing(checked(text, "m.par"))
