@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from partita.cli.main import main
 from partita.runtime.checkpoint.commits import read_manifest
@@ -95,3 +96,32 @@ def test_what_transformers_saves_is_named_whole(name: str, tmp_path: Path):
     after = again.state_dict()
     for key, tensor in theirs.state_dict().items():
         assert torch.equal(tensor, after[key]), key
+
+
+@pytest.mark.soak
+def test_the_base_of_adapters_comes_in_and_the_adapters_go_out(tmp_path: Path):
+    """What `--only` does not name begins as the file says, and is what goes out alone."""
+    config = LlamaConfig(
+        hidden_size=24, num_attention_heads=6, num_key_value_heads=2, intermediate_size=40, vocab_size=29,
+        num_hidden_layers=2, head_dim=4,
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(config)
+    draw(theirs)
+    theirs.save_pretrained(tmp_path / "theirs")
+    sizes = ("batch=2", "seq=12", "embed=24", "groups=2", "heads=3", "key=4", "ffn=40", "vocab=29", "layers=2")
+    file = [str(ZOO / "lora.par"), *sizes, "train.data=random()"]
+    ours, out = tmp_path / "run" / "checkpoints", tmp_path / "out"
+    base = "table,head,lora.scale,attention.scale,wq,wk,wv,wo,mlp"
+    arguments = ["checkpoint", "import", str(ours), str(tmp_path / "theirs"), *file, "--as", "hf"]
+    assert main(arguments) == 1
+    assert main([*arguments, "--only", base]) == 0
+    found = read(ours)
+    assert torch.equal(found["lora.table"], theirs.model.embed_tokens.weight)
+    assert not found["lora.layer.1.attention.query_b"].any()
+    assert found["lora.layer.1.attention.query_a"].std() > 0
+    export = ["checkpoint", "export", str(ours), "--as", "peft", "-o", str(out)]
+    assert main([*export, "--only", "query_a,query_b,value_a,value_b"]) == 0
+    adapters = load_file(out / "model.safetensors")
+    assert len(adapters) == 8
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    assert torch.equal(adapters[name], found["lora.layer.1.attention.query_a"].T)
