@@ -392,7 +392,7 @@ def test_nothing_is_replaced(folder: Path, capsys: pytest.CaptureFixture[str]):
 LARGE = """
 axis batch = 1, rows = 1024, columns = 2048
 model m(x: [batch, rows]) {
-  repeat 12 as layer {
+  repeat 40 as layer {
     param w: [rows, columns] ~ zeros()
     let x = x + dot(dot(x, w, over = rows), w, over = columns)
   }
@@ -431,9 +431,9 @@ print("grew", (most[0] - before) // 1024)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is read from /proc")
 @pytest.mark.soak
 def test_a_tensor_at_a_time_is_in_memory(folder: Path):
-    """Of 96 MiB in f32, in tensors of 8 MiB."""
+    """Of 320 MiB in f32, in tensors of 8 MiB; the code of both commands takes some 50."""
     Path("m.par").write_text(LARGE)
-    save_file({f"h.{i}": torch.ones(2048, 1024, dtype=torch.bfloat16) for i in range(12)}, "theirs/model.safetensors")
+    save_file({f"h.{i}": torch.ones(2048, 1024, dtype=torch.bfloat16) for i in range(40)}, "theirs/model.safetensors")
     for arguments in (
         ["import", "run/checkpoints", "theirs", "m.par", "--as", "hf"],
         ["export", "run", "--as", "hf", "-o", "out"],
@@ -442,4 +442,4 @@ def test_a_tensor_at_a_time_is_in_memory(folder: Path):
             [sys.executable, "-c", CHILD, "checkpoint", *arguments], capture_output=True, text=True, check=True
         )
         grew = int(child.stdout.split("grew ")[1])
-        assert grew < 60, f"{arguments[0]} took {grew} MiB"
+        assert grew < 120, f"{arguments[0]} took {grew} MiB"
