@@ -177,7 +177,7 @@ class Weights:
     model: str
     lines: tuple[Line, ...]
     skipped: tuple[str, ...]
-    span: Span
+    span: Span = field(eq=False)
 
     def tensors(self) -> Iterator[Theirs]:
         """Their tensors that have parameters of ours. Raises Refused (E0321)."""

@@ -43,12 +43,16 @@ class Entry:
 
 
 def directory() -> Path:
-    """Where entries are."""
+    """Where entries are. Raises Refused (E0618) if there is no place for them."""
     given = os.environ.get("PARTITA_CACHE")
     if given:
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "partita"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "partita"
+    except RuntimeError as error:
+        help = "name a directory in the environment: PARTITA_CACHE=/scratch/partita"
+        raise refuse("E0618", "there is no home directory to keep data in", help=help) from error
 
 
 def entry(key: str, make: Callable[[], Iterable[Part]], dtype: np.dtype, span: Span | None) -> Entry:

@@ -237,6 +237,18 @@ def test_the_supervisor_says_it_before_it_starts_a_rank(
     assert capsys.readouterr().err.count("error[E0815]") == 1
 
 
+def test_evaluation_data_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, 'text("a.txt")')
+    eval = 'train.eval=every(4, data = text("b.txt"), batches = 2)'
+    assert run(capsys, eval) == (0, "")
+    assert [each.name for each in read_manifest(tmp_path / "runs/m/checkpoints", 4).data] == ["a.txt"]
+    (tmp_path / "b.txt").write_bytes(b"xyz" * 200)
+    assert run(capsys, eval, "train.steps=6") == (0, "")
+
+
 # ---------------------------------------------------------------- ranks
 
 
