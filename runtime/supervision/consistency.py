@@ -194,7 +194,7 @@ _ASIDE: Mapping[type, frozenset[str]] = {
     Program: frozenset(("source",)),
     RankProgram: frozenset(("instructions",)),
     Schedule: frozenset(("actions", "name")),
-    Spec: frozenset(("source",)),
+    Spec: frozenset(("source", "weights")),
 }
 # Long records, whose text has their full meaning.
 _TEXTS: Mapping[type, Callable[[Any], str]] = {

@@ -62,6 +62,15 @@ def test_nor_does_where_things_stand_in_any_of_the_models():
         assert digest(there) == digest(moved), path.name
 
 
+def test_nor_does_what_others_call_the_parameters():
+    path = SPECS / "zoo" / "gpt2.par"
+    text = path.read_text()
+    here, there = (load_text(each, path.name, path=path)[0] for each in (text, text.split("weights hf")[0]))
+    assert here is not None
+    assert here.weights
+    assert digest(here) == digest(there)
+
+
 def test_nor_does_the_process():
     """Names are hashed differently in every process, and nothing hangs on that."""
     code = (
