@@ -29,13 +29,13 @@ types: .venv/installed
 	$(BIN)/mypy
 
 # Long runs: exhaustive and randomised, minutes to hours; and all other tests with examples that nobody has seen.
-soak: .venv/fuzzer
+soak: .venv/soaked
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not soak" --hypothesis-profile=new
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout 7200 -s
 
 # Fuzzing alone: `make fuzz FUZZ_SECONDS=600`. Runs add up, in .fuzz; what is found belongs into tests/fuzz/corpus.
 FUZZ_SECONDS ?= 7200
-fuzz: .venv/fuzzer
+fuzz: .venv/soaked
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 # How much tests and `verify` notice: mistakes planted one at a time, `make planted PLANTED="gradients norm-not-a-root"`.
@@ -62,8 +62,8 @@ site: .venv/installed
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.venv/fuzzer: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]"
+.venv/soaked: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[soak]"
 	touch $@
 
 clean:

@@ -370,7 +370,9 @@ ELSE = {
         "compiler/report/explain.py": "a key of JSON",
         "runtime/data/jsonl.py": "a field",
         "runtime/data/parquet.py": "a column",
+        "runtime/inference/encoding.py": "the call that reads a tokenizer alone",
         "runtime/supervision/consistency.py": "a kind of value that is hashed",
+        "runtime/tracking/__main__.py": "a key of JSON",
     },
     "tokens": {
         "dsl/tables.py": "a key of the parser's table",
@@ -395,8 +397,12 @@ ELSE = {
         "cli/importing.py": "the command that help says",
         "cli/profile.py": "an extra of the package",
         "cli/training/standalone.py": "a part of the command itself, which starts itself for each rank",
+        "cli/page/run.py": "an extra of the package",
+        "cli/trained.py": "an extra of the package",
         "cli/verify.py": "an extra of the package",
     },
+    "checkpoint": {"cli/evaluate.py": "a key of JSON"},
+    "arrays": {"runtime/inference/rows.py": "the archive that a user names"},
 }
 
 

@@ -124,6 +124,7 @@ register(
         (Setting("glob", Text()), Setting("field", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='jsonl("corpus/*.jsonl")',
         open=open_jsonl,
+        textual=True,
         files=with_tokenizer(matched("glob")),
     )
 )

@@ -85,6 +85,7 @@ register(
         (Setting("glob", Text()), Setting("column", Text(), "text"), TOKENIZER, END, PACK, HOLDOUT),
         example='parquet("corpus/*.parquet")',
         open=open_parquet,
+        textual=True,
         files=with_tokenizer(matched("glob")),
     )
 )

@@ -36,12 +36,14 @@ class Source(Signature):
 
     `files` are those that a call reads, each with the name by which it is compared with others; `open` makes the
     dataset for a call, the model's inputs, a seed, the directory that paths are relative to, and what the
-    run does with it; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx).
+    run does with it; `doubts` is what looks wrong in data that can be opened. All raise Refused (E06xx). `textual`: its
+    ids are those of text, bytes unless a call says otherwise.
     """
 
     open: Callable[[Call, tuple[Input, ...], int, Path, Use], Dataset]
     files: Files = lambda call, root: []
     doubts: Callable[[Call, Path], list[Diagnostic]] = lambda call, root: []
+    textual: bool = False
 
 
 # All entries are of type Source.

@@ -61,4 +61,4 @@ def open_stdlib(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, us
     return open_windows(ids, "the standard library", inputs, seed, holdout, use, call.span)
 
 
-register(Source("stdlib", (HOLDOUT,), example="stdlib()", open=open_stdlib, files=stdlib_files))
+register(Source("stdlib", (HOLDOUT,), example="stdlib()", open=open_stdlib, files=stdlib_files, textual=True))

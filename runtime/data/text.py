@@ -127,6 +127,7 @@ register(
         "text",
         (Setting("glob", Text()), Setting("alphabet", Keyword(("bytes", "chars")), "bytes"), HOLDOUT, TOKENIZER, END),
         open=open_text,
+        textual=True,
         files=with_tokenizer(FILES),
     )
 )

@@ -14,10 +14,8 @@ from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matching, read
+from partita.runtime.data.registry import SOURCES
 from partita.runtime.data.text import numbered
-
-# Sources whose ids are bytes, unless they say otherwise.
-OF_TEXT = ("stdlib", "text", "jsonl", "parquet")
 
 
 class Encoding(Protocol):
@@ -97,7 +95,7 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
     if tokenizer is not None:
         return _tokenizer(tokenizer.name, tokenizer.parent, None)
     arguments = data.arguments
-    if data.name == "mix":
+    if "sources" in arguments:  # a mixture, of one encoding
         return encoding_of(arguments["sources"][0].call, folder, None)
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
@@ -105,7 +103,7 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
         paths = matching(arguments["glob"], folder, data.span)
         _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
         return Characters(alphabet)
-    if data.name in OF_TEXT:
+    if SOURCES[data.name].textual:
         return Bytes()
     raise refuse(
         "E1003",

@@ -29,11 +29,16 @@ def functions(graph: Graph, *names: str) -> list[Node]:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.par")))
 def test_what_lasts_is_wide(name: str):
-    """Parameters as they are stored, their gradients, states of the optimizer, the loss and metrics."""
+    """Parameters as they are stored, their gradients, states of the optimizer, the loss and metrics; but for the states
+    of the optimizer whose point it is that they are not.
+    """
     state = compiled(name)
     assert {record.type.dtype for record in state.program.parameters if record.type.is_float} == {"f32"}
     assert {each.type.dtype for stage in state.program.stages for each in stage.accumulators} <= {"f32", "i64"}
-    assert {value.type.dtype for each in state.update.parameters for value in (each.gradient, *each.states)} == {"f32"}
+    for each in state.update.parameters:
+        assert each.gradient.type.dtype == "f32"
+        coded = state.rules[each.name].call.name == "adamw_8bit"
+        assert {value.type.dtype for value in each.states} <= ({"f32", "u8"} if coded else {"f32"})
     assert {value.type.dtype for _, value in (("", state.forward.loss), *state.forward.metrics)} <= {"f32", "i64"}
     types = [parameter.value.type for parameter in state.forward.parameters]
     assert {type.dtype for type in types if type.axes and type.is_float} == {"bf16"}

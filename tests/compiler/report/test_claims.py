@@ -74,9 +74,9 @@ def test_every_measure_holds_and_fails(measure: str) -> None:
 MESSAGES = {
     "collectives(tensor) <= 9": """\
 error[E0705]: `collectives(tensor) <= 9` does not hold: it is 10
-   --> gpt.par:83:3
+   --> gpt.par:84:3
     |
-83  |   collectives(tensor) <= 9
+84  |   collectives(tensor) <= 9
     |   ^^^^^^^^^^^^^^^^^^^^^^^^
     = gpt.layer.0: 2 forward all_gather, 2 forward reduce_scatter, 2 backward all_gather, 2 weight all_gather, \
 2 backward reduce_scatter
@@ -86,9 +86,9 @@ error[E0705]: `collectives(tensor) <= 9` does not hold: it is 10
     help: `partita explain` shows the tensors, and which rule of the layout causes them""",
     "bytes(tensor) <= 2 * 1KiB": """\
 error[E0705]: `bytes(tensor) <= 2 * 1KiB` does not hold: it is 792MiB
-   --> gpt.par:81:3
+   --> gpt.par:82:3
     |
-81  |   bytes(tensor) <= 2 * 1KiB
+82  |   bytes(tensor) <= 2 * 1KiB
     |   ^^^^^^^^^^^^^^^^^^^^^^^^^
     = rank 3 of the pipeline sends the most
     = 360MiB by gpt.par:25, `return x + dot(gelu(dot(h, up, over = embed)), down, over = ffn)`
@@ -107,7 +107,7 @@ def test_of_memory_the_rank_its_parts_and_tensors_are_named() -> None:
     first, second = found()["peak_memory < 200MiB"].notes
     assert first.startswith("rank 3 of the pipeline, among the microbatches: activations ")
     assert all(part in first for part in PARTS)
-    assert second.startswith("most of its activations: gpt.dot ")
+    assert second.startswith("most of its activations: gpt.logits ")
 
 
 def test_of_a_bubble_the_ranks_and_the_critical_path_are_named() -> None:
