@@ -61,7 +61,7 @@ def _apart(text: str) -> str:
 
 
 IN_EXPRESSIONS = TERMINALS.keys() - {"PARAM", "MODEL", "LAYOUT", "SCHEDULE"}
-slow = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+slow = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @slow

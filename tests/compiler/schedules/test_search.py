@@ -225,7 +225,7 @@ def test_policies():
 # ---------------------------------------------------------------- auto
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(shapes(5, 3, 10), st.data())
 def test_auto_keeps_within_memory_and_is_no_worse_than_what_fits(shape, data):
     """It finds an order wherever memory holds one microbatch, and none of those that users can name costs less."""
