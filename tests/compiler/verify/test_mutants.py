@@ -256,7 +256,7 @@ def refused_or_the_same(program: Program, data: st.DataObject, count: int) -> No
 
 
 @given(program=sharded_programs(), data=st.data())
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 def test_mutants_of_any_program_are_refused_or_compute_the_same(program: Program, data: st.DataObject):
     refused_or_the_same(program, data, 3)
 

@@ -105,7 +105,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "named"), every(8, DAMAGES))
+@pytest.mark.parametrize(("name", "damage", "named"), every(11, DAMAGES))
 def test_damage_is_named_and_the_commit_before_is_used(
     name: str, damage: Callable[[Path], None], named: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -87,7 +87,7 @@ def held_once(plan: Plan, directory: Path) -> None:
 
 
 @given(text=relaid())
-@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 def test_saved_in_one_layout_and_loaded_in_another(text: str, tmp_path_factory: pytest.TempPathFactory):
     note(text)
     check(text, tmp_path_factory.mktemp("relaid"))

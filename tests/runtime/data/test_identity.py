@@ -180,7 +180,7 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("data", SOURCES_TRIED)
+@pytest.mark.parametrize("data", every(2, list(SOURCES_TRIED)))
 @pytest.mark.parametrize("change", every(3, list(CHANGES)))
 def test_a_run_does_not_go_on_with_other_data(
     data: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
