@@ -53,7 +53,7 @@ def test_there_through_training_and_back(name: str, tmp_path: Path, capsys: pyte
     theirs = against.theirs()
     assert isinstance(theirs, PreTrainedModel)
     draw(theirs)
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
 
     run, ours = str(tmp_path / "run"), tmp_path / "run" / "checkpoints"
