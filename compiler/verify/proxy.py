@@ -10,7 +10,8 @@ Links have no latency, which would dominate the cost of tiny tensors: some layou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from math import lcm, prod
 
 from attrs import evolve, frozen
@@ -210,7 +211,9 @@ def _demands(
     multiples: dict[str, int] = {}
     avoided: dict[str, int] = {}
     for name, size in axes.declared.items():
-        multiple = prod(new[mesh_axis] for mesh_axis in _dividing(size, over.get(name, ()), old))
+        # No tensor of a file that compiles is split over more than divides its size.
+        together = [each for each in _subsets(over.get(name, ())) if size % prod(old[axis] for axis in each) == 0]
+        multiple = lcm(*(prod(new[axis] for axis in each) for each in together))
         if name == batch:
             multiple *= microbatches
         if name in axes.even and size % 2 == 0:
@@ -224,12 +227,9 @@ def _demands(
     return multiples, avoided
 
 
-def _dividing(size: int, mesh_axes: Iterable[str], ranks: Mapping[str, int]) -> Iterator[str]:
-    """The mesh axes that divide a size together: no tensor of a file that compiles is split over more."""
-    for mesh_axis in mesh_axes:
-        if size % ranks[mesh_axis] == 0:
-            size //= ranks[mesh_axis]
-            yield mesh_axis
+def _subsets(names: Collection[str]) -> Iterator[tuple[str, ...]]:
+    """All subsets, the empty one included."""
+    return chain.from_iterable(combinations(names, count) for count in range(len(names) + 1))
 
 
 # ---------------------------------------------------------------- iterations and stages
