@@ -28,6 +28,7 @@ from partita.compiler.passes.cut import cut, portable_values
 from partita.compiler.passes.decode import decoded
 from partita.compiler.passes.differentiate import differentiate
 from partita.compiler.passes.fuse import fuse
+from partita.compiler.passes.group import grouped
 from partita.compiler.passes.guard import guarded
 from partita.compiler.passes.larger_batch import with_larger_batch
 from partita.compiler.passes.microbatch import split_batch
@@ -317,7 +318,7 @@ def _unfused(state: Microbatched) -> Iterator[Diagnostic]:
 
 
 def _cut(state: Sharded) -> Cut:
-    return extended(Cut, state, partitioned=overlapped(cut(state.sharded.graph, state.pipeline.stages)))
+    return extended(Cut, state, partitioned=overlapped(grouped(cut(state.sharded.graph, state.pipeline.stages))))
 
 
 def _update(state: Cut) -> Partitioned:

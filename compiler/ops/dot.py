@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import SUM
-from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, op, permuted, shape_text
+from partita.compiler.ops.op import Argument, Kernel, Op, ShardingRule, agree, broadcast, op, permuted, shape_text
 from partita.compiler.ops.pointwise import pointwise
 from partita.dsl.types import Type
 
@@ -93,6 +93,10 @@ class Dot(Op):
         """None: operands may have any axes."""
         return ()
 
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Unless it sums over them."""
+        return not any(name in rows for name in self.over)
+
     def total(self, axis: str) -> Op | None:
         """It is summed over, too."""
         return Dot((axis, *self.over))
@@ -100,7 +104,7 @@ class Dot(Op):
     def views(self, operands: Sequence[Type]) -> Sequence[str]:
         """Operands viewed as matrices."""
         plan = _Plan(self, operands)
-        return () if plan.batch or not plan.result_axes else plan.views()
+        return () if plan.batch or not plan.result_axes or not self.over else plan.views()
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`torch.mm` on matrix views; `torch.bmm` with batch axes."""
@@ -109,6 +113,9 @@ class Dot(Op):
             order = arguments[0].type.names
             other = permuted(arguments[1].text, arguments[1].type.names, order)
             return f"torch.dot({arguments[0].text}.reshape(-1), {other}.reshape(-1))"
+        if not self.over:
+            names = results[0].names  # torch.bmm takes several times as long for products without a sum
+            return " * ".join(broadcast(each, names) for each in arguments)
         left, right = plan.matrices(arguments)
         large = self._large(plan, results)
         product = f"{'torch.bmm' if plan.batch else 'kernels.matmul' if large else 'torch.mm'}({left}, {right})"
@@ -133,7 +140,8 @@ class Dot(Op):
 
     def emit_sum(self, other: Argument, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """In place: on CPUs faster than `torch.addmm`, which begins with a copy, and it rounds as `+` does."""
-        return f"{self.emit(arguments, results)}.add_({other.text})"
+        text = self.emit(arguments, results)
+        return f"{text if self.over else f'({text})'}.add_({other.text})"
 
     def _large(self, plan: _Plan, results: Sequence[Type]) -> bool:
         return self.flops((plan.a, plan.b), results) >= LARGE * (2 if plan.left_is_turned else 1)

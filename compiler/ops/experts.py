@@ -114,21 +114,30 @@ class Routing:
         """The axes of w as kernels take them."""
         return [axis.name for axis in (*self.shared, self.along, *self.depth, *self.columns)]
 
-    def matrices(self, text: str, type: Type) -> str:
-        """w as [shared…, experts, depth, columns]."""
-        _, depth, columns = self.sizes
-        shape = [*(axis.size for axis in (*self.shared, self.along)), depth, columns]
-        return _shaped(permuted(text, type.names, self.matrix_order), _in_order(type, self.matrix_order), shape)
-
     def by_row(self, argument: Argument, inner: Sequence[Axis] | None) -> str:
         """An operand as [rows…, inner], of size 1 along rows that it lacks; without `inner` as [rows…]."""
-        own = [axis for axis in self.rows if argument.type.has(axis.name)]
-        order = [axis.name for axis in (*own, *(inner or ()))]
-        shape = [axis.size if argument.type.has(axis.name) else 1 for axis in self.rows]
-        if inner is not None:
-            shape.append(prod(axis.size for axis in inner))
-        text = permuted(argument.text, argument.type.names, order)
-        return _shaped(text, _in_order(argument.type, order), shape)
+        return by_row(argument, self.rows, inner)
+
+    def matrices(self, w: Argument) -> str:
+        """w as [shared…, experts, depth, columns]."""
+        return matrices_text(w, (*self.shared, self.along), self.depth, self.columns)
+
+
+def by_row(argument: Argument, rows: Sequence[Axis], inner: Sequence[Axis] | None) -> str:
+    """The text of an operand as [rows…, inner], of size 1 along rows that it lacks; without `inner` as [rows…]."""
+    own = [axis for axis in rows if argument.type.has(axis.name)]
+    order = [axis.name for axis in (*own, *(inner or ()))]
+    shape = [axis.size if argument.type.has(axis.name) else 1 for axis in rows]
+    if inner is not None:
+        shape.append(prod(axis.size for axis in inner))
+    return _shaped(permuted(argument.text, argument.type.names, order), _in_order(argument.type, order), shape)
+
+
+def matrices_text(w: Argument, stack: Sequence[Axis], depth: Sequence[Axis], columns: Sequence[Axis]) -> str:
+    """The text of matrices as [stack…, depth, columns]."""
+    order = [axis.name for axis in (*stack, *depth, *columns)]
+    shape = [*(axis.size for axis in stack), *(prod(axis.size for axis in axes) for axes in (depth, columns))]
+    return _shaped(permuted(w.text, w.type.names, order), _in_order(w.type, order), shape)
 
 
 def _in_order(type: Type, order: Sequence[str]) -> list[int]:
@@ -233,7 +242,7 @@ class RoutedDot(Routed):
         """A kernel of the runtime."""
         x, w, ids = arguments
         routing = self._routing([each.type for each in arguments])
-        given = [routing.by_row(x, routing.depth), routing.matrices(w.text, w.type), routing.by_row(ids, None)]
+        given = [routing.by_row(x, routing.depth), routing.matrices(w), routing.by_row(ids, None)]
         start = start_argument(w.type.axis(self.along), self.shards, self.guarded)
         text = f"kernels.routed_dot({', '.join(given)}, {len(routing.shared)}{start})"
         shape = [axis.size for axis in (*routing.rows, *routing.columns)]

@@ -13,7 +13,7 @@ defaults here, which an operation overrides in its own class, so no pass lists o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, dataclass_transform
 
 from attrs import Attribute, AttrsInstance, evolve, field, fields, frozen
@@ -235,6 +235,12 @@ class Op:
     def lacking(self, operands: Sequence[Type], axis: str) -> tuple[int, ...]:
         """The operands that must be repeated along an axis that only others have: by default all that lack it."""
         return tuple(i for i, type in enumerate(operands) if not type.has(axis))
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Whether it computes each position of these axes from its operands at that position alone: then neither their
+        order makes a difference, nor whether one axis stands for several.
+        """
+        return False
 
     def total(self, axis: str) -> Op | None:
         """The operation whose result is the sum of its own over the positions of an axis that all operands have."""

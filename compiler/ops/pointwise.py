@@ -7,7 +7,7 @@ at compile time, emitted as a literal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -120,6 +120,10 @@ class Cast(Op):
         linear = (ShardingRule((SUM,), (SUM,)),) if keeps and source.dtype != "bool" else ()
         return (*aligned_rules(operands, results), *linear)
 
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Yes."""
+        return True
+
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """The operand's, if that is an integer."""
         return ANY if types[0].is_float else operands[0]
@@ -194,6 +198,10 @@ class Pointwise(Op):
             states: list[State] = [SUM if i in positions else None for i in range(len(operands))]
             linear.append(ShardingRule(tuple(states), (SUM,)))
         return (*aligned_rules(operands, results), *linear)
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Yes."""
+        return True
 
     def interval(self, operands: Sequence[Interval], types: Sequence[Type], result: Type) -> Interval:
         """From the table."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from partita.compiler.layout import MAX, SUM
@@ -54,6 +54,10 @@ class Reduce(Op):
         kept = tuple(ShardingRule((name,), (name,)) for name in results[0].names)
         reduced = tuple(ShardingRule((name,), (partial,)) for name in self.over)
         return (*kept, *reduced, ShardingRule((partial,), (partial,)))
+
+    def by_row(self, rows: Collection[str]) -> bool:
+        """Unless it reduces over them."""
+        return not any(name in rows for name in self.over)
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """One for each element read."""

@@ -5,6 +5,7 @@ consulted: a program written by hand would be validated the same way. The checks
 
 1. Every local operation is its rank's share of a global one, by a sharding rule of the operation, and every resharding
    is a valid step (`rules`).
+   Rows that stand in the order of their experts are first taken back into their own (`row_orders`).
 2. Apart from resharding, sends and receives, each stage computes only values of the single-device program, by the same
    operations, and adds the same contributions to the same accumulators in the same order (`stages`).
 3. Every message is sent once, by the stage that computes it, and received once, in the same layout (`messages`).
@@ -27,6 +28,7 @@ from partita.compiler.verify.ending import Ending
 from partita.compiler.verify.messages import Messages
 from partita.compiler.verify.records import Records
 from partita.compiler.verify.reference import Reference
+from partita.compiler.verify.row_orders import in_own_order
 from partita.compiler.verify.rules import Rules
 from partita.compiler.verify.stages import Stages
 from partita.compiler.verify.transfers import Transfers
@@ -47,17 +49,18 @@ def validate(compilation: Compilation, program: bool = True, invariants: bool = 
     with check.at():
         whole = Reference.of(compilation.step, check.numbering)
         layouts = compilation.sharded.parameters
-        messages = Messages.of(compilation.partitioned, check)
+        partitioned = in_own_order(compilation.partitioned, check)
+        messages = Messages.of(partitioned, check)
         count = messages.count
-        Stages(compilation.partitioned, layouts, whole, messages, check).run()
-        ending = Ending(compilation.partitioned, compilation.update, layouts, whole, check)
+        Stages(partitioned, layouts, whole, messages, check).run()
+        ending = Ending(partitioned, compilation.update, layouts, whole, check)
         ending.run()
         train = compilation.train
         Buffers(ending, compilation.training).run()
         Updates(ending, compilation.updated, train.clip, train.ema).run()
         if program:
-            Records(compilation.partitioned, layouts, compilation.update, whole, compilation.program, check).run()
-            Transfers(compilation.partitioned, compilation.update, compilation.program, check, invariants).run()
+            Records(partitioned, layouts, compilation.update, whole, compilation.program, check).run()
+            Transfers(partitioned, compilation.update, compilation.program, check, invariants).run()
     return Validation(
         check.nodes,
         check.reshardings,

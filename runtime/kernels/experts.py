@@ -6,7 +6,7 @@ one sum, and no two rows go to one slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from math import prod
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from partita.runtime.kernels.registry import kernel
 from partita.runtime.kernels.rows import lookup
 
 _broadcast: Any = torch.broadcast_shapes
+_split: Any = torch.split
 
 
 @kernel
@@ -33,43 +34,57 @@ def top_k(x: Tensor, count: int) -> Tensor:
 # ---------------------------------------------------------------- products
 
 
-def _by_expert(
-    rows: torch.Size, ids: Tensor, matrices: tuple[int, ...], shared: int, start: int | None
-) -> tuple[Tensor, Tensor]:
-    """The rows in the order of their matrices, and where the rows of each matrix end. Rows of no matrix come last."""
-    experts, count = matrices[shared], prod(matrices[: shared + 1])
+@kernel
+def row_order(
+    ids: Tensor, rows: tuple[int, ...], experts: int, start: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows in the order of their experts, the place of each in that order, and where those of each expert end.
+
+    ids [rows…] have size 1 along rows that they lack. `start` is given if ids may be outside: the first expert; rows of
+    others come last.
+    """
+    return _order(_index(ids, experts, start), rows, experts)
+
+
+def _index(ids: Tensor, experts: int, start: int | None, none: int | None = None) -> Tensor:
+    """Numbers of experts, from `start` on; `none`, or the number of experts, for those outside."""
     index = ids.long()
-    if start is not None:
-        index = index - start
-        outside = (index < 0) | (index >= experts)
-    if shared:
-        first = torch.arange(0, count, experts, device=ids.device)
-        index = index + first.view((*matrices[:shared], *[1] * (ids.dim() - shared)))
-    if start is not None:
-        index = index.masked_fill(outside, count)
+    if start is None:
+        return index
+    index = index - start
+    return index.masked_fill_((index < 0) | (index >= experts), experts if none is None else none)
+
+
+def _order(index: Tensor, rows: tuple[int, ...], count: int) -> tuple[Tensor, Tensor, Tensor]:
     grouped, order = index.expand(rows).reshape(-1).sort(dim=-1, stable=True)
-    return order, torch.searchsorted(grouped, torch.arange(count, device=ids.device), right=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, places, torch.searchsorted(grouped, torch.arange(count, device=order.device), right=True)
 
 
-def _sources(x: Tensor, rows: torch.Size, order: Tensor) -> Tensor:
-    """Which row of x, flattened, each of [rows…] in an order is; x has size 1 along axes of the rows that it lacks."""
-    own = x.shape[:-1]
+@kernel
+def take_rows(x: Tensor, order: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """[rows…, rest…] with the rows in an order, one after the other; x has size 1 along rows that it lacks."""
+    own, rest = x.shape[: len(rows)], x.shape[len(rows) :]
+    flat = x.reshape(prod(own), *rest)
+    inner = prod(rows) // max(1, len(flat))
     if own == rows:
-        return order
-    return torch.arange(prod(own), device=x.device).view(own).expand(rows).reshape(-1).index_select(0, order)
+        return flat.index_select(0, order)
+    if prod(rows[next(i for i in range(len(rows)) if own[i] < rows[i]) :]) == inner:
+        return flat.index_select(0, order // inner)  # repeated along the innermost axes
+    sources = torch.arange(len(flat), device=x.device).view(own).expand(rows).reshape(-1)
+    return flat.index_select(0, sources.index_select(0, order))
 
 
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
-
-
-def _segments(stacked: Tensor, ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Each matrix that has rows, and which these are."""
-    begin = 0
-    for matrix, end in zip(stacked, ends.tolist(), strict=True):
-        if end > begin:
-            yield matrix, slice(begin, end)
-            begin = end
+@kernel
+def combine_rows(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
+    """For each row of `places` [rows, several] the sum of x's rows there, times `weights` [rows, several] if given."""
+    flat = x.reshape(len(x), -1)
+    if is_tracing():
+        found = flat.index_select(0, places.reshape(-1)).view(*places.shape, -1)
+        total = (found if weights is None else found * weights.unsqueeze(-1)).sum(1)
+    else:
+        total = torch.nn.functional.embedding_bag(places, flat, mode="sum", per_sample_weights=weights)
+    return total.view(len(places), *x.shape[1:])
 
 
 def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
@@ -77,61 +92,92 @@ def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and w.shape[-1] % 8 == 0 and w.shape[-2] % 8 == 0
 
 
-def _routed_dot(x: Tensor, w: Tensor, ids: Tensor, shared: int, start: int | None) -> Tensor:
-    rows = _broadcast(x.shape[:-1], ids.shape)
-    order, ends = _by_expert(rows, ids, tuple(w.shape), shared, start)
-    stacked, flat, sources = w.reshape(-1, *w.shape[-2:]), _flat(x), _sources(x, rows, order)
-    if _by_grouped_product(flat, stacked):
-        made = torch.nn.functional.grouped_mm(flat.index_select(0, sources), stacked, offs=ends.int())
-        if start is not None:
-            nobody = torch.arange(len(order), device=x.device) >= ends[-1]
+def _parts(ends: Tensor) -> tuple[list[int], int]:
+    """How many rows each matrix has, and how many have one."""
+    bounds = ends.tolist()
+    return [end - begin for begin, end in pairwise([0, *bounds])], bounds[-1] if bounds else 0
+
+
+def _grouped_dot(x: Tensor, w: Tensor, ends: Tensor, partial: bool) -> Tensor:
+    if _by_grouped_product(x, w):
+        made = torch.nn.functional.grouped_mm(x, w, offs=ends.int())
+        if partial:
+            nobody = torch.arange(len(x), device=x.device) >= ends[-1]
             made = made.masked_fill(nobody.unsqueeze(-1), 0)
-    else:
-        # Only the rows of one expert are taken at a time: these stay in cache until they are multiplied.
-        made, done = x.new_empty(len(order), w.shape[-1]), 0
-        for matrix, own in _segments(stacked, ends):
-            matmul_into(made[own], flat.index_select(0, sources[own]), matrix)
-            done = own.stop
+        return made
+    counts, done = _parts(ends)
+    made = x.new_empty(len(x), w.shape[-1])
+    for rows, matrix, out in zip(_split(x[:done], counts), w.unbind(), _split(made[:done], counts), strict=True):
+        if len(rows):
+            matmul_into(out, rows, matrix)
+    if partial:
         made[done:] = 0
-    # Rows are copied in the order in which they are written, which is far quicker than to write them in any order.
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    return made.index_select(0, places).view(*rows, w.shape[-1])
+    return made
 
 
-def _add_routed(total: Tensor, x: Tensor, ids: Tensor, d: Tensor, shared: int, start: int | None) -> Tensor:
-    rows = _broadcast(x.shape[:-1], ids.shape, d.shape[:-1])
-    order, ends = _by_expert(rows, ids, (*total.shape[: shared + 1],), shared, start)
-    (left, lefts), (right, rights) = ((_flat(each), _sources(each, rows, order)) for each in (x, d))
-    stacked = total.view(-1, left.shape[-1], right.shape[-1])
-    if _by_grouped_product(left, stacked):
-        a, b = left.index_select(0, lefts), right.index_select(0, rights)
-        stacked.add_(torch.nn.functional.grouped_mm(a.t(), b, offs=ends.int()))
+def _add_grouped(total: Tensor, x: Tensor, d: Tensor, ends: Tensor) -> Tensor:
+    stacked = total.view(len(total), x.shape[-1], d.shape[-1])
+    if _by_grouped_product(x, stacked):
+        stacked.add_(torch.nn.functional.grouped_mm(x.t(), d, offs=ends.int()))
         return total
-    for matrix, own in _segments(stacked, ends):
-        a, b = left.index_select(0, lefts[own]).t(), right.index_select(0, rights[own])
-        if matrix.dtype == a.dtype:
-            add_matmul(matrix, a, b)
+    counts, done = _parts(ends)
+    lefts, rights = _split(x[:done].t(), counts, 1), _split(d[:done], counts)
+    for matrix, left, right in zip(stacked.unbind(), lefts, rights, strict=True):
+        if not len(right):
+            continue
+        if matrix.dtype == left.dtype:
+            add_matmul(matrix, left, right)
         else:
-            matrix.add_(matmul(a, b))
+            matrix.add_(matmul(left, right))
     return total
 
 
 # What Inductor sees of them: shapes, not the loop over the experts, whose bounds are data.
 _make_library: Any = torch.library.Library
 _library = _make_library("partita", "FRAGMENT")
-_library.define("routed_dot(Tensor x, Tensor w, Tensor ids, int shared, int? start) -> Tensor")
-_library.define("routed_outer(Tensor x, Tensor ids, Tensor d, int[] shape, int shared, int? start) -> Tensor")
-_library.impl("routed_dot", _routed_dot, "CompositeExplicitAutograd")
+_library.define("grouped_dot(Tensor x, Tensor w, Tensor ends, bool partial) -> Tensor")
+_library.define("grouped_outer(Tensor x, Tensor d, Tensor ends) -> Tensor")
+_library.impl("grouped_dot", _grouped_dot, "CompositeExplicitAutograd")
 _library.impl(
-    "routed_outer",
-    lambda x, ids, d, shape, shared, start: _add_routed(x.new_zeros(shape), x, ids, d, shared, start),
+    "grouped_outer",
+    lambda x, d, ends: _add_grouped(x.new_zeros(len(ends), x.shape[-1], d.shape[-1]), x, d, ends),
     "CompositeExplicitAutograd",
 )
-_library._register_fake(
-    "routed_dot",
-    lambda x, w, ids, shared, start: x.new_empty(*_broadcast(x.shape[:-1], ids.shape), w.shape[-1]),
-)
-_library._register_fake("routed_outer", lambda x, ids, d, shape, shared, start: x.new_empty(shape))
+_library._register_fake("grouped_dot", lambda x, w, ends, partial: x.new_empty(len(x), w.shape[-1]))
+_library._register_fake("grouped_outer", lambda x, d, ends: x.new_empty(len(ends), x.shape[-1], d.shape[-1]))
+
+
+@kernel
+def grouped_dot(x: Tensor, w: Tensor, ends: Tensor, partial: bool = False) -> Tensor:
+    """[rows, depth] in the order of their experts times these' matrices [experts, depth, columns]: [rows, columns].
+
+    `ends` [experts] has where the rows of each expert end. With `partial` rows may follow, which yield zeros.
+    """
+    if is_tracing():
+        return cast(Tensor, torch.ops.partita.grouped_dot(x, w, ends, partial))
+    return _grouped_dot(x, w, ends, partial)
+
+
+@kernel
+def add_grouped(total: Tensor, x: Tensor, d: Tensor, ends: Tensor) -> Tensor:
+    """Add products of the rows of x [rows, depth] and d [rows, columns] of each expert to its matrix in `total`
+    [experts, depth…, columns…], in place. Otherwise as `grouped_dot`.
+    """
+    if is_tracing():
+        return total.add_(torch.ops.partita.grouped_outer(x, d, ends).view(total.shape))
+    return _add_grouped(total, x, d, ends)
+
+
+def _by_expert(
+    rows: tuple[int, ...], ids: Tensor, matrices: tuple[int, ...], shared: int, start: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `row_order`, of the matrices of all shared axes."""
+    experts, count = matrices[shared], prod(matrices[: shared + 1])
+    index = _index(ids, experts, start, count)
+    if shared:
+        first = torch.arange(0, count, experts, device=ids.device)
+        index = index + first.view((*matrices[:shared], *[1] * (ids.dim() - shared)))
+    return _order(index if start is None else index.clamp(max=count), rows, count)
 
 
 @kernel
@@ -141,9 +187,10 @@ def routed_dot(x: Tensor, w: Tensor, ids: Tensor, shared: int, start: int | None
     The shared axes are the first of the rows. x and ids have size 1 along rows that they lack. `start` is given if `w`
     is a shard: the index of its first expert; rows of other shards are zeros.
     """
-    if is_tracing():
-        return cast(Tensor, torch.ops.partita.routed_dot(x, w, ids, shared, start))
-    return _routed_dot(x, w, ids, shared, start)
+    rows = _broadcast(x.shape[:-1], ids.shape)
+    order, places, ends = _by_expert(rows, ids, tuple(w.shape), shared, start)
+    made = grouped_dot(take_rows(x, order, rows), w.reshape(-1, *w.shape[-2:]), ends, start is not None)
+    return made.index_select(0, places).view(*rows, w.shape[-1])
 
 
 @kernel
@@ -151,9 +198,11 @@ def add_routed(total: Tensor, x: Tensor, ids: Tensor, d: Tensor, shared: int, st
     """Add products of the rows of x [rows…, depth] and d [rows…, columns] of each expert to its matrix in `total`
     [shared…, experts, depth…, columns…], in place. Otherwise as `routed_dot`.
     """
-    if is_tracing():
-        return total.add_(torch.ops.partita.routed_outer(x, ids, d, total.shape, shared, start))
-    return _add_routed(total, x, ids, d, shared, start)
+    rows = _broadcast(x.shape[:-1], ids.shape, d.shape[:-1])
+    order, _, ends = _by_expert(rows, ids, (*total.shape[: shared + 1],), shared, start)
+    left, right = (take_rows(each, order, rows) for each in (x, d))
+    add_grouped(total.view(len(ends), left.shape[-1], right.shape[-1]), left, right, ends)
+    return total
 
 
 # ---------------------------------------------------------------- slots

@@ -15,6 +15,7 @@ from partita.compiler.passes import build as building
 from partita.compiler.passes import cut as cutting
 from partita.compiler.passes import differentiate as differentiating
 from partita.compiler.passes import fuse as fusing
+from partita.compiler.passes import group as grouping
 from partita.compiler.passes import guard as guards
 from partita.compiler.passes import overlap as overlapping
 from partita.compiler.passes import place as placing
@@ -200,6 +201,11 @@ def cut(form: Form, *, stages: int) -> Form:
     return cut_up(form, cutting.cut(form.graph(), stages))
 
 
+def group(form: Form) -> Form:
+    """Rows in the order of their experts from one product to the next."""
+    return cut_up(form, grouping.grouped(form.stages()))
+
+
 def overlap(form: Form) -> Form:
     """The nodes of stages in an order that overlaps; small collectives travel together."""
     return cut_up(form, overlapping.overlapped(form.stages()))
@@ -230,6 +236,7 @@ STEPS: dict[str, Step] = {
         microbatch,
         shard,
         cut,
+        group,
         overlap,
         update,
     )

@@ -5,14 +5,16 @@ from tests.planted.planted import Planted
 FILE = "tests/reference/test_files.py::test_a_file_computes_what_it_means[experts]"
 VERIFY = "verify tests/planted/files/experts.par"
 KERNELS = "tests/runtime/kernels/test_experts.py"
+GROUPED = "tests/compiler/ops/test_grouped.py"
+ORDERS = "tests/compiler/verify/test_row_orders.py"
 TRAFFIC = "tests/compiler/analysis/test_expert_traffic.py"
 
 MISTAKES = [
     Planted(
         "experts-of-the-first-rank-on-every-rank",
         "runtime/kernels/experts.py",
-        "        index = index - start\n        outside",
-        "        outside",
+        "    index = index - start\n    return",
+        "    return",
         VERIFY,
     ),
     Planted(
@@ -45,10 +47,10 @@ MISTAKES = [
     ),
     Planted(
         "rows-left-in-the-order-of-their-experts",
-        "runtime/kernels/experts.py",
-        "return made.index_select(0, places).view(",
-        "return made.view(",
-        FILE,
+        "compiler/ops/grouped.py",
+        ".index_select(0, {places.text})",
+        "",
+        VERIFY,
     ),
     Planted(
         "rows-put-back-by-the-order-that-sorted-them",
@@ -56,6 +58,48 @@ MISTAKES = [
         "return made.index_select(0, places).view(",
         "return made.index_select(0, order).view(",
         KERNELS,
+    ),
+    Planted(
+        "rows-summed-by-the-order-that-sorted-them",
+        "compiler/passes/group.py",
+        "        _, places, _ = self._order(key, node)\n        over",
+        "        places, _, _ = self._order(key, node)\n        over",
+        VERIFY,
+    ),
+    Planted(
+        "rows-of-the-neighbouring-token",
+        "runtime/kernels/experts.py",
+        "flat.index_select(0, order // inner)",
+        "flat.index_select(0, order % len(flat))",
+        GROUPED,
+    ),
+    Planted(
+        "rows-of-nobody-left-as-they-were",
+        "runtime/kernels/experts.py",
+        "        made[done:] = 0",
+        "        made[done:] = 1",
+        GROUPED,
+    ),
+    Planted(
+        "rows-taken-before-their-ids-are-known",
+        "compiler/passes/group.py",
+        "known = self.made.get(key.ids, -1) < self.made[node.output]",
+        "known = True",
+        VERIFY,
+    ),
+    Planted(
+        "rows-of-two-orders-mixed",
+        "compiler/verify/row_orders.py",
+        "require(self.rows[value][0] is order, f",
+        "require(True, f",
+        ORDERS,
+    ),
+    Planted(
+        "sums-over-the-rows-in-any-order",
+        "compiler/ops/dot.py",
+        "return not any(name in rows for name in self.over)",
+        "return True",
+        ORDERS,
     ),
     Planted(
         "matrices-of-experts-complete-on-every-rank",

@@ -1,0 +1,286 @@
+"""Puts rows into the order of their experts once, rather than before each product, and back after it.
+
+Takes the stages of a partitioned graph. Products by expert of the same ids are computed on rows that stand in the order
+of these, and so is what lies between them, as far as it computes each row by itself (`Op.by_row`): activations, and
+their gradients. Rows are taken into that order where a value enters, put back where one leaves, and summed directly
+where a token's rows are.
+
+    %r = routed_dot(%h, %up, %ids)          %order, %order.places, %order.ends = row_order(%ids)
+    %u = silu(%r)                           %h.rows = take_rows(%h, %order)
+    %y = routed_dot(%u, %down, %ids)        %r.rows = grouped_dot(%h.rows, %up, %order.ends)
+    %z = dot(%y, %weight; over=chosen)      %u.rows = silu(%r.rows)
+                                            %y.rows = grouped_dot(%u.rows, %down, %order.ends)
+                                            %z = combine_rows(%y.rows, %order.places, %weight)
+
+The order is that of the rows of one rank, so it can be chosen only after they are split; nothing in it is sent or
+changes its layout. `partita.compiler.verify.row_orders` proves that the result computes what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import evolve, frozen
+
+from partita.compiler.graph import Builder, Node, Phase, Value
+from partita.compiler.layout import Layout, layout_of
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import RoutedDot, RoutedOuter, Routing
+from partita.compiler.ops.grouped import (
+    CombineRows,
+    GroupedDot,
+    GroupedOuter,
+    PutRows,
+    RowOrder,
+    TakeRows,
+    layout_in_order,
+)
+from partita.compiler.ops.op import Op
+from partita.compiler.ops.reduce import Reduce
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.dsl.types import Axis, Type
+
+PHASES = tuple(Phase)  # each reads what those before it made
+
+
+def grouped(partitioned: PartitionedGraph) -> PartitionedGraph:
+    """The same stages, with rows in the order of their experts between products."""
+    taken = partitioned.graph.names
+    return evolve(partitioned, stages=tuple(_Stage(stage, taken).grouped() for stage in partitioned.stages))
+
+
+@frozen
+class _Key:
+    """What products must share to be computed on rows in one order: ids, rows, and which experts there are."""
+
+    ids: Value
+    rows: tuple[Axis, ...]
+    order: RowOrder
+
+    def moved(self, value: Value) -> int:
+        """Elements of a value with all its rows; 0 if it has none of their axes."""
+        if not any(value.type.has(axis.name) for axis in self.rows):
+            return 0
+        named = prod(axis.size for axis in value.type.axes if axis not in self.rows)
+        return named * prod(axis.size for axis in self.rows)
+
+    def wide(self, value: Value) -> bool:
+        """Whether a value has more than a number for each row: moving those costs nothing."""
+        return self.moved(value) > prod(axis.size for axis in self.rows)
+
+    def complete(self, type: Type) -> bool:
+        """Whether a type has all axes of the rows."""
+        return all(axis in type.axes for axis in self.rows)
+
+
+class _Stage:
+    def __init__(self, stage: StageGraph, taken: Sequence[str]) -> None:
+        self.stage = stage
+        self.build = Builder(taken)
+        self.keys: dict[Node, _Key] = {}  # of the nodes that are computed in order
+        self.of: dict[Value, _Key] = {}  # of their results that have rows
+        self.orders: dict[_Key, list[tuple[Phase, tuple[Value, ...]]]] = {}
+        self.inside: dict[tuple[_Key, Value], list[tuple[Phase, Value]]] = {}
+        self.outside: dict[Value, list[tuple[Phase, Value]]] = {}
+        self.nodes: list[Node] = []
+        self.made = {value: i for i, node in enumerate(stage.nodes) for value in node.outputs}
+
+    def grouped(self) -> StageGraph:
+        """The stage, unchanged if it has no such products."""
+        known: dict[tuple[object, ...], _Key] = {}
+        for node in self.stage.nodes:
+            found = _key(node)
+            if found is not None:
+                order = found.order
+                alike = found.ids, frozenset(found.rows), order.along, order.guarded, order.shards
+                self._join(node, known.setdefault(alike, found))
+        if not self.keys:
+            return self.stage
+        while self._spread_forward() or self._spread_backward():
+            pass
+        for node in self.stage.nodes:
+            self._node(node)
+        return evolve(self.stage, nodes=tuple(self.nodes))
+
+    # ------------------------------------------------------------ which nodes
+
+    def _join(self, node: Node, key: _Key) -> None:
+        self.keys[node] = key
+        if not isinstance(node.op, RoutedOuter):
+            self.of[node.output] = key
+
+    def _spread_forward(self) -> bool:
+        """What computes row by row from results that are in order, and little else."""
+        before = len(self.keys)
+        for node in self.stage.nodes:
+            known = ((self.of[value], value) for value in node.inputs if value in self.of)
+            key = next((key for key, value in known if key.wide(value)), None)
+            if key is not None and node not in self.keys and _by_row(node, key) and self._fits(node, key):
+                self._join(node, key)
+        return len(self.keys) > before
+
+    def _spread_backward(self) -> bool:
+        """What only nodes on rows in order read: rather its operands are taken into order than its result."""
+        before = len(self.keys)
+        readers: dict[Value, list[_Key | None]] = {}
+        for node in reversed(self.stage.nodes):
+            wanted = readers.get(node.outputs[0], []) if len(node.outputs) == 1 else []
+            key = wanted[0] if wanted else None
+            if key is not None and all(each == key for each in wanted) and self._may_precede(node, key):
+                self._join(node, key)
+            for value in node.inputs:
+                own = self.keys.get(node)
+                readers.setdefault(value, []).append(own if own and value is not own.ids else None)
+        return len(self.keys) > before
+
+    def _may_precede(self, node: Node, key: _Key) -> bool:
+        known = self.made.get(key.ids, -1) < self.made[node.output]
+        return (
+            known and node not in self.keys and _by_row(node, key) and key.wide(node.output) and self._fits(node, key)
+        )
+
+    def _fits(self, node: Node, key: _Key) -> bool:
+        """Whether fewer than two operands of its own size must be taken into order for a node."""
+        moved = {value: key.moved(value) for value in (*node.inputs, node.output)}
+        taken = sum(moved[value] for value in set(node.inputs) if self.of.get(value) != key)
+        return taken < 2 * max(moved.values())
+
+    # ------------------------------------------------------------ the new nodes
+
+    def _node(self, node: Node) -> None:
+        key = self.keys.get(node)
+        if key is not None:
+            self._in_order(node, key)
+        elif (found := self._combined(node)) is not None:
+            self.nodes.append(found)
+        else:
+            inputs = tuple(self._plain(value, node) for value in node.inputs)
+            self.nodes.append(node if inputs == node.inputs else evolve(node, inputs=inputs))
+
+    def _in_order(self, node: Node, key: _Key) -> None:
+        _, _, ends = self._order(key, node)
+        op, inputs = node.op, node.inputs
+        if isinstance(op, RoutedDot):
+            x, w, _ = inputs
+            op, inputs = GroupedDot(op.over, op.along, op.guarded, op.share), (self._rows(key, x, node), w, ends)
+        elif isinstance(op, RoutedOuter):
+            x, _, d = inputs
+            op = GroupedOuter(op.over, op.along, op.table, op.share)
+            inputs = self._rows(key, x, node), ends, self._rows(key, d, node)
+        else:
+            inputs = tuple(self._rows(key, value, node) if key.moved(value) else value for value in inputs)
+        if node.output not in self.of:
+            self.nodes.append(evolve(node, op=op, inputs=inputs))
+            return
+        (type,) = op.infer(*(value.type for value in inputs))
+        made = self._named(node.output, "rows", type, layout_in_order(node.output.layout, key.rows))
+        self.nodes.append(evolve(node, op=op, inputs=inputs, outputs=(made,)))
+        self.inside[key, node.output] = [(node.phase, made)]
+
+    def _combined(self, node: Node) -> Node | None:
+        """The sums of a token's rows, directly from these."""
+        x, *weights = node.inputs or (None,)
+        if weights and weights[-1] in self.of:
+            weights, x = [x], weights[-1]  # type: ignore[list-item]
+        key = self.of.get(x) if x is not None else None
+        if x is None or key is None or not _combines(node, x, weights, key):
+            return None
+        _, places, _ = self._order(key, node)
+        over = node.op.over  # type: ignore[attr-defined]
+        op = CombineRows(key.rows, over, node.output.type.names)
+        given = (self._plain(value, node) for value in weights)
+        return evolve(node, op=op, inputs=(self._rows(key, x, node), places, *given))
+
+    def _order(self, key: _Key, reader: Node) -> tuple[Value, ...]:
+        known = self.orders.setdefault(key, [])
+        for phase, values in known:
+            if _readable(phase, reader):
+                return values
+        ids = self._plain(key.ids, reader)
+        types = key.order.infer(ids.type)
+        rows = layout_in_order(ids.layout, key.rows)
+        layouts = rows, rows, layout_of(())
+        endings = ("order", "order.places", "order.ends")
+        values = tuple(
+            self._named(ids, ending, type, layout) for ending, type, layout in zip(endings, types, layouts, strict=True)
+        )
+        self._add(key.order, (ids,), values, reader)
+        known.append((reader.phase, values))
+        return values
+
+    def _rows(self, key: _Key, value: Value, reader: Node) -> Value:
+        """A value with its rows in order."""
+        known = self.inside.setdefault((key, value), [])
+        for phase, found in known:
+            if _readable(phase, reader):
+                return found
+        source, (order, *_) = self._plain(value, reader), self._order(key, reader)
+        op = TakeRows(key.rows)
+        (type,) = op.infer(source.type, order.type)
+        made = self._named(value, "rows", type, layout_in_order(value.layout, key.rows))
+        self._add(op, (source, order), (made,), reader)
+        known.append((reader.phase, made))
+        return made
+
+    def _plain(self, value: Value, reader: Node) -> Value:
+        """A value with its rows in their own order."""
+        key = self.of.get(value)
+        if key is None:
+            return value
+        known = self.outside.setdefault(value, [])
+        for phase, found in known:
+            if _readable(phase, reader):
+                return found
+        made = self._named(value, "again", value.type, value.layout) if known else value
+        _, places, _ = self._order(key, reader)
+        op = PutRows(key.rows, value.type.names)
+        self._add(op, (self._rows(key, value, reader), places), (made,), reader)
+        known.append((reader.phase, made))
+        return made
+
+    def _named(self, source: Value, ending: str, type: Type, layout: Layout) -> Value:
+        return source.derived(self.build.unique(f"{source.name}.{ending}"), type, layout)
+
+    def _add(self, op: Op, inputs: tuple[Value, ...], outputs: tuple[Value, ...], reader: Node) -> None:
+        self.nodes.append(Node(op, inputs, outputs, reader.scope, reader.span, reader.phase, reader.stage))
+
+
+def _key(node: Node) -> _Key | None:
+    """Of a product by expert; None if each row of the batch, say, has matrices of its own."""
+    op = node.op
+    if isinstance(op, RoutedDot):
+        x, w, ids = node.inputs
+        table = w.type
+    elif isinstance(op, RoutedOuter):
+        x, ids, _ = node.inputs
+        table = node.output.type
+    else:
+        return None
+    routing = Routing(x.type, table, ids.type, op.over, op.along)
+    if routing.shared:
+        return None
+    rows = tuple(routing.rows)
+    return _Key(ids, rows, RowOrder(rows, routing.along, op.guarded, op.shards))
+
+
+def _by_row(node: Node, key: _Key) -> bool:
+    """Whether an operation computes each row by itself."""
+    alone = len(node.outputs) == 1 and node.op.by_row({axis.name for axis in key.rows})
+    return alone and key.complete(node.output.type)
+
+
+def _combines(node: Node, x: Value, weights: Sequence[Value], key: _Key) -> bool:
+    """Whether a node sums rows of x, as they are or times a number each."""
+    op = node.op
+    alike = all(each.type.dtype == x.type.dtype for each in (*weights, node.output))
+    if isinstance(op, Dot):
+        fits = all({*each.type.axes} == {*key.rows} for each in weights) and weights[0] is not x
+    else:
+        fits = isinstance(op, Reduce) and op.function == "sum" and op.dtype == x.type.dtype
+    over = set(getattr(op, "over", ()))
+    return fits and alike and key.wide(x) and x.type.is_float and bool(over) and over < {axis.name for axis in key.rows}
+
+
+def _readable(phase: Phase, reader: Node) -> bool:
+    return PHASES.index(phase) <= PHASES.index(reader.phase)

@@ -1,0 +1,243 @@
+"""Takes rows out of the order of their experts (`partita.compiler.passes.group`), and validates that they were in one.
+
+Returns stages in which each value is that of rows in their own order: an operation on rows in order stands for the same
+one on these, since it computes each row by itself, sums over all of them, or knows their experts by the same order.
+What the stages then compute is validated as that of any other stages. Invariants:
+
+- A value is made before it is read, in the same phase or an earlier one.
+- A permutation is used only as what it is, with values of the rows that it was made for, and on its own stage.
+- An operation reads rows in one order only, and besides them nothing that has axes of the rows.
+- Nothing else reads rows in order; so they are not sent, not accumulated, and their layout is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, evolve, field, frozen
+
+from partita.compiler.graph import Node, Phase, Value
+from partita.compiler.layout import Layout, State, layout_of
+from partita.compiler.ops.grouped import (
+    ROWS,
+    CombineRows,
+    GroupedDot,
+    GroupedOuter,
+    PutRows,
+    RowOrder,
+    TakeRows,
+    in_order,
+    layout_in_order,
+)
+from partita.compiler.ops.op import Op
+from partita.compiler.passes.cut import PartitionedGraph, StageGraph
+from partita.compiler.verify.checker import Checker, quoted
+from partita.compiler.verify.rules import Violation, require
+from partita.dsl.types import Type
+
+PHASES = tuple(Phase)
+
+
+def in_own_order(partitioned: PartitionedGraph, check: Checker) -> PartitionedGraph:
+    """The stages with all rows in their own order."""
+    return evolve(partitioned, stages=tuple(_Stage(check, stage).plain() for stage in partitioned.stages))
+
+
+@frozen(eq=False)
+class _Order:
+    """A permutation of rows: what made it, and of which ids."""
+
+    op: RowOrder
+    ids: Value
+    results: tuple[Value, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """The axes of the rows."""
+        return {axis.name for axis in self.op.rows}
+
+
+@define(eq=False)
+class _Stage:
+    check: Checker
+    stage: StageGraph
+    orders: dict[Value, _Order] = field(factory=dict)  # by their results
+    rows: dict[Value, tuple[_Order, Value]] = field(factory=dict)  # values in order, and in their own order
+    instead: dict[Value, Value] = field(factory=dict)
+    named: dict[Value, Value] = field(factory=dict)
+    made: dict[Value, int] = field(factory=dict)  # in which phase
+
+    def plain(self) -> StageGraph:
+        """The stage, as it is if all its rows are in their own order."""
+        if not any(isinstance(node.op, RowOrder) for node in self.stage.nodes):
+            return self.stage
+        for node in self.stage.nodes:
+            if isinstance(node.op, PutRows):
+                self.named.setdefault(node.inputs[0], node.output)
+        given = (each.value for each in (*self.stage.inputs, *self.stage.parameters))
+        self.made = dict.fromkeys(given, 0)
+        nodes: list[Node] = []
+        for node in self.stage.nodes:
+            with self.check.at(node.span, f"on stage {self.stage.index}"):
+                nodes += self._node(node)
+            self.made.update(dict.fromkeys(node.outputs, PHASES.index(node.phase)))
+        return evolve(self.stage, nodes=tuple(nodes))
+
+    def _node(self, node: Node) -> Sequence[Node]:
+        op = node.op
+        for value in node.inputs:
+            early = self.made.get(value, len(PHASES)) <= PHASES.index(node.phase)
+            require(early, f"`{value.name}` is read before it is made, or is not made at all", value)
+        if isinstance(op, RowOrder):
+            self._ordered(node, op)
+            return ()
+        if isinstance(op, TakeRows):
+            self._taken(node, op)
+            return ()
+        if isinstance(op, PutRows):
+            self._put(node, op)
+            return ()
+        if isinstance(op, CombineRows):
+            return [self._combined(node, op)]
+        if isinstance(op, (GroupedDot, GroupedOuter)):
+            return [self._product(node, op)]
+        known = [self.rows[value][0] for value in node.inputs if value in self.rows]
+        if known:
+            return [self._by_row(node, known[0])]
+        inputs = tuple(map(self._own, node.inputs))
+        return [node if inputs == node.inputs else evolve(node, inputs=inputs)]
+
+    # ------------------------------------------------------------ operations on rows in order
+
+    def _ordered(self, node: Node, op: RowOrder) -> None:
+        ids = self._own(node.inputs[0])
+        self._infers(node)
+        order = _Order(op, ids, node.outputs)
+        self.orders.update(dict.fromkeys(node.outputs, order))
+        self.check.nodes += 1
+
+    def _taken(self, node: Node, op: TakeRows) -> None:
+        x, order = self._own(node.inputs[0]), self._order(node, 0)
+        require(op.rows == order.op.rows, f"{quoted(node)} takes other rows than were put in order", *node.inputs)
+        self._infers(node)
+        self._stands_for(node.output, order, x)
+        self.check.nodes += 1
+
+    def _put(self, node: Node, op: PutRows) -> None:
+        own, order = self._in_order(node.inputs[0]), self._order(node, 1)
+        self._alike(node, order, node.inputs[:1])
+        require(op.rows == order.op.rows, f"{quoted(node)} puts other rows than were put in order", *node.inputs)
+        self._infers(node)
+        (value,) = node.outputs
+        same = (value.type, value.layout) == (own.type, own.layout)
+        require(same, f"`{value.name}` is not what was put in order", value, own)
+        self.instead[value] = own
+        self.check.nodes += 1
+
+    def _combined(self, node: Node, op: CombineRows) -> Node:
+        x, _, *weights = node.inputs
+        self._alike(node, self._order(node, 1), (x,))
+        self._infers(node)
+        own = self._in_order(x)
+        require(op.rows == self._order(node, 1).op.rows, f"{quoted(node)} sums other rows than are in order", x)
+        complete = all(axis in own.type.axes for axis in op.rows)
+        require(complete, f"{quoted(node)} sums rows that are copies of each other", x, own)
+        given = [self._own(value) for value in weights]
+        plain = op.plain(own.type, *(value.type for value in given))
+        return evolve(node, op=plain, inputs=(own, *given))
+
+    def _product(self, node: Node, op: GroupedDot | GroupedOuter) -> Node:
+        first, second, third = node.inputs
+        position, others = (2, (first,)) if isinstance(op, GroupedDot) else (1, (first, third))
+        order = self._order(node, 2, position)
+        self._alike(node, order, others)
+        self._infers(node)
+        plain = op.plain(order.op)
+        require(op.share == plain.share, f"{quoted(node)} has another share of the experts", *node.inputs)
+        owns = [self._in_order(value) for value in others]
+        if isinstance(op, GroupedOuter):
+            require(order.op.along in op.table, f"{quoted(node)} has other experts", *node.inputs)
+            axes = {axis for value in (*owns, order.ids) for axis in value.type.axes}
+            require({*order.op.rows} <= axes, f"{quoted(node)} sums rows that are copies of each other", *owns)
+            return evolve(node, op=plain, inputs=(owns[0], order.ids, owns[1]))
+        w = self._own(second)
+        require(op.guarded == order.op.guarded, f"{quoted(node)} has rows of other experts", *node.inputs)
+        require(w.type.axis(op.along) == order.op.along, f"{quoted(node)} has other experts", *node.inputs)
+        return self._made(node, plain, (owns[0], w, order.ids), order)
+
+    def _by_row(self, node: Node, order: _Order) -> Node:
+        require(len(node.outputs) == 1, f"{quoted(node)} reads rows in order", *node.inputs)
+        require(node.op.by_row(order.names), f"{quoted(node)} does not compute each row by itself", *node.inputs)
+        inside = [value for value in node.inputs if value in self.rows]
+        self._alike(node, order, inside)
+        owns = [self.rows[value][1] if value in self.rows else self._own(value) for value in node.inputs]
+        beside = [value for value in node.inputs if value not in self.rows]
+        mixed = any(value.type.has(name) for value in beside for name in order.names)
+        require(not mixed, f"{quoted(node)} reads rows in two orders", *node.inputs)
+        self._infers(node)
+        return self._made(node, node.op, owns, order)
+
+    # ------------------------------------------------------------ values
+
+    def _made(self, node: Node, op: Op, inputs: Sequence[Value], order: _Order) -> Node:
+        """The operation on rows in their own order; its result, which need not be anywhere, is laid out as follows."""
+        (value,) = node.outputs
+        (type,) = op.infer(*(each.type for each in inputs))
+        layout = self._layout(op, inputs, type, value, order)
+        own = self.named.get(value, evolve(value, type=type, layout=layout))
+        require((own.type, own.layout) == (type, layout), f"`{own.name}` is not what was put in order", own, value)
+        self._stands_for(value, order, own)
+        return evolve(node, op=op, inputs=tuple(inputs), outputs=(own,))
+
+    def _layout(self, op: Op, inputs: Sequence[Value], type: Type, value: Value, order: _Order) -> Layout:
+        """The only layout by the operation's rules that is the value's once rows are in order."""
+        rules = op.sharding_rules([each.type for each in inputs], [type])
+        found: list[tuple[str, State]] = []
+        for over in self.check.rules.mesh.sharding:
+            have = tuple(each.layout.state(over) for each in inputs)
+            states = {rule.results[0] for rule in rules if rule.operands == have} if any(have) else {None}
+            claimed = value.layout.state(over)
+            fits = [state for state in states if (ROWS if state in order.names else state) == claimed]
+            require(len(fits) == 1, f"`{value.name}` has no layout of rows in their own order", value, *inputs)
+            found.append((over, fits[0]))
+        return layout_of(found)
+
+    def _stands_for(self, value: Value, order: _Order, own: Value) -> None:
+        wanted = in_order(own.type, order.op.rows)
+        alike = value.type.dtype == wanted.dtype and {*value.type.axes} == {*wanted.axes}
+        require(alike, f"`{value.name}` is not {own.type} in order", value, own)
+        layout = layout_in_order(own.layout, order.op.rows)
+        require(value.layout == layout, f"`{value.name}` is not laid out as `{own.name}`", value, own)
+        self.rows[value] = order, own
+
+    def _own(self, value: Value) -> Value:
+        """A value that must not be in order."""
+        require(value not in self.rows, f"`{value.name}` is read as if its rows were in their own order", value)
+        require(value not in self.orders, f"`{value.name}` is read as if it were no permutation", value)
+        return self.instead.get(value, value)
+
+    def _in_order(self, value: Value) -> Value:
+        """What a value is that must be in order."""
+        if value not in self.rows:
+            raise Violation(f"`{value.name}` is read as if its rows were in order", value)
+        return self.rows[value][1]
+
+    def _order(self, node: Node, result: int, position: int | None = None) -> _Order:
+        """That of which a node reads a result: 0 the order, 1 the places, 2 the ends."""
+        value = node.inputs[1 if position is None else position]
+        order = self.orders.get(value)
+        if order is None or order.results[result] is not value:
+            raise Violation(f"`{value.name}` is not what puts rows in order", value)
+        return order
+
+    def _alike(self, node: Node, order: _Order, values: Sequence[Value]) -> None:
+        for value in values:
+            self._in_order(value)
+            require(self.rows[value][0] is order, f"{quoted(node)} reads rows in another order", value)
+
+    def _infers(self, node: Node) -> None:
+        try:
+            found = node.op.infer(*(value.type for value in node.inputs))
+        except Exception as error:  # operations assert that their operands fit
+            raise Violation(f"{quoted(node)} cannot be applied to its operands", *node.inputs) from error
+        require(found == tuple(value.type for value in node.outputs), f"{quoted(node)} has another type", *node.outputs)
