@@ -66,7 +66,7 @@ class RowOrder(Positioned, Local):
         (ids,) = types
         assert all(axis in self.rows for axis in ids.axes), (self, ids)
         order = in_order(Type("i64"), self.rows)
-        return order, order, Type("i64", (self.along,))
+        return order, order, Type("i32", (self.along,))
 
     def flops(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """Those of a sort."""

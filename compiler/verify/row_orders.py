@@ -74,7 +74,7 @@ class _Stage:
         for node in self.stage.nodes:
             if isinstance(node.op, PutRows):
                 self.named.setdefault(node.inputs[0], node.output)
-        given = (each.value for each in (*self.stage.inputs, *self.stage.parameters))
+        given = [each.value for each in self.stage.inputs] + [each.value for each in self.stage.parameters]
         self.made = dict.fromkeys(given, 0)
         nodes: list[Node] = []
         for node in self.stage.nodes:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from partita.runtime.kernels.compiling import is_tracing
-from partita.runtime.kernels.products import add_matmul, matmul, matmul_into
+from partita.runtime.kernels.products import add_matmul, by_onednn, matmul, matmul_into
 from partita.runtime.kernels.registry import kernel
 from partita.runtime.kernels.rows import lookup
 
 _broadcast: Any = torch.broadcast_shapes
-_split: Any = torch.split
 
 
 @kernel
@@ -58,7 +57,8 @@ def _index(ids: Tensor, experts: int, start: int | None, none: int | None = None
 def _order(index: Tensor, rows: tuple[int, ...], count: int) -> tuple[Tensor, Tensor, Tensor]:
     grouped, order = index.expand(rows).reshape(-1).sort(dim=-1, stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return order, places, torch.searchsorted(grouped, torch.arange(count, device=order.device), right=True)
+    numbers = torch.arange(count, device=order.device)
+    return order, places, torch.searchsorted(grouped, numbers, right=True, out_int32=True)
 
 
 @kernel
@@ -70,7 +70,8 @@ def take_rows(x: Tensor, order: Tensor, rows: tuple[int, ...]) -> Tensor:
     if own == rows:
         return flat.index_select(0, order)
     if prod(rows[next(i for i in range(len(rows)) if own[i] < rows[i]) :]) == inner:
-        return flat.index_select(0, order // inner)  # repeated along the innermost axes
+        own_rows = torch.div(order, inner, rounding_mode="trunc")  # a row is repeated along the innermost axes
+        return flat.index_select(0, own_rows)
     sources = torch.arange(len(flat), device=x.device).view(own).expand(rows).reshape(-1)
     return flat.index_select(0, sources.index_select(0, order))
 
@@ -88,40 +89,44 @@ def combine_rows(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Te
 
 
 def _by_grouped_product(x: Tensor, w: Tensor) -> bool:
-    """Whether torch's grouped product applies, whose rows of 16 bytes are aligned."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and w.shape[-1] % 8 == 0 and w.shape[-2] % 8 == 0
+    """Whether torch's grouped product is the fastest that applies: of its own dtypes, with rows of 16 bytes.
+
+    On a GPU it is one kernel; on a CPU a loop over the matrices, as ours is, in C++.
+    """
+    aligned = all(size * w.element_size() % 16 == 0 for size in w.shape[-2:])
+    return aligned and (x.dtype == torch.bfloat16 or (x.is_cpu and x.dtype == torch.float32 and not by_onednn(x)))
 
 
-def _parts(ends: Tensor) -> tuple[list[int], int]:
-    """How many rows each matrix has, and how many have one."""
+def _counts(ends: Tensor) -> tuple[list[int], int]:
+    """How many rows each matrix has, and all."""
     bounds = ends.tolist()
-    return [end - begin for begin, end in pairwise([0, *bounds])], bounds[-1] if bounds else 0
+    return [end - begin for begin, end in pairwise([0, *bounds])], bounds[-1]
 
 
 def _grouped_dot(x: Tensor, w: Tensor, ends: Tensor, partial: bool) -> Tensor:
     if _by_grouped_product(x, w):
-        made = torch.nn.functional.grouped_mm(x, w, offs=ends.int())
+        made = torch.nn.functional.grouped_mm(x, w, offs=ends)
         if partial:
             nobody = torch.arange(len(x), device=x.device) >= ends[-1]
-            made = made.masked_fill(nobody.unsqueeze(-1), 0)
+            made.masked_fill_(nobody.unsqueeze(-1), 0)
         return made
-    counts, done = _parts(ends)
+    counts, done = _counts(ends)
     made = x.new_empty(len(x), w.shape[-1])
-    for rows, matrix, out in zip(_split(x[:done], counts), w.unbind(), _split(made[:done], counts), strict=True):
+    made[done:] = 0
+    parts = (each[:done].split_with_sizes(counts) for each in (x, made))
+    for rows, out, matrix in zip(*parts, w.unbind(), strict=True):
         if len(rows):
             matmul_into(out, rows, matrix)
-    if partial:
-        made[done:] = 0
     return made
 
 
 def _add_grouped(total: Tensor, x: Tensor, d: Tensor, ends: Tensor) -> Tensor:
     stacked = total.view(len(total), x.shape[-1], d.shape[-1])
-    if _by_grouped_product(x, stacked):
-        stacked.add_(torch.nn.functional.grouped_mm(x.t(), d, offs=ends.int()))
+    if x.is_cuda and _by_grouped_product(x, stacked):
+        stacked.add_(torch.nn.functional.grouped_mm(x.t(), d, offs=ends))
         return total
-    counts, done = _parts(ends)
-    lefts, rights = _split(x[:done].t(), counts, 1), _split(d[:done], counts)
+    counts, done = _counts(ends)
+    lefts, rights = x[:done].t().split_with_sizes(counts, 1), d[:done].split_with_sizes(counts)
     for matrix, left, right in zip(stacked.unbind(), lefts, rights, strict=True):
         if not len(right):
             continue

@@ -32,7 +32,8 @@ def _by_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 ONEDNN = _mkldnn.is_available() and _AVX512 and not _by_intel()
 
 
-def _by_onednn(a: Tensor) -> bool:
+def by_onednn(a: Tensor) -> bool:
+    """Whether products with a matrix are oneDNN's."""
     return ONEDNN and a.dtype == torch.float32 and a.device.type == "cpu"
 
 
@@ -52,7 +53,7 @@ _library._register_fake("matmul", lambda a, b: a.new_empty(a.shape[0], b.shape[1
 @kernel
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """[m, k] times [k, n]."""
-    if not _by_onednn(a):
+    if not by_onednn(a):
         return torch.mm(a, b)
     # Inductor treats oneDNN's operator as a layer with frozen weights, so tracing uses our own operator.
     return cast(Tensor, torch.ops.partita.matmul(a, b)) if is_tracing() else _product(a, b)
@@ -60,7 +61,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Write [m, k] times [k, n] to [m, n]."""
-    if _by_onednn(a):
+    if by_onednn(a):
         out.copy_(_product(a, b))
     else:
         torch.mm(a, b, out=out)
@@ -69,4 +70,4 @@ def matmul_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 @kernel
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add [m, k] times [k, n] into [m, n], in place."""
-    return total.add_(_product(a, b)) if _by_onednn(a) else total.addmm_(a, b)
+    return total.add_(_product(a, b)) if by_onednn(a) else total.addmm_(a, b)

@@ -103,9 +103,9 @@ def lookup(ids: Tensor, table: Tensor, shared: int, start: int | None = None) ->
     `start` is given if `table` is a shard: the index of its first row; rows of other shards are returned as zeros.
     """
     if start is None:
-        return table[(*_batch_index(ids, shared), ids)]
+        return _rows(table, ids, shared)
     index, outside = _local(ids, start, table.shape[shared])
-    rows = table[(*_batch_index(ids, shared), index)]
+    rows = _rows(table, index, shared)
     if not ids.dim():
         rows = rows.clone()  # the row of a single id is a view of the table
     return rows.masked_fill_(_over_rows(outside, rows), 0)
@@ -127,10 +127,23 @@ def add_rows(table: Tensor, ids: Tensor, values: Tensor, shared: int, start: int
     if start is not None:
         ids, outside = _local(ids, start, table.shape[shared])
         values = values.masked_fill(_over_rows(outside, values), 0)
-    # On a GPU `index_add_` adds in any order, and replicas of the table on several ranks would diverge.
+    # On a GPU these add in any order, and replicas of the table on several ranks would diverge.
+    if shared and table.is_cpu and _of_numbers(table, ids, shared):
+        return table.scatter_add_(-1, ids.long(), values)
     if shared or table.dim() != 2 or not table.is_contiguous() or not table.is_cpu:
         return table.index_put_((*_batch_index(ids, shared), ids), values, accumulate=True)
     return table.index_add_(0, ids.reshape(-1), values.reshape(-1, table.shape[1]))
+
+
+def _rows(table: Tensor, ids: Tensor, shared: int) -> Tensor:
+    if shared and _of_numbers(table, ids, shared):
+        return table.gather(-1, ids.long())
+    return table[(*_batch_index(ids, shared), ids)]
+
+
+def _of_numbers(table: Tensor, ids: Tensor, shared: int) -> bool:
+    """Whether each row is a number, and all axes but the indexed one are shared: torch has kernels for these alone."""
+    return table.dim() == ids.dim() == shared + 1
 
 
 def _local(ids: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:

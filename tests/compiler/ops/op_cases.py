@@ -463,7 +463,7 @@ CASES: list[Case] = [
 ]
 
 # `constant` has no operands and no numbers of its own to test; `carry` and `resume` are about states, which programs
-# that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own, and
-# so do operations on rows in the order of their experts, which nothing shards (`test_grouped`).
+# that keep some are tested with; the rest are statements or the runtime's. Changes of layout have tests of their own,
+# and so do operations on rows in the order of their experts, which nothing shards (`test_grouped`).
 WITHOUT_CASE = {"constant", "accumulate", "store", "carry", "resume", "send", "receive"}
 WITHOUT_CASE |= {"row_order", "take_rows", "put_rows", "combine_rows", "grouped_dot", "grouped_outer"}

@@ -69,15 +69,15 @@ MISTAKES = [
     Planted(
         "rows-of-the-neighbouring-token",
         "runtime/kernels/experts.py",
-        "flat.index_select(0, order // inner)",
-        "flat.index_select(0, order % len(flat))",
+        'torch.div(order, inner, rounding_mode="trunc")',
+        "order % len(flat)",
         GROUPED,
     ),
     Planted(
         "rows-of-nobody-left-as-they-were",
         "runtime/kernels/experts.py",
-        "        made[done:] = 0",
-        "        made[done:] = 1",
+        "    made[done:] = 0\n",
+        "    made[done:] = 1\n",
         GROUPED,
     ),
     Planted(

@@ -14,8 +14,8 @@ MISTAKES = [
     Planted(
         "large-products-overwrite-their-accumulator",
         "runtime/kernels/products.py",
-        "return total.add_(_product(a, b)) if _by_onednn(a) else total.addmm_(a, b)",
-        "return total.copy_(_product(a, b)) if _by_onednn(a) else total.addmm_(a, b, beta=0)",
+        "return total.add_(_product(a, b)) if by_onednn(a) else total.addmm_(a, b)",
+        "return total.copy_(_product(a, b)) if by_onednn(a) else total.addmm_(a, b, beta=0)",
         PRODUCTS,
     ),
     Planted(
