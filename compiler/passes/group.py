@@ -25,19 +25,16 @@ from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import Layout, layout_of
-from partita.compiler.ops.dot import Dot
-from partita.compiler.ops.experts import RoutedDot, RoutedOuter, Routing
 from partita.compiler.ops.grouped import (
-    CombineRows,
-    GroupedDot,
-    GroupedOuter,
     PutRows,
     RowOrder,
     TakeRows,
+    combining,
     layout_in_order,
+    on_rows,
+    order_of,
 )
 from partita.compiler.ops.op import Op
-from partita.compiler.ops.reduce import Reduce
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.dsl.types import Axis, Type
 
@@ -107,7 +104,7 @@ class _Stage:
 
     def _join(self, node: Node, key: _Key) -> None:
         self.keys[node] = key
-        if not isinstance(node.op, RoutedOuter):
+        if key.complete(node.output.type):
             self.of[node.output] = key
 
     def _spread_forward(self) -> bool:
@@ -160,16 +157,16 @@ class _Stage:
 
     def _in_order(self, node: Node, key: _Key) -> None:
         _, _, ends = self._order(key, node)
-        op, inputs = node.op, node.inputs
-        if isinstance(op, RoutedDot):
-            x, w, _ = inputs
-            op, inputs = GroupedDot(op.over, op.along, op.guarded, op.share), (self._rows(key, x, node), w, ends)
-        elif isinstance(op, RoutedOuter):
-            x, _, d = inputs
-            op = GroupedOuter(op.over, op.along, op.table, op.share)
-            inputs = self._rows(key, x, node), ends, self._rows(key, d, node)
-        else:
-            inputs = tuple(self._rows(key, value, node) if key.moved(value) else value for value in inputs)
+        op = on_rows(node.op)
+        product = op is not node.op
+        inputs = tuple(
+            ends
+            if product and value is key.ids
+            else self._rows(key, value, node)
+            if key.moved(value)
+            else self._plain(value, node)
+            for value in node.inputs
+        )
         if node.output not in self.of:
             self.nodes.append(evolve(node, op=op, inputs=inputs))
             return
@@ -180,17 +177,17 @@ class _Stage:
 
     def _combined(self, node: Node) -> Node | None:
         """The sums of a token's rows, directly from these."""
-        x, *weights = node.inputs or (None,)
-        if weights and weights[-1] in self.of:
-            weights, x = [x], weights[-1]  # type: ignore[list-item]
-        key = self.of.get(x) if x is not None else None
-        if x is None or key is None or not _combines(node, x, weights, key):
-            return None
-        _, places, _ = self._order(key, node)
-        over = node.op.over  # type: ignore[attr-defined]
-        op = CombineRows(key.rows, over, node.output.type.names)
-        given = (self._plain(value, node) for value in weights)
-        return evolve(node, op=op, inputs=(self._rows(key, x, node), places, *given))
+        for x, *weights in (node.inputs, reversed(node.inputs)) if node.inputs else ():
+            key = self.of.get(x)
+            types = [value.type for value in (x, *weights)]
+            if key is None or not key.wide(x) or x in weights:
+                continue
+            op = combining(node.op, types, node.outputs[0].type, key.rows)
+            if op is not None:
+                _, places, _ = self._order(key, node)
+                given = (self._plain(value, node) for value in weights)
+                return evolve(node, op=op, inputs=(self._rows(key, x, node), places, *given))
+        return None
 
     def _order(self, key: _Key, reader: Node) -> tuple[Value, ...]:
         known = self.orders.setdefault(key, [])
@@ -247,39 +244,18 @@ class _Stage:
 
 
 def _key(node: Node) -> _Key | None:
-    """Of a product by expert; None if each row of the batch, say, has matrices of its own."""
-    op = node.op
-    if isinstance(op, RoutedDot):
-        x, w, ids = node.inputs
-        table = w.type
-    elif isinstance(op, RoutedOuter):
-        x, ids, _ = node.inputs
-        table = node.output.type
-    else:
+    """Of a product by expert."""
+    found = order_of(node.op, [value.type for value in node.inputs], [value.type for value in node.outputs])
+    if found is None:
         return None
-    routing = Routing(x.type, table, ids.type, op.over, op.along)
-    if routing.shared:
-        return None
-    rows = tuple(routing.rows)
-    return _Key(ids, rows, RowOrder(rows, routing.along, op.guarded, op.shards))
+    position, order = found
+    return _Key(node.inputs[position], order.rows, order)
 
 
 def _by_row(node: Node, key: _Key) -> bool:
     """Whether an operation computes each row by itself."""
     alone = len(node.outputs) == 1 and node.op.by_row({axis.name for axis in key.rows})
     return alone and key.complete(node.output.type)
-
-
-def _combines(node: Node, x: Value, weights: Sequence[Value], key: _Key) -> bool:
-    """Whether a node sums rows of x, as they are or times a number each."""
-    op = node.op
-    alike = all(each.type.dtype == x.type.dtype for each in (*weights, node.output))
-    if isinstance(op, Dot):
-        fits = all({*each.type.axes} == {*key.rows} for each in weights) and weights[0] is not x
-    else:
-        fits = isinstance(op, Reduce) and op.function == "sum" and op.dtype == x.type.dtype
-    over = set(getattr(op, "over", ()))
-    return fits and alike and key.wide(x) and x.type.is_float and bool(over) and over < {axis.name for axis in key.rows}
 
 
 def _readable(phase: Phase, reader: Node) -> bool:

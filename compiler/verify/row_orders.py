@@ -13,6 +13,7 @@ What the stages then compute is validated as that of any other stages. Invariant
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import singledispatchmethod
 
 from attrs import define, evolve, field, frozen
 
@@ -69,38 +70,28 @@ class _Stage:
 
     def plain(self) -> StageGraph:
         """The stage, as it is if all its rows are in their own order."""
-        if not any(isinstance(node.op, RowOrder) for node in self.stage.nodes):
+        if not any(value.type.has(ROWS) for node in self.stage.nodes for value in node.outputs):
             return self.stage
-        for node in self.stage.nodes:
-            if isinstance(node.op, PutRows):
-                self.named.setdefault(node.inputs[0], node.output)
         given = [each.value for each in self.stage.inputs] + [each.value for each in self.stage.parameters]
         self.made = dict.fromkeys(given, 0)
         nodes: list[Node] = []
         for node in self.stage.nodes:
             with self.check.at(node.span, f"on stage {self.stage.index}"):
-                nodes += self._node(node)
+                for value in node.inputs:
+                    early = self.made.get(value, len(PHASES)) <= PHASES.index(node.phase)
+                    require(early, f"`{value.name}` is read before it is made, or is not made at all", value)
+                nodes += self._plain(node.op, node)
             self.made.update(dict.fromkeys(node.outputs, PHASES.index(node.phase)))
-        return evolve(self.stage, nodes=tuple(nodes))
+        return evolve(self.stage, nodes=tuple(map(self._renamed, nodes)))
 
-    def _node(self, node: Node) -> Sequence[Node]:
-        op = node.op
-        for value in node.inputs:
-            early = self.made.get(value, len(PHASES)) <= PHASES.index(node.phase)
-            require(early, f"`{value.name}` is read before it is made, or is not made at all", value)
-        if isinstance(op, RowOrder):
-            self._ordered(node, op)
-            return ()
-        if isinstance(op, TakeRows):
-            self._taken(node, op)
-            return ()
-        if isinstance(op, PutRows):
-            self._put(node, op)
-            return ()
-        if isinstance(op, CombineRows):
-            return [self._combined(node, op)]
-        if isinstance(op, (GroupedDot, GroupedOuter)):
-            return [self._product(node, op)]
+    def _renamed(self, node: Node) -> Node:
+        """The node with values under the names that they have where they are in their own order."""
+        inputs, outputs = (tuple(self.named.get(v, v) for v in values) for values in (node.inputs, node.outputs))
+        same = inputs == node.inputs and outputs == node.outputs
+        return node if same else evolve(node, inputs=inputs, outputs=outputs)
+
+    @singledispatchmethod
+    def _plain(self, op: Op, node: Node) -> Sequence[Node]:
         known = [self.rows[value][0] for value in node.inputs if value in self.rows]
         if known:
             return [self._by_row(node, known[0])]
@@ -109,21 +100,26 @@ class _Stage:
 
     # ------------------------------------------------------------ operations on rows in order
 
-    def _ordered(self, node: Node, op: RowOrder) -> None:
+    @_plain.register(RowOrder)
+    def _ordered(self, op: RowOrder, node: Node) -> Sequence[Node]:
         ids = self._own(node.inputs[0])
         self._infers(node)
         order = _Order(op, ids, node.outputs)
         self.orders.update(dict.fromkeys(node.outputs, order))
         self.check.nodes += 1
+        return ()
 
-    def _taken(self, node: Node, op: TakeRows) -> None:
+    @_plain.register(TakeRows)
+    def _taken(self, op: TakeRows, node: Node) -> Sequence[Node]:
         x, order = self._own(node.inputs[0]), self._order(node, 0)
         require(op.rows == order.op.rows, f"{quoted(node)} takes other rows than were put in order", *node.inputs)
         self._infers(node)
         self._stands_for(node.output, order, x)
         self.check.nodes += 1
+        return ()
 
-    def _put(self, node: Node, op: PutRows) -> None:
+    @_plain.register(PutRows)
+    def _put(self, op: PutRows, node: Node) -> Sequence[Node]:
         own, order = self._in_order(node.inputs[0]), self._order(node, 1)
         self._alike(node, order, node.inputs[:1])
         require(op.rows == order.op.rows, f"{quoted(node)} puts other rows than were put in order", *node.inputs)
@@ -132,9 +128,13 @@ class _Stage:
         same = (value.type, value.layout) == (own.type, own.layout)
         require(same, f"`{value.name}` is not what was put in order", value, own)
         self.instead[value] = own
+        if own not in self.made:  # nobody else made it under a name
+            self.named.setdefault(own, value)
         self.check.nodes += 1
+        return ()
 
-    def _combined(self, node: Node, op: CombineRows) -> Node:
+    @_plain.register(CombineRows)
+    def _combined(self, op: CombineRows, node: Node) -> Sequence[Node]:
         x, _, *weights = node.inputs
         self._alike(node, self._order(node, 1), (x,))
         self._infers(node)
@@ -144,26 +144,31 @@ class _Stage:
         require(complete, f"{quoted(node)} sums rows that are copies of each other", x, own)
         given = [self._own(value) for value in weights]
         plain = op.plain(own.type, *(value.type for value in given))
-        return evolve(node, op=plain, inputs=(own, *given))
+        return [evolve(node, op=plain, inputs=(own, *given))]
 
-    def _product(self, node: Node, op: GroupedDot | GroupedOuter) -> Node:
-        first, second, third = node.inputs
-        position, others = (2, (first,)) if isinstance(op, GroupedDot) else (1, (first, third))
-        order = self._order(node, 2, position)
-        self._alike(node, order, others)
+    @_plain.register(GroupedDot)
+    def _product(self, op: GroupedDot, node: Node) -> Sequence[Node]:
+        x, second, _ = node.inputs
+        order = self._order(node, 2, 2)
+        self._alike(node, order, (x,))
         self._infers(node)
-        plain = op.plain(order.op)
-        require(op.share == plain.share, f"{quoted(node)} has another share of the experts", *node.inputs)
-        owns = [self._in_order(value) for value in others]
-        if isinstance(op, GroupedOuter):
-            require(order.op.along in op.table, f"{quoted(node)} has other experts", *node.inputs)
-            axes = {axis for value in (*owns, order.ids) for axis in value.type.axes}
-            require({*order.op.rows} <= axes, f"{quoted(node)} sums rows that are copies of each other", *owns)
-            return evolve(node, op=plain, inputs=(owns[0], order.ids, owns[1]))
-        w = self._own(second)
-        require(op.guarded == order.op.guarded, f"{quoted(node)} has rows of other experts", *node.inputs)
-        require(w.type.axis(op.along) == order.op.along, f"{quoted(node)} has other experts", *node.inputs)
-        return self._made(node, plain, (owns[0], w, order.ids), order)
+        plain, w = op.plain(order.op), self._own(second)
+        alike = (op.share, op.guarded, w.type.axis(op.along)) == (plain.share, plain.guarded, order.op.along)
+        require(alike, f"{quoted(node)} has other experts", *node.inputs)
+        return [self._made(node, plain, (self._in_order(x), w, order.ids), order)]
+
+    @_plain.register(GroupedOuter)
+    def _outer(self, op: GroupedOuter, node: Node) -> Sequence[Node]:
+        x, _, d = node.inputs
+        order = self._order(node, 2)
+        self._alike(node, order, (x, d))
+        self._infers(node)
+        plain, owns = op.plain(order.op), [self._in_order(value) for value in (x, d)]
+        alike = op.share == plain.share and order.op.along in op.table
+        require(alike, f"{quoted(node)} has other experts", *node.inputs)
+        axes = {axis for value in (*owns, order.ids) for axis in value.type.axes}
+        require({*order.op.rows} <= axes, f"{quoted(node)} sums rows that are copies of each other", *owns)
+        return [evolve(node, op=plain, inputs=(owns[0], order.ids, owns[1]))]
 
     def _by_row(self, node: Node, order: _Order) -> Node:
         require(len(node.outputs) == 1, f"{quoted(node)} reads rows in order", *node.inputs)
@@ -184,8 +189,7 @@ class _Stage:
         (value,) = node.outputs
         (type,) = op.infer(*(each.type for each in inputs))
         layout = self._layout(op, inputs, type, value, order)
-        own = self.named.get(value, evolve(value, type=type, layout=layout))
-        require((own.type, own.layout) == (type, layout), f"`{own.name}` is not what was put in order", own, value)
+        own = evolve(value, type=type, layout=layout)
         self._stands_for(value, order, own)
         return evolve(node, op=op, inputs=tuple(inputs), outputs=(own,))
 

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from partita.compiler.graph import Node, Phase, Value
 from partita.compiler.layout import MAX, SUM, global_type
 from partita.compiler.mesh import Mesh
-from partita.compiler.ops.grouped import ROWS, RowOrder
+from partita.compiler.ops.grouped import ROWS
 from partita.compiler.pipeline import assembled
 from partita.compiler.state import Compilation
 from partita.dsl.types import Type
@@ -62,7 +62,7 @@ class Recorded:
         """A call for each value."""
         if added or node.phase in (Phase.FINISH, Phase.UPDATE):
             return []
-        if isinstance(node.op, RowOrder) or any(value.type.has(ROWS) for value in node.outputs):
+        if any(value.type.has(ROWS) for value in node.outputs):
             return []  # one device has its rows in another order
         return [f"c.record({value.name!r}, {name})" for value, name in zip(node.outputs, names, strict=True)]
 

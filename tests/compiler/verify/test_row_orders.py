@@ -189,7 +189,7 @@ def another_layout() -> Compilation:
         (ids_not_yet_known, "is read before it is made"),
         (taken_in_a_later_phase, "is read before it is made"),
         (other_rows, "puts other rows than were put in order"),
-        (other_experts, "has another share of the experts"),
+        (other_experts, "has other experts"),
         (another_layout, "is not laid out as"),
     ],
     ids=lambda each: each.__name__ if callable(each) else "",

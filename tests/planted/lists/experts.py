@@ -62,8 +62,8 @@ MISTAKES = [
     Planted(
         "rows-summed-by-the-order-that-sorted-them",
         "compiler/passes/group.py",
-        "        _, places, _ = self._order(key, node)\n        over",
-        "        places, _, _ = self._order(key, node)\n        over",
+        "                _, places, _ = self._order(key, node)",
+        "                places, _, _ = self._order(key, node)",
         VERIFY,
     ),
     Planted(
