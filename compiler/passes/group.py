@@ -19,22 +19,26 @@ changes its layout. `partita.compiler.verify.row_orders` proves that the result 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import singledispatch
 from math import prod
 
 from attrs import evolve, frozen
 
 from partita.compiler.graph import Builder, Node, Phase, Value
 from partita.compiler.layout import Layout, layout_of
+from partita.compiler.ops.dot import Dot
+from partita.compiler.ops.experts import Routed, RoutedDot, RoutedOuter, Routing
 from partita.compiler.ops.grouped import (
+    CombineRows,
+    GroupedDot,
+    GroupedOuter,
     PutRows,
     RowOrder,
     TakeRows,
-    combining,
     layout_in_order,
-    on_rows,
-    order_of,
 )
 from partita.compiler.ops.op import Op
+from partita.compiler.ops.reduce import Reduce
 from partita.compiler.passes.cut import PartitionedGraph, StageGraph
 from partita.dsl.types import Axis, Type
 
@@ -260,3 +264,73 @@ def _by_row(node: Node, key: _Key) -> bool:
 
 def _readable(phase: Phase, reader: Node) -> bool:
     return PHASES.index(phase) <= PHASES.index(reader.phase)
+
+
+# ---------------------------------------------------------------- operations on rows in order
+
+
+@singledispatch
+def order_of(op: Op, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+    """Of a product by expert the position of its ids, and what puts their rows in order; None for other operations, and
+    where rows have matrices of their own besides.
+    """
+    return None
+
+
+@order_of.register(RoutedDot)
+def _(op: RoutedDot, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+    x, w, ids = operands
+    return _order(2, op, Routing(x, w, ids, op.over, op.along))
+
+
+@order_of.register(RoutedOuter)
+def _(op: RoutedOuter, operands: Sequence[Type], results: Sequence[Type]) -> tuple[int, RowOrder] | None:
+    x, ids, _ = operands
+    return _order(1, op, Routing(x, results[0], ids, op.over, op.along))
+
+
+def _order(position: int, op: Routed, routing: Routing) -> tuple[int, RowOrder] | None:
+    order = RowOrder(tuple(routing.rows), routing.along, op.guarded, op.shards)
+    return None if routing.shared else (position, order)
+
+
+@singledispatch
+def on_rows(op: Op) -> Op:
+    """The operation on rows in order; of products by expert, with the ends of these in place of ids."""
+    return op
+
+
+@on_rows.register(RoutedDot)
+def _(op: RoutedDot) -> Op:
+    return GroupedDot(op.over, op.along, op.guarded, op.share)
+
+
+@on_rows.register(RoutedOuter)
+def _(op: RoutedOuter) -> Op:
+    return GroupedOuter(op.over, op.along, op.table, op.share)
+
+
+@singledispatch
+def combining(op: Op, operands: Sequence[Type], result: Type, rows: tuple[Axis, ...]) -> CombineRows | None:
+    """An operation that sums rows of its first operand, as they are or times a number each, on rows in order."""
+    return None
+
+
+@combining.register(Dot)
+def _(op: Dot, operands: Sequence[Type], result: Type, rows: tuple[Axis, ...]) -> CombineRows | None:
+    fits = all({*each.axes} == {*rows} for each in operands[1:])
+    return _combining(op.over, operands, result, rows) if fits else None
+
+
+@combining.register(Reduce)
+def _(op: Reduce, operands: Sequence[Type], result: Type, rows: tuple[Axis, ...]) -> CombineRows | None:
+    fits = op.function == "sum" and op.dtype == operands[0].dtype
+    return _combining(op.over, operands, result, rows) if fits else None
+
+
+def _combining(
+    over: tuple[str, ...], operands: Sequence[Type], result: Type, rows: tuple[Axis, ...]
+) -> CombineRows | None:
+    alike = operands[0].is_float and all(each.dtype == result.dtype for each in operands)
+    proper = bool(over) and {*over} < {axis.name for axis in rows}
+    return CombineRows(rows, over, result.names) if alike and proper else None

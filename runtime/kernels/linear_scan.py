@@ -22,7 +22,9 @@ from partita.runtime.kernels.registry import kernel
 # A position of more elements is one operation; of fewer, chunks are taken until there are enough.
 WIDE = {"cpu": 1 << 11, "cuda": 1 << 15}
 ENOUGH = {"cpu": 1 << 16, "cuda": 1 << 18}
-LENGTH, CHUNKS = 16, 8  # the least length and number of chunks
+# The least length and number of chunks. Lengths are odd: positions at the same place of all chunks, which are read
+# together, would else lie a power of two apart, and share few sets of the cache.
+LENGTH, CHUNKS = 15, 8
 BLOCK = {"cpu": 1 << 16, "cuda": 1 << 22}  # elements of a block
 NEAR = 16  # positions at a smaller distance in memory are copied first: the elements of each are far apart
 
@@ -149,7 +151,7 @@ def _near(x: Tensor) -> Tensor:
 def _parts(x: Tensor, backward: bool) -> Iterator[slice]:
     """Positions by blocks, in the order of the recurrence; one block if they are chunked."""
     count = len(x)
-    length = count if _chunks(x) > 1 else max(1, BLOCK[x.device.type] // max(1, x[:1].numel()))
+    length = count if _length(x) < count else max(1, BLOCK[x.device.type] // max(1, x[:1].numel()))
     for low in reversed(range(0, count, length)) if backward else range(0, count, length):
         yield slice(low, min(low + length, count))
 
@@ -192,11 +194,11 @@ def _follow(a: Tensor, b: Tensor, out: Tensor, state: Tensor, backward: bool) ->
 
 def _states(a: Tensor, b: Tensor, states: Tensor, backward: bool) -> None:
     """Write the states after all positions of the first dimension. `states` has one more: the first is given."""
-    count, chunks = len(b), _chunks(b)
-    if chunks == 1:
+    count, length = len(b), _length(b)
+    if length == count:
         _loop(a.unbind(), b.unbind(), states.unbind(), backward)
         return
-    length = count // chunks
+    chunks = count // length
     whole = chunks * length
     # What is left over is at the end of the recurrence.
     low, body, tail = 0, slice(whole), slice(whole, count)
@@ -215,11 +217,14 @@ def _states(a: Tensor, b: Tensor, states: Tensor, backward: bool) -> None:
         _loop(a[tail].unbind(), b[tail].unbind(), states[tail.start or 0 : tail.stop + 1].unbind(), backward)
 
 
-def _chunks(b: Tensor) -> int:
-    """Into how many chunks positions are best divided; 1 if they are not."""
+def _length(b: Tensor) -> int:
+    """Of which length chunks of the positions are best; all of them if they are not divided."""
     count, size, device = len(b), max(1, b[:1].numel()), b.device.type
     chunks = 1 if size > WIDE[device] else min(count // LENGTH, ENOUGH[device] // size)
-    return chunks if chunks >= CHUNKS else 1
+    if chunks < CHUNKS:
+        return count
+    length = count // chunks
+    return length - (length % 2 == 0)
 
 
 def _last(factors: Sequence[Tensor], terms: Sequence[Tensor], backward: bool) -> Tensor:
@@ -244,11 +249,17 @@ def _loop(factors: Sequence[Tensor], terms: Sequence[Tensor], states: Sequence[T
 
 def _reduced(a: Tensor, b: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
     """All positions of the first dimension as one step h → a·h + b."""
-    count, chunks = len(b), _chunks(b)
-    if chunks > 1 and count % chunks == 0:
-        x, y = (_divided(each, count // chunks).movedim(1, 0) for each in (a, b))
-        return _reduced(*_reduced(x, y, backward), backward)
-    return _bounded(a.prod(0)), _last(a.unbind(), b.unbind(), backward)
+    count, length = len(b), _length(b)
+    if length == count:
+        return _bounded(a.prod(0)), _last(a.unbind(), b.unbind(), backward)
+    whole = count // length * length
+    # What is left over is at the end of the recurrence.
+    body, tail = (
+        (slice(count - whole, count), slice(count - whole)) if backward else (slice(whole), slice(whole, count))
+    )
+    x, y = (_divided(each[body], length).movedim(1, 0) for each in (a, b))
+    done = _reduced(*_reduced(x, y, backward), backward)
+    return _joined(done, _reduced(a[tail], b[tail], backward)) if whole < count else done
 
 
 def _joined(one: tuple[Tensor, Tensor], next: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
