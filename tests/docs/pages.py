@@ -34,6 +34,7 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from tests.files import ROOT
+from tests.installed import Installed
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Relative difference that a number in an output may have; those of training depend on the interpreter's own text too.
@@ -173,10 +174,10 @@ def _value(text: str) -> float:
 
 
 class Session:
-    """Runs the commands of a page, in a folder with the page's files."""
+    """Runs the commands of a page, in a folder with the page's files; those of an installation, if one is given."""
 
-    def __init__(self, page: Path, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, page: Path, folder: Path, installed: Installed | None = None) -> None:
+        self.folder, self.installed = folder, installed
         self.names: dict[str, object] = {"__name__": "__main__"}
         for name, text in named_files(page).items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -190,14 +191,19 @@ class Session:
             code = compile(command.text, "<session>", "single")
             return self._captured(lambda: exec(code, self.names))
         words = shlex.split(command.text)
-        if words[0] == "partita" and (words[1] != "run" or "virtual" in words):
+        if self.installed is None and words[0] == "partita" and (words[1] != "run" or "virtual" in words):
             from partita.cli.main import main
 
             return self._captured(lambda: main(words[1:]))
-        environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = (
+            self.installed.environment
+            if self.installed is not None
+            else os.environ
+            | {
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "OMP_NUM_THREADS": "1",
+            }
+        )
         done = subprocess.run(
             ["bash", "-c", command.text],
             cwd=self.folder,
