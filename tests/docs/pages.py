@@ -9,7 +9,8 @@ How a block is marked says what it is:
     ```par KIND             an example that must check within the frame of its kind, on the same page
     ```par KIND NAME.par    the same, as a file under a name
     ```par fragment         no whole file, and in no frame
-    ```python NAME.py       a Python file that files of the page name
+    ```python NAME.py       a Python file that files or commands of the page name
+    ```diff NAME.diff       a change of a file, that commands of the page name
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
     ```pycon                statements after `>>> `, each with its output
 
@@ -39,6 +40,9 @@ from tests.installed import Installed
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Relative difference that a number in an output may have; those of training depend on the interpreter's own text too.
 NEAR, NEAR_IN_TRAINING = 0.02, 0.25
+
+# What else of a page is a file, if it has a name.
+BESIDE = ("python", "diff")
 
 # Which ranks are slow is the machine's business.
 _SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(?:(?(1)\1)\n)?", re.MULTILINE)
@@ -114,8 +118,8 @@ def named_files(page: Path) -> dict[str, str]:
     """The files of a page that have a name."""
     broken = [(fence, fence.text) for fence in fences(page) if fence.words[1:] == ("broken",)]
     named = [(name, text) for fence, text in (*files(page), *broken) for name in fence.words[:2]]
-    named += [(fence.words[0], fence.text) for fence in fences(page) if fence.language == "python" and fence.words]
-    return {name: text for name, text in named if name.endswith((".par", ".py"))}
+    named += [(fence.words[0], fence.text) for fence in fences(page) if fence.language in BESIDE and fence.words]
+    return {name: text for name, text in named if name.endswith((".par", ".py", ".diff"))}
 
 
 def commands(page: Path) -> list[Command]:

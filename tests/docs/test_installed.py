@@ -1,4 +1,4 @@
-"""What the documentation shows can be done with the wheel alone, in an environment that was empty, far from a checkout."""
+"""What the documentation shows works with the wheel alone: in an environment that was empty, far from a checkout."""
 
 from __future__ import annotations
 
