@@ -114,17 +114,19 @@ class File:
 
     def entry(self, name: str, value: object) -> None:
         """Give an axis or a constant another value."""
-        span = self._entry(name).value.span
-        self.text = f"{self.text[: span.start]}{value}{self.text[span.end :]}"
+        self.entries(**{name: value})
 
     def entries(self, **values: object) -> None:
         """Give several axes and constants other values."""
-        for name, value in values.items():
-            self.entry(name, value)
+        known = self._entries()
+        # From the end, so that places before it stay where they are.
+        for name in sorted(values, key=lambda name: -known[name].span.start):
+            span = known[name].value.span
+            self.text = f"{self.text[: span.start]}{values[name]}{self.text[span.end :]}"
 
     def drop(self, name: str) -> None:
         """Drop an axis or a constant, with the comma beside it."""
-        span = self._entry(name).span
+        span = self._entries()[name].span
         before, after = self.text[: span.start].rstrip(), self.text[span.end :].lstrip()
         if before.endswith(","):
             self.text = before[:-1] + self.text[span.end :]
@@ -136,15 +138,15 @@ class File:
         assert old in self.text, old
         self.text = self.text.replace(old, new)
 
-    def _entry(self, name: str) -> tree.Entry:
+    def _entries(self) -> dict[str, tree.Entry]:
+        """Its axes and constants by name."""
         parsed = parse_file(Source("zoo", self.text), Report())
-        entries = (
-            entry
+        return {
+            entry.key.text: entry
             for each in parsed.declarations
             if isinstance(each, tree.Axes | tree.Constants)
             for entry in each.entries
-        )
-        return next(entry for entry in entries if entry.key.text == name)
+        }
 
     def written(self, origin: str, tokenizer: str) -> str:
         """The canonical text, with a word on where it is from instead of one on its size.

@@ -6,9 +6,15 @@ import argparse
 import json
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
+<<<<<<< HEAD
 from partita.dsl.diagnostic import Diagnostic, Refused
+=======
+from partita.dsl.diagnostic import Refused
+from partita.runtime.inference.evaluating import evaluated
+from partita.runtime.inference.rows import data_of
+>>>>>>> main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     from partita.runtime.inference.evaluating import evaluated
     from partita.runtime.inference.rows import data_of
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
 
     folder, python = folder_of(arguments), arguments.allow_python
     try:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Refused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.runtime.inference.predicting import Predictor
     from partita.runtime.inference.rows import data_of
     from partita.runtime.inference.weights import read_weights
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
 
     folder = folder_of(arguments)
     names = [name.strip() for name in arguments.outputs.split(",") if name.strip()]

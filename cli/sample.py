@@ -9,9 +9,9 @@ from pathlib import Path
 
 from partita.cli.argument_types import count, number
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, printable, report
+from partita.cli.source import load_or_report, printable, report, say
 from partita.cli.trained import add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Refused
 from partita.dsl.limits import DIGITS
 
 LENGTH = 200
@@ -61,9 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     from partita.runtime.inference.language_model import USUAL
     from partita.runtime.inference.sampling import written
     from partita.runtime.inference.scoring import check_prompt, scorer_of
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
 
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)

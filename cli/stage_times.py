@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import fields, frozen
 
-from partita.cli.argument_types import number
+from partita.cli.argument_types import known, number, numbers
 from partita.compiler.instructions import Message
 from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT
 from partita.compiler.schedules.simulator import Costs
@@ -70,6 +70,9 @@ class StageTimes:
         return self.comm
 
 
+NAMES = [each.name for each in fields(StageTimes)]
+
+
 def stage_times(text: str) -> StageTimes:
     """Times as `F=18.5,B=18.1`, where others keep their defaults, or the name of a JSON file.
 
@@ -77,12 +80,7 @@ def stage_times(text: str) -> StageTimes:
     """
     if text.endswith(".json"):
         return _read(Path(text))
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        _check(key.strip())
-        found[key.strip()] = number(value)
-    return StageTimes(**found)
+    return StageTimes(**numbers(text, NAMES))
 
 
 def _read(path: Path) -> StageTimes:
@@ -95,17 +93,11 @@ def _read(path: Path) -> StageTimes:
     if not isinstance(given, dict):
         raise argparse.ArgumentTypeError(f'{path} is not an object such as {{"F": [18.5, 20.1], "B": 18, "W": 9}}')
     for key in given:
-        _check(key)
+        known(key, NAMES)
     missing = [key for key in NEEDED if key not in given]
     if missing:
         raise argparse.ArgumentTypeError(f"{path} has no times of {' and '.join(missing)}")
     return StageTimes(**{key: _amount(value, key, path) for key, value in given.items()})
-
-
-def _check(key: str) -> None:
-    names = [each.name for each in StageTimes.__attrs_attrs__]
-    if key not in names:
-        raise argparse.ArgumentTypeError(f"`{key[:40]}` is not one of {', '.join(names)}")
 
 
 def _amount(value: Any, key: str, path: Path) -> Any:

@@ -7,11 +7,11 @@ are those of one microbatch on one rank, in any unit; each chunk of the rank has
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.cli.argument_types import count, number
+from partita.cli.argument_types import count, number, numbers
 from partita.cli.stage_times import StageTimes, stage_times
 from partita.compiler.schedules.communication import communicate, default_messages
 from partita.compiler.schedules.conditions import Conditions, Memory
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory-limit", type=number, metavar="X", help="memory for microbatches on each rank")
     group.add_argument(
         "--memory",
-        type=_numbers(MEMORY),
+        type=_memory,
         default=MEMORY,
         metavar="F=1,W=1",
         help="memory of one microbatch on a rank from F to B, and from B to W",
@@ -136,16 +136,6 @@ def _hold(schedule: Schedule, memory: Memory) -> None:
             raise refuse("E0504", message, help=help)
 
 
-def _numbers(defaults: Numbers) -> Callable[[str], Numbers]:
-    """Returns a parser of numbers by name, such as `F=18.5,B=18.1`; others keep their defaults."""
-
-    def read(text: str) -> Numbers:
-        found = dict(defaults)
-        for part in text.split(","):
-            key, _, value = part.partition("=")
-            if key.strip() not in found:
-                raise argparse.ArgumentTypeError(f"`{part}` is not one of {', '.join(f'{each}=…' for each in found)}")
-            found[key.strip()] = number(value)
-        return found
-
-    return read
+def _memory(text: str) -> Numbers:
+    """Memory by kind of action, such as `F=1,W=0.4`; others keep their defaults."""
+    return {**MEMORY, **numbers(text, MEMORY)}
