@@ -8,13 +8,7 @@ import json
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
-<<<<<<< HEAD
-from partita.dsl.diagnostic import Diagnostic, Refused
-=======
 from partita.dsl.diagnostic import Refused
-from partita.runtime.inference.evaluating import evaluated
-from partita.runtime.inference.rows import data_of
->>>>>>> main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
