@@ -9,8 +9,6 @@ from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
 from partita.dsl.diagnostic import Refused
-from partita.runtime.inference.evaluating import evaluated
-from partita.runtime.inference.rows import data_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = load_or_report(arguments)
     if given is None:
         return 1
+    from partita.runtime.inference.evaluating import evaluated
+    from partita.runtime.inference.rows import data_of
 
     folder, python = folder_of(arguments), arguments.allow_python
     try:
