@@ -123,7 +123,7 @@ class _Names:
         self.members.body(declaration)
         self.members.reserve(declaration, declaration.body)
         scope = self._inputs(declaration.inputs)
-        self._body(declaration.body, scope)
+        self._body(declaration.body, declaration, scope)
         if isinstance(declaration, tree.Block):
             self._expressions(declaration.results.values, scope)
         self.called, self.body = (), None
@@ -242,7 +242,7 @@ class _Names:
 
     # ------------------------------------------------------------ bodies
 
-    def _body(self, statements: Sequence[tree.Statement], scope: Scope) -> None:
+    def _body(self, statements: Sequence[tree.Statement], within: Body, scope: Scope) -> None:
         for statement in statements:
             match statement:
                 case tree.Let(names=names, value=value):
@@ -262,33 +262,30 @@ class _Names:
                     self._expression(value, scope)
                     self._bind(name, scope)
                 case tree.Repeat():
-                    self._repeat(statement, scope)
+                    self._repeat(statement, within, scope)
                 case tree.Scan(axis=axis, body=body):
                     self._refer(axis, ("axis",))
-                    assert self.body is not None  # scans stand in bodies
-                    self.members.reserve(self.body, body)
-                    self._body(body, dict(scope))
+                    self.members.reserve(within, body)
+                    self._body(body, within, dict(scope))
                 case tree.Update(name=name, value=value):
                     self._refer(name, (), scope)
                     self._expression(value, scope)
                 case tree.Loss(value=value) | tree.Metric(value=value) | tree.Output(value=value):
                     self._expression(value, scope)
 
-    def _repeat(self, repeat: tree.Repeat, scope: Scope) -> None:
+    def _repeat(self, repeat: tree.Repeat, outer: Body, scope: Scope) -> None:
         """What the body of a repeat or scan binds again is carried, so the same; other names stay there.
 
         Repeats of one name in a body are the same to a layout, which cuts all of them.
         """
         self._expression(repeat.count, scope)
-        outer = self.body
-        assert outer is not None  # repeats stand in bodies
         same = [each.declared for each in self.members.of(outer) if each.kind == "repeat"]
         first = next((each for each in same if each.text == repeat.name.text), repeat.name)
         self.found.append(Occurrence(repeat.name, "repeat", first))
         self.members.body(repeat)
         self.members.reserve(repeat, repeat.body)
         self.body = repeat
-        self._body(repeat.body, dict(scope))
+        self._body(repeat.body, repeat, dict(scope))
         self.body = outer
         self.members.enter(outer, first, "repeat", repeat)
 
