@@ -471,7 +471,7 @@ class Train:
     ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
-    eval: Call | None = None  # every(interval, batches = 10, weights = trained)
+    eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
@@ -530,6 +530,11 @@ class Spec:
             missing = "train block" if self.train is None else "model"
             raise refuse("E0410", f"`{self.source.name}` has no {missing} to compile")
         return self.model, self.train
+
+    @property
+    def batch(self) -> str:
+        """The axis of rows, which the schedule splits into microbatches."""
+        return str(self.schedule.call.arguments.get("over", "batch")) if self.schedule is not None else "batch"
 
     @property
     def mesh(self) -> Mesh | None:

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from partita.dsl.diagnostic import refuse
+from partita.dsl.language_model import spelling_of
 from partita.dsl.source import Span
 from partita.dsl.spec import Call
 from partita.runtime.data.encoders import Tokens, encoder_of
 from partita.runtime.data.files import matching, read
-from partita.runtime.data.registry import SOURCES
 from partita.runtime.data.text import numbered
 
 
@@ -94,23 +94,15 @@ def encoding_of(data: Call, folder: Path, tokenizer: Path | None) -> Encoding:
     """
     if tokenizer is not None:
         return _tokenizer(tokenizer.name, tokenizer.parent, None)
+    data = spelling_of(data, help="name a tokenizer: `--tokenizer tokenizer.json`")
     arguments = data.arguments
-    if "sources" in arguments:  # a mixture, of one encoding
-        return encoding_of(arguments["sources"][0].call, folder, None)
     if arguments.get("tokenizer") is not None:
         return _tokenizer(arguments["tokenizer"], folder, data.span)
     if arguments.get("alphabet") == "chars":
         paths = matching(arguments["glob"], folder, data.span)
         _, alphabet = numbered("".join(read(path, data.span).decode("utf-8", "replace") for path in paths))
         return Characters(alphabet)
-    if SOURCES[data.name].textual:
-        return Bytes()
-    raise refuse(
-        "E1003",
-        f"`{data.name}` has ids, and does not say how text becomes ids",
-        data.span,
-        help="name a tokenizer: `--tokenizer tokenizer.json`",
-    )
+    return Bytes()
 
 
 def _tokenizer(name: str, folder: Path, span: Span | None) -> Encoding:
