@@ -21,8 +21,8 @@ from partita.runtime.data.text import numbered
 class Encoding(Protocol):
     """A text as ids."""
 
-    def ids(self, text: str) -> list[int]:
-        """The ids of a text. Raises Refused (E1002) if it has none for a part of it."""
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
+        """The ids of a text, which stands at a place. Raises Refused (E1002) if it has none for a part of it."""
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
         """The text of ids, in pieces, each as soon as it is certain."""
@@ -31,7 +31,7 @@ class Encoding(Protocol):
 class Bytes:
     """UTF-8: an id is a byte. What is not UTF-8 becomes U+FFFD."""
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The bytes."""
         return list(text.encode("utf-8", "surrogateescape"))
 
@@ -49,12 +49,13 @@ class Characters:
 
     alphabet: str
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """The characters' numbers."""
         numbers = {character: number for number, character in enumerate(self.alphabet)}
         for character in text:
             if character not in numbers:
-                raise refuse("E1002", f"the prompt has {character!r}, which is not in the text that the model learns")
+                what = f"the prompt has {character!r}, which is not in the text that the model learns"
+                raise refuse("E1002", what, place)
         return [numbers[character] for character in text]
 
     def text(self, ids: Iterable[int]) -> Iterator[str]:
@@ -69,7 +70,7 @@ class Tokenizer:
 
     loaded: Any
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str, place: Span | None = None) -> list[int]:
         """Its ids, with the special ones that it puts around a text."""
         return list(self.loaded.encode(text).ids)
 

@@ -111,7 +111,7 @@ def samples_of(given: Spec, training: Compilation, folder: Path, gpu: bool = Fal
         return None
     span = train.spans.get("sample")
     encoding = encoding_of(train.data, folder, None)
-    ids = encoding.ids(prompt)
+    ids = encoding.ids(prompt, span)
     check_prompt(language_model(model, given.batch, span=span), ids, span)
     scoring = scoring_of(given, beside=training, gpu=gpu)
     for program in scoring.programs:
