@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.inference import add_transport_argument, use
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
 from partita.dsl.spec import Spec
-from partita.runtime.inference.evaluating import evaluated
-from partita.runtime.inference.ranks import Here
-from partita.runtime.inference.rows import data_of
-from partita.runtime.inference.weights import Report
+
+if TYPE_CHECKING:
+    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.weights import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
+    from partita.runtime.inference.evaluating import evaluated
+    from partita.runtime.inference.rows import data_of
+
     folder, python = folder_of(arguments), arguments.allow_python
     data = data_of(given, folder, arguments.data)
     found = evaluated(given, folder, data, say, arguments.place, python, arguments.weights, here)

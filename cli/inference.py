@@ -10,20 +10,16 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-import torch
-
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_or_report, report, say
 from partita.cli.tolerant import tolerate_output_errors
 from partita.cli.training.devices import device_of_rank, transport_of
 from partita.cli.training.rank import status_of_rank
-from partita.cli.training.standalone import refuse_crowd, say
+from partita.cli.training.standalone import refuse_crowd
 from partita.dsl.diagnostic import Refused
 from partita.dsl.load import load
 from partita.dsl.spec import Spec
-from partita.runtime.inference.ranks import Here, one_here
-from partita.runtime.inference.weights import Report
-from partita.runtime.rank import check_ranks
 from partita.runtime.supervision.consistency import agree
 from partita.runtime.supervision.identity import Identity, await_word, rank_from_environment
 from partita.runtime.supervision.launcher import launch
@@ -31,9 +27,13 @@ from partita.runtime.supervision.rendezvous import CONNECT_SECONDS, connect, mee
 from partita.runtime.supervision.statuses import FAILED, PEER_LOST
 from partita.runtime.transports.registry import TRANSPORTS, InProcess
 
+if TYPE_CHECKING:
+    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.weights import Report
+
 # Uses the model of a file, on one device or on the ranks that are here, and returns the exit status; it reports
 # diagnostics by the function that it is given, and prints results where the first rank is.
-Use = Callable[[argparse.Namespace, Spec, "Here | None", Report], int]
+Use = Callable[[argparse.Namespace, Spec, "Here | None", "Report"], int]
 
 
 def add_transport_argument(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +68,8 @@ def use(arguments: argparse.Namespace, act: Use) -> int:
         ranks = given.mesh.ranks if given.mesh is not None else 1
         kind = transport_of(arguments, given)
         if isinstance(kind, InProcess):
+            from partita.runtime.inference.ranks import Here
+
             return act(arguments, given, Here(range(ranks), kind.cluster(ranks, False, 0)), say)
     except Refused as refused:
         report(refused.diagnostics)
@@ -89,6 +91,11 @@ def _as_rank(arguments: argparse.Namespace, identity: Identity, act: Use, stack:
     given, diagnostics = load(arguments.file, arguments.overrides, arguments.root)
     if given is None:
         raise Refused(diagnostics)
+    import torch
+
+    from partita.runtime.inference.ranks import one_here
+    from partita.runtime.rank import check_ranks
+
     if identity.rank == 0:
         report(diagnostics)
     kind, device = device_of_rank(arguments.transport, identity)

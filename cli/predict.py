@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.inference import add_transport_argument, use
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
 from partita.dsl.spec import Spec
-from partita.runtime.checkpoint.exchange import check_place
-from partita.runtime.inference.archive import write_archive
-from partita.runtime.inference.predicting import Predictor
-from partita.runtime.inference.ranks import Here
-from partita.runtime.inference.rows import data_of
-from partita.runtime.inference.weights import Report, load_weights
+
+if TYPE_CHECKING:
+    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.weights import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
+    from partita.runtime.checkpoint.exchange import check_place
+    from partita.runtime.inference.archive import write_archive
+    from partita.runtime.inference.predicting import Predictor
+    from partita.runtime.inference.rows import data_of
+    from partita.runtime.inference.weights import load_weights
+
     folder, first = folder_of(arguments), here is None or here.first
     names = [name.strip() for name in arguments.outputs.split(",") if name.strip()]
     _, train = given.trained

@@ -6,6 +6,7 @@ import argparse
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.cli.argument_types import count, number
 from partita.cli.command import SUMMARIES, Command, register
@@ -15,12 +16,10 @@ from partita.cli.trained import add_trained_arguments, folder_of
 from partita.dsl.language_model import USUAL
 from partita.dsl.limits import DIGITS
 from partita.dsl.spec import Spec
-from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.encoding import encoding_of
-from partita.runtime.inference.ranks import Here
-from partita.runtime.inference.sampling import writer_of
-from partita.runtime.inference.scoring import check_prompt
-from partita.runtime.inference.weights import Report, load_weights
+
+if TYPE_CHECKING:
+    from partita.runtime.inference.ranks import Here
+    from partita.runtime.inference.weights import Report
 
 LENGTH = 200
 
@@ -68,6 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace, given: Spec, here: Here | None, say: Report) -> int:
+    from partita.runtime.inference.choice import Choice
+    from partita.runtime.inference.encoding import encoding_of
+    from partita.runtime.inference.sampling import writer_of
+    from partita.runtime.inference.scoring import check_prompt
+    from partita.runtime.inference.weights import load_weights
+
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
     _, train = given.trained

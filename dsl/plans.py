@@ -320,7 +320,7 @@ class Plans:
 
     def writes(self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span) -> bool:
         """Whether the model writes text (`sample`), and the data say how text becomes ids; reports why not."""
-        batch = schedule.call.arguments.get("over", "batch") if schedule is not None else "batch"
+        batch = schedule.batch if schedule is not None else spec.BATCH
         try:
             if model is not None:
                 language_model(model, batch, span=prompt)
