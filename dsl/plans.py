@@ -302,21 +302,19 @@ class Plans:
             )
             return None
         if values["eval"] is not None and values["eval"].arguments["sample"] is not None:
-            written["sample"] = self.sample_span()
+            written["sample"] = self.sample_span(written["eval"])
             if not self.writes(values["data"], model, schedule, written["sample"]):
                 return None
         return spec.Train(**values, spans=written, span=train.span)
 
-    def sample_span(self) -> Span:
+    def sample_span(self, otherwise: Span) -> Span:
         """The place of the prompt of `eval`."""
         entry = self.entry("eval")
-        assert entry is not None, "a prompt was found there"
-        call = tree.bare(entry.value)
+        call = tree.bare(entry.value) if entry is not None else None
         if not isinstance(call, tree.Call):
-            return entry.span
-        names = EVALUATION[call.name.text].names
-        named = zip(parameters_of_call(call, names), call.arguments, strict=True)
-        return next((each.value.span for name, each in named if name == SAMPLE.name), entry.span)
+            return otherwise
+        named = zip(parameters_of_call(call, EVALUATION[call.name.text].names), call.arguments, strict=True)
+        return next((each.value.span for name, each in named if name == SAMPLE.name), otherwise)
 
     def writes(self, data: spec.Call, model: spec.Model | None, schedule: spec.Schedule | None, prompt: Span) -> bool:
         """Whether the model writes text (`sample`), and the data say how text becomes ids; reports why not."""
