@@ -126,7 +126,7 @@ def show(state: Compilation, summary: Summary, console: Console, expected: Seque
 
     program = state.program
     microbatches = f"{program.microbatches} microbatch{'es' * (program.microbatches > 1)}"
-    chunks = "" if state.schedule.chunks == 1 else f" × {state.schedule.chunks} chunks"
+    chunks = "" if state.schedule.own_chunks == 1 else f" × {state.schedule.own_chunks} chunks"
     print_text(
         console,
         f": {count_text(summary.parameters)} parameters; {mesh_text(summary.mesh)}{chunks}, "

@@ -6,11 +6,9 @@ import argparse
 import json
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.runtime.inference.evaluating import evaluated
-from partita.runtime.inference.rows import data_of
+from partita.dsl.diagnostic import Refused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = load_or_report(arguments)
     if given is None:
         return 1
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
+    from partita.runtime.inference.evaluating import evaluated
+    from partita.runtime.inference.rows import data_of
 
     folder, python = folder_of(arguments), arguments.allow_python
     try:

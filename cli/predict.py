@@ -7,14 +7,9 @@ import sys
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, report
+from partita.cli.source import load_or_report, report, say
 from partita.cli.trained import add_data_argument, add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.runtime.checkpoint.exchange import check_place
-from partita.runtime.inference.archive import write_archive
-from partita.runtime.inference.predicting import Predictor
-from partita.runtime.inference.rows import data_of
-from partita.runtime.inference.weights import read_weights
+from partita.dsl.diagnostic import Refused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     given = load_or_report(arguments)
     if given is None:
         return 1
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
+    from partita.runtime.checkpoint.exchange import check_place
+    from partita.runtime.inference.archive import write_archive
+    from partita.runtime.inference.predicting import Predictor
+    from partita.runtime.inference.rows import data_of
+    from partita.runtime.inference.weights import read_weights
 
     folder = folder_of(arguments)
     names = [name.strip() for name in arguments.outputs.split(",") if name.strip()]

@@ -9,15 +9,10 @@ from pathlib import Path
 
 from partita.cli.argument_types import count, number
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.source import load_or_report, printable, report
+from partita.cli.source import load_or_report, printable, report, say
 from partita.cli.trained import add_trained_arguments, folder_of
-from partita.dsl.diagnostic import Diagnostic, Refused
+from partita.dsl.diagnostic import Refused
 from partita.dsl.limits import DIGITS
-from partita.runtime.inference.choice import Choice
-from partita.runtime.inference.encoding import encoding_of
-from partita.runtime.inference.language_model import USUAL
-from partita.runtime.inference.sampling import written
-from partita.runtime.inference.scoring import check_prompt, scorer_of
 
 LENGTH = 200
 
@@ -40,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json (default: what the file's data says)"
     )
-    parser.add_argument(
-        "--output", default=USUAL, metavar="NAME", help=f"the output with the logits (default: {USUAL})"
-    )
+    parser.add_argument("--output", metavar="NAME", help="the output with the logits (default: logits)")
 
 
 def _share(text: str) -> float:
@@ -63,9 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
     given = load_or_report(arguments)
     if given is None:
         return 1
-
-    def say(diagnostic: Diagnostic) -> None:
-        report([diagnostic])
+    from partita.runtime.inference.choice import Choice
+    from partita.runtime.inference.encoding import encoding_of
+    from partita.runtime.inference.language_model import USUAL
+    from partita.runtime.inference.sampling import written
+    from partita.runtime.inference.scoring import check_prompt, scorer_of
 
     folder = folder_of(arguments)
     choice = Choice(arguments.seed, arguments.temperature, arguments.top_k, arguments.top_p)
@@ -74,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         encoding = encoding_of(train.data, folder, arguments.tokenizer)
         prompt = encoding.ids(arguments.prompt)
         python, weights = arguments.allow_python, arguments.weights
-        scorer = scorer_of(given, folder, say, arguments.place, arguments.output, python, weights)
+        scorer = scorer_of(given, folder, say, arguments.place, arguments.output or USUAL, python, weights)
         check_prompt(scorer.model, prompt)
         for piece in chain([arguments.prompt], encoding.text(written(scorer, prompt, arguments.length, choice))):
             sys.stdout.write(printable(piece))

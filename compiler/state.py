@@ -57,7 +57,7 @@ class Configured:
     @property
     def batch(self) -> str:
         """The axis that is split into microbatches."""
-        return str(self.schedule_call.call.arguments.get("over", "batch"))
+        return self.schedule_call.batch
 
     @property
     def reads_means(self) -> bool:

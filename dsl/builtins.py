@@ -165,6 +165,7 @@ SCHEDULES: Registry[Signature] = Registry(
         "v_half",
         "v_min",
         "dualpipe_v",
+        "interlaced",
         "auto",
         "policy",
         "from_file",

@@ -111,18 +111,12 @@ class _Names:
             case tree.Axes(entries=entries) | tree.Constants(entries=entries):
                 self._expressions((entry.value for entry in entries), {})
             case tree.Block() | tree.Model():
-                scope: Scope = {}
-                for each in declaration.inputs:
-                    self._bind(each.name, scope)
-                    self._type(each.type)
+                scope = self._inputs(declaration.inputs)
                 self._body(declaration.body, scope)
                 if isinstance(declaration, tree.Block):
                     self._expressions(declaration.results.values, scope)
             case tree.Operation(inputs=inputs, results=results, table=table):
-                scope = {}
-                for each in inputs:
-                    self._bind(each.name, scope)
-                    self._type(each.type)
+                scope = self._inputs(inputs)
                 for result in results:
                     self._type(result)
                 self._table(table, scope)
@@ -146,6 +140,14 @@ class _Names:
                     if isinstance(claim.measure, tree.Call):
                         self._expression(claim.measure, {}, kinds=("mesh axis", *IN_EXPRESSIONS))
                     self._expression(claim.limit, {})
+
+    def _inputs(self, inputs: Iterable[tree.Input]) -> Scope:
+        """The scope that inputs begin."""
+        scope: Scope = {}
+        for each in inputs:
+            self._bind(each.name, scope)
+            self._type(each.type)
+        return scope
 
     def _layout(self, layout: tree.Layout) -> None:
         self._refer(layout.mesh, ("mesh",))

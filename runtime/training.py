@@ -304,10 +304,14 @@ class VirtualRun:
 
     def evaluate(self, *batches: Batch) -> EvaluationResult:
         """Loss, metrics and out-of-range ids of an evaluation, by the forward-only program."""
+        return self.evaluate_each(len(batches), batches.__getitem__)
+
+    def evaluate_each(self, count: int, batches: Callable[[int], Batch]) -> EvaluationResult:
+        """The same for batches that are read one after the other."""
         found: list[EvaluationResult] = []
 
         def evaluation(rank: Rank) -> Iterator[None]:
-            found.append((yield from rank.evaluate(len(batches), batches.__getitem__)))
+            found.append((yield from rank.evaluate(count, batches)))
 
         self.cluster.run([evaluation(rank) for rank in self.ranks])
         return found[0]

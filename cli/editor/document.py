@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from partita.compiler.pipeline import compile_spec
 from partita.compiler.report.explain import Explanation, explain
@@ -20,7 +21,7 @@ from partita.dsl.occurrences import Occurrence, occurrences, paths
 from partita.dsl.parser import parse_file
 from partita.dsl.reader import source_of
 from partita.dsl.report import Full, Report
-from partita.dsl.source import Source, Span
+from partita.dsl.source import Span
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
 
@@ -44,27 +45,35 @@ class Document:
     text: str
     name: str
     path: str | None = None
-    _diagnostics: tuple[Diagnostic, ...] | None = field(default=None, init=False)
-    _spec: Spec | None = field(default=None, init=False)
-    _types: dict[int, Type] = field(factory=dict, init=False)
-    _names: list[Occurrence] | None = field(default=None, init=False)
-    _compiled: Compilation | None = field(default=None, init=False)
-    _tried: bool = field(default=False, init=False)
+
+    @cached_property
+    def _checked(self) -> tuple[Spec | None, tuple[Diagnostic, ...], dict[int, Type]]:
+        """What the file means and what `check` says, and the types of tensors by where they are bound."""
+        types: dict[int, Type] = {}
+        return *load_text(self.text, self.name, path=self.path, types=types), types
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What `partita check` says of the file."""
-        if self._diagnostics is None:
-            self._spec, self._diagnostics = load_text(self.text, self.name, path=self.path, types=self._types)
-        return self._diagnostics
+        _, diagnostics, _ = self._checked
+        return diagnostics
 
-    @property
+    @cached_property
+    def _file(self) -> tree.File | None:
+        """The file, if it can be parsed."""
+        try:
+            return parse_file(source_of(self.text, self.name), Report())
+        except (Refused, Full):
+            return None
+
+    @cached_property
     def names(self) -> list[Occurrence]:
         """The names of the file, as far as it can be parsed."""
-        if self._names is None:
-            file = _parsed(self.text, self.name)
-            self._names = occurrences(file) if file is not None else []
-        return self._names
+        return occurrences(self._file) if self._file is not None else []
+
+    @property
+    def _declarations(self) -> Sequence[tree.Declaration]:
+        return self._file.declarations if self._file is not None else ()
 
     def at(self, line: int, column: int) -> Occurrence | None:
         """The name at a place, or just before it."""
@@ -94,8 +103,7 @@ class Document:
 
     def _body(self, line: int) -> tuple[int, int]:
         """The first and last line of the block or model around a line; none if there is none."""
-        file = _parsed(self.text, self.name)
-        for each in file.declarations if file is not None else ():
+        for each in self._declarations:
             last = each.span.source.position(each.span.end)[0]
             if isinstance(each, tree.Block | tree.Model) and each.span.line <= line <= last:
                 return each.span.line, last
@@ -118,17 +126,13 @@ class Document:
 
     def _type(self, found: Occurrence) -> Type | None:
         """The type of a tensor where it was bound last before a place; None if that is not known."""
-        _ = self.diagnostics  # which checks
+        _, _, types = self._checked
         places = [each.name.span.start for each in self.names if each.declared is found.declared]
-        before = [place for place in places if place <= found.name.span.start and place in self._types]
-        return self._types[before[-1]] if before else None
+        before = [place for place in places if place <= found.name.span.start and place in types]
+        return types[before[-1]] if before else None
 
     def _tensors(self, found: Occurrence) -> list[Explanation]:
         """The tensors that a name is, made in the body in which it stands."""
-        if not self._tried:
-            _ = self.diagnostics  # which checks
-            self._tried = True
-            self._compiled = self._compile()
         if self._compiled is None:
             return []
         try:
@@ -142,9 +146,11 @@ class Document:
             if each.span is not None and each.span.source.name == self.name and first <= each.span.line <= last
         ][:4]
 
-    def _compile(self) -> Compilation | None:
+    @cached_property
+    def _compiled(self) -> Compilation | None:
+        spec, _, _ = self._checked
         try:
-            return compile_spec(self._spec) if self._spec is not None else None
+            return compile_spec(spec) if spec is not None else None
         except Refused:
             return None
 
@@ -169,7 +175,7 @@ class Document:
         """Why a name is one that not only this file has."""
         if found.kind in ("block", "op", "model"):
             return IN_PATHS
-        file = _parsed(self.text, self.name)
+        file = self._file
         if file is None:
             return "the file cannot be parsed"
         parameters = {
@@ -219,14 +225,6 @@ def _shape(names: list[Occurrence]) -> list[tuple[str, int]]:
 
 def _codes(diagnostics: tuple[Diagnostic, ...]) -> Counter[str]:
     return Counter(each.code for each in diagnostics)
-
-
-def _parsed(text: str, name: str) -> tree.File | None:
-    try:
-        source: Source = source_of(text, name)
-        return parse_file(source, Report())
-    except (Refused, Full):
-        return None
 
 
 def _tensor(found: Explanation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from lsprotocol import types as lsp
@@ -26,6 +27,8 @@ KINDS = {
     "const": lsp.CompletionItemKind.Constant,
     "tensor": lsp.CompletionItemKind.Variable,
 }
+# A document is checked when nothing has been typed for so many seconds; at the latest so long after what is unchecked.
+PAUSE, LATEST = 0.01, 0.05
 SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning}
 
 
@@ -35,7 +38,8 @@ class Server(LanguageServer):
     def __init__(self) -> None:
         super().__init__("partita", __version__, lsp.TextDocumentSyncKind.Full)
         self._documents: dict[str, tuple[int | None, Document]] = {}
-        self._blamed: dict[str, set[str]] = {}  # file -> the files in which it was said to have errors
+        self._said: dict[str, dict[str, list[lsp.Diagnostic]]] = {}  # document -> file -> what is wrong there
+        self._due: dict[str, tuple[float, asyncio.TimerHandle]] = {}  # changed when first, and what checks it
 
     def document(self, uri: str) -> Document:
         """What is known of a document, as of its present version."""
@@ -46,13 +50,25 @@ class Server(LanguageServer):
             known = self._documents[uri] = found.version, Document(found.source, path or uri, path)
         return known[1]
 
+    def changed(self, uri: str) -> None:
+        """Check a document soon. What is typed until then is checked with it, so that no check waits for another."""
+        loop = asyncio.get_running_loop()
+        first, timer = self._due.get(uri, (loop.time(), None))
+        if timer is not None:
+            timer.cancel()
+        self._due[uri] = first, loop.call_at(min(loop.time() + PAUSE, first + LATEST), self.check, uri)
+
     def forget(self, uri: str) -> None:
         """The editor has closed a document."""
+        _, timer = self._due.pop(uri, (0.0, None))
+        if timer is not None:
+            timer.cancel()
         self._documents.pop(uri, None)
         self._say(uri, {})
 
     def check(self, uri: str) -> None:
         """Say what is wrong with a document, also where that is in a file which it imports."""
+        self._due.pop(uri, None)
         document = self.document(uri)
         found: dict[str, list[lsp.Diagnostic]] = {uri: []}
         for each in document.diagnostics:
@@ -62,11 +78,16 @@ class Server(LanguageServer):
         self._say(uri, found)
 
     def _say(self, uri: str, found: dict[str, list[lsp.Diagnostic]]) -> None:
-        for where in self._blamed.get(uri, set()) - found.keys():
-            found[where] = []
-        self._blamed[uri] = {where for where, own in found.items() if own}
-        for where, own in found.items():
-            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(where, own))
+        """Replace what a document's check has said. A file that several documents import has what is said by any."""
+        before = self._said.get(uri, {})
+        self._said[uri] = found
+        for where in {**found, **before}:
+            said = [each for own in self._said.values() for each in own.get(where, ())]
+            version = self.workspace.get_text_document(uri).version if where == uri else None
+            different = [each for i, each in enumerate(said) if each not in said[:i]]
+            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(where, different, version))
+        if not found:
+            del self._said[uri]
 
 
 def server() -> Server:
@@ -79,7 +100,7 @@ def server() -> Server:
 
     @found.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
     def changed(given: lsp.DidChangeTextDocumentParams) -> None:
-        found.check(given.text_document.uri)
+        found.changed(given.text_document.uri)
 
     @found.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def closed(given: lsp.DidCloseTextDocumentParams) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from attrs import define, frozen
 
 from partita.cli import measured
-from partita.cli.source import report
+from partita.cli.source import report, say
 from partita.cli.training.devices import device_of_rank
 from partita.cli.training.places import checkpoints_of, directory_of, folder_of, opened, origin_of, recordable
-from partita.cli.training.standalone import check_compiler, say
+from partita.cli.training.standalone import check_compiler
 from partita.compiler.report.claims import doubts
 from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load

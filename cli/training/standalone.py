@@ -8,13 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from partita.cli import measured
-from partita.cli.source import report
+from partita.cli.source import report, say
 from partita.cli.training.devices import transport_of
 from partita.cli.training.places import checkpoints_of, folder_of, opened, origin_of, recordable, unwritable, writable
 from partita.compiler.pipeline import compile_evaluation, compile_run
 from partita.compiler.report.claims import doubts
 from partita.dsl import limits
-from partita.dsl.diagnostic import Diagnostic, Refused, refuse
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.load import load
 from partita.dsl.reader import Reader
 from partita.runtime.bad_steps import BadStep
@@ -191,11 +191,6 @@ def _train_in_process(
         print("partita: ended by SIGTERM", file=sys.stderr)
         return TERMINATED
     return 0 if saved and not run.ranks[0].unsound else FAILED
-
-
-def say(diagnostic: Diagnostic) -> None:
-    """Print a diagnostic of the run."""
-    report([diagnostic])
 
 
 def check_compiler(plan: Plan) -> None:

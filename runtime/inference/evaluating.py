@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import frozen
@@ -13,7 +12,7 @@ from partita.runtime.data.binding import bind
 from partita.runtime.inference.rows import Data
 from partita.runtime.inference.weights import Report, read_weights
 from partita.runtime.inputs import Batch
-from partita.runtime.rank import EvaluationResult, Rank, check_ids, prepare
+from partita.runtime.rank import check_ids, prepare
 from partita.runtime.training import VirtualRun
 
 
@@ -49,16 +48,12 @@ def evaluated(
     read = read_weights(given, folder, needed, report, place, weights)
     run = VirtualRun(plan, strict=False)
     run.set_parameters(read.parameters)
+    (rank,) = run.ranks
     dataset, order = bound.dataset, plan.evaluated
-    found: list[EvaluationResult] = []
 
-    def evaluation(rank: Rank) -> Iterator[None]:
-        def batches(index: int) -> Batch:
-            return rank.tensors(dataset.holdout_batch(order[index])) if dataset is not None else {}
+    def batches(index: int) -> Batch:
+        return rank.tensors(dataset.holdout_batch(order[index])) if dataset is not None else {}
 
-        found.append((yield from rank.evaluate(len(order), batches)))
-
-    run.cluster.run([evaluation(rank) for rank in run.ranks])
-    ((loss, metrics, outside),) = found
+    loss, metrics, outside = run.evaluate_each(len(order), batches)
     check_ids(outside, "in the evaluation")
     return Evaluation(loss, metrics, bound.rows, read.path)

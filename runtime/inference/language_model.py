@@ -66,7 +66,7 @@ def language_model(given: Spec, read: Sequence[InputRecord], output: str) -> Lan
     """The language model of a file, whose `output` needs the inputs `read`. Raises Refused (E1001) if it is none."""
     inputs = [each.name for each in read]
     model, _ = given.trained
-    over = str(given.schedule.call.arguments.get("over", "batch")) if given.schedule else "batch"
+    over = given.batch
     types: dict[str, Type] = dict(zip(model.body.inputs, model.body.types, strict=False))
     logits = model.answering.types[dict(model.outputs)[output]]
 

@@ -168,9 +168,8 @@ def scorer_of(
 def of_one_row(given: Spec) -> Spec:
     """The file with one row in its batch; the file itself if other sizes depend on the rows."""
     model, _ = given.trained
-    over = str(given.schedule.call.arguments.get("over", "batch")) if given.schedule else "batch"
     try:
-        return evolve(given, model=with_rows(model, over, 1))
+        return evolve(given, model=with_rows(model, given.batch, 1))
     except Refused:
         return given
 

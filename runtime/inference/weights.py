@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from partita.dsl.types import Type
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_lines, difference, digest_of, sources_of
+from partita.runtime.checkpoint.identity import MOST_SHOWN, changed_text, difference, digest_of, sources_of
 from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
@@ -99,7 +98,7 @@ def _compare(given: Spec, path: Path, saved: Manifest, needed: Mapping[str, Type
     model, _ = given.trained
     if saved.steps_digest != digest_of(model):
         texts = [source.text for source in sources_of(given)]
-        lines = islice(changed_lines(saved.sources.values(), texts), 2 * MOST_SHOWN)
+        lines = changed_text(saved.sources.values(), texts)
         report(Diagnostic("W1002", f"the model has changed since {path} was saved", notes=tuple(lines)))
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
-from pygls.lsp.client import LanguageClient
 
 from partita.cli.editor.document import Document
+from tests.cli.editor.client import Editor, edited, place, talk
 from tests.commands import here
 
 FILE = """axis batch = 4, embed = 8  # 𝒳
@@ -44,76 +41,11 @@ train {
 """.replace("  /* none */", "")
 
 
-class Editor(LanguageClient):
-    """A client that keeps the diagnostics that it is told of, by file."""
-
-    def __init__(self) -> None:
-        super().__init__("editor", "1")
-        self.told: dict[str, list[lsp.Diagnostic]] = {}
-        self.news = asyncio.Event()
-
-        @self.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
-        def published(given: lsp.PublishDiagnosticsParams) -> None:
-            self.told[given.uri] = list(given.diagnostics)
-            self.news.set()
-
-    async def write(self, path: Path, text: str, version: int) -> list[lsp.Diagnostic]:
-        """Open or change a document, and wait for what is said of it."""
-        uri = path.as_uri()
-        self.told.pop(uri, None)
-        if version == 1:
-            item = lsp.TextDocumentItem(uri, "par", version, text)
-            self.text_document_did_open(lsp.DidOpenTextDocumentParams(item))
-        else:
-            identifier = lsp.VersionedTextDocumentIdentifier(version, uri)
-            change = lsp.TextDocumentContentChangeWholeDocument(text)
-            self.text_document_did_change(lsp.DidChangeTextDocumentParams(identifier, [change]))
-        return await self.heard_of(path, lambda told: True)
-
-    async def heard_of(self, path: Path, enough: Callable[[list[lsp.Diagnostic]], bool]) -> list[lsp.Diagnostic]:
-        """What is said of a file, when that is enough."""
-        uri = path.as_uri()
-        while uri not in self.told or not enough(self.told[uri]):
-            self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 60)
-        return self.told[uri]
-
-
-def place(text: str, word: str, nth: int = 0) -> lsp.Position:
-    """Where a word stands, as the protocol counts."""
-    at = -1
-    for _ in range(nth + 1):
-        at = text.index(word, at + 1)
-    line = text.count("\n", 0, at)
-    start = text.rindex("\n", 0, at) + 1 if line else 0
-    return lsp.Position(line, len(text[start:at].encode("utf-16-le")) // 2)
-
-
-def edited(text: str, edits: list[lsp.TextEdit]) -> str:
-    """A text with edits, as an editor applies them."""
-    lines = text.split("\n")
-
-    def offset(position: lsp.Position) -> int:
-        if position.line >= len(lines):
-            return len(text)
-        line = lines[position.line].encode("utf-16-le")[: 2 * position.character].decode("utf-16-le")
-        return sum(len(each) + 1 for each in lines[: position.line]) + len(line)
-
-    for edit in sorted(edits, key=lambda each: -offset(each.range.start)):
-        text = text[: offset(edit.range.start)] + edit.new_text + text[offset(edit.range.end) :]
-    return text
-
-
 def test_an_editor(tmp_path: Path) -> None:
-    asyncio.run(asyncio.wait_for(session(tmp_path), 240))
+    talk(lambda editor: session(editor, tmp_path))
 
 
-async def session(folder: Path) -> None:
-    editor = Editor()
-    await editor.start_io(sys.executable, "-m", "partita", "lsp", "--stdio")
-    initialized = await editor.initialize_async(lsp.InitializeParams(lsp.ClientCapabilities()))
-    assert initialized.capabilities.rename_provider
-    editor.initialized(lsp.InitializedParams())
+async def session(editor: Editor, folder: Path) -> None:
     path = folder / "m.par"
     document = lsp.TextDocumentIdentifier(path.as_uri())
 
@@ -200,9 +132,6 @@ async def session(folder: Path) -> None:
     other.write_text("axis a = 1\n")
     await editor.write(path, 'import "other.par"\n\n', 7)
     assert await editor.heard_of(other, lambda told: not told) == []
-    await editor.shutdown_async(None)
-    editor.exit(None)
-    await editor.stop()
 
 
 @pytest.mark.parametrize(

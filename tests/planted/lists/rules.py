@@ -260,16 +260,16 @@ MISTAKES = [
     ),
     Planted(
         "imported-means-are-zero",
-        "runtime/checkpoint/exchange.py",
-        "taken.get(tensor.name, means.get(tensor.name))",
-        "taken.get(tensor.name)",
+        "runtime/checkpoint/importing.py",
+        "name = tensor.name if tensor.name in parts else means.get(tensor.name, tensor.name)",
+        "name = tensor.name",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
     ),
     Planted(
         "exported-means-of-nothing",
         "runtime/checkpoint/exchange.py",
-        "value = commit.read(source.get(tensor.name, tensor.name))",
-        "value = commit.read(tensor.name)",
+        "commit.read(source.get(tensor.name, tensor.name))",
+        "commit.read(tensor.name)",
         f"{MEANS}::test_export_of_the_means_and_import_of_parameters",
     ),
 ]
