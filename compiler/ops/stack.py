@@ -99,10 +99,9 @@ class Stack(Op):
 
     def workspace(self, operands: Sequence[Type], results: Sequence[Type]) -> int:
         """The zeros, and copies of operands in which axes become one that are not adjacent."""
-        merged = sum(
-            x.bytes for x, order in zip(operands, self.orders, strict=True) if len(order) > len(self.names) + 1
-        )
-        return results[0].bytes - sum(x.bytes for x in operands) + merged
+        zeros = results[0].bytes - sum(x.bytes for x in operands)
+        merging = zip(operands, self.orders, strict=True)
+        return zeros + sum(x.bytes for x, order in merging if len(order) > len(self.names) + 1)
 
     def emit(self, arguments: Sequence[Argument], results: Sequence[Type]) -> str:
         """`torch.cat`."""

@@ -118,7 +118,17 @@ def test_every_matrix_is_in_a_share_however_many_there_are(layers: int, size: in
     assert sum(each.matrices for each in shares) == 2 * layers
     for each in shares:
         assert each.each == -(-each.matrices // prod(state.mesh.sizes[over] for over in each.over))
-    assert shares[0].over == ("data",) or layers == 1
+    assert shares[0].over == ("data",) or (layers, size) == (1, 1)
+    assert validate(state).passed
+
+
+def test_one_that_is_left_over_is_gathered():
+    """A stack of it and of zeros would take two exchanges, and no rank would be done any sooner."""
+    state = compiled("mlp(x)", "data = 3", ZERO, "batch=12")
+    assert matrix_shares(state) == (
+        MatrixShare("orthogonalize", 24, 48, ("data",), 3, 1),
+        MatrixShare("orthogonalize", 24, 48, (), 1, 1),
+    )
     assert validate(state).passed
 
 

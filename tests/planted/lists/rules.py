@@ -71,14 +71,14 @@ MISTAKES = [
         "compiler/passes/stacked.py",
         "(*each.key, stages[each.parameter])",
         "each.key",
-        SPLIT,
+        f"{STACKED}::test_only_what_the_same_stages_update_shares_work",
     ),
     Planted(
         "matrices-cut-before-they-divide",
         "compiler/passes/stacked.py",
         "if matrices % ranks == 0:",
         "if matrices >= 1:",
-        f"{STACKED}::test_every_matrix_is_in_a_share_however_many_there_are",
+        f"{STACKED}::test_one_that_is_left_over_is_gathered",
     ),
     Planted(
         "matrices-left-over-always-gathered",
@@ -97,8 +97,8 @@ MISTAKES = [
     Planted(
         "a-stack-forgets-its-zeros",
         "compiler/ops/stack.py",
-        "return results[0].bytes - sum(x.bytes for x in operands) + sum(several)",
-        "return sum(several)",
+        "return zeros + sum(",
+        "return sum(",
         f"{STACKED}::test_what_a_stack_takes_is_counted",
     ),
     Planted(
