@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -339,7 +340,9 @@ def _cut(state: Sharded) -> Cut:
 
 def _update(state: Cut) -> Partitioned:
     layouts, updates, train = state.sharded.parameters, state.updated, state.train
-    update = update_graph(state.partitioned, layouts, Resharding(state.mesh), updates, train.clip, train.ema)
+    resharding, spans = Resharding(state.mesh), {name: rule.span for name, rule in state.rules.items()}
+    timed = partial(seconds, device=state.device)
+    update = update_graph(state.partitioned, layouts, resharding, updates, train.clip, timed, train.ema, spans)
     return extended(Partitioned, state, update=update)
 
 
