@@ -79,7 +79,8 @@ def _choices(key: str, there: Declarations) -> Iterable[str]:
 
 def _parameters(there: Declarations) -> Iterator[str]:
     """The names of parameters, from the block or model on."""
-    for body in (*there.models.values(), *there.blocks.values()):
+    bodies: list[tree.Model | tree.Block] = [*there.models.values(), *there.blocks.values()]
+    for body in bodies:
         waiting = list(body.body)
         for statement in waiting:
             if isinstance(statement, tree.Param | tree.Buffer):

@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script. Returns 0."""
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["partita"], shell=arguments.shell))
+    print(shellcode(["partita"], shell=arguments.shell))
     return 0
 
 
-register(Command("completion", SUMMARIES["completion"], add_arguments, run, others=("completions", "complete")))
+register(Command("completion", SUMMARIES["completion"], add_arguments, run, others=("completions",)))
