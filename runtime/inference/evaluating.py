@@ -8,6 +8,7 @@ from attrs import frozen
 
 from partita.compiler.verify.proxy import single
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place
 from partita.runtime.data.binding import bind
 from partita.runtime.inference.rows import Data
 from partita.runtime.inference.weights import Report, read_weights
@@ -23,7 +24,7 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     rows: int | None
-    checkpoint: Path
+    checkpoint: Place
 
 
 def evaluated(
@@ -31,7 +32,7 @@ def evaluated(
     folder: Path,
     data: Data,
     report: Report,
-    place: Path | None = None,
+    place: Place | None = None,
     allow_python: bool = False,
     weights: str = "trained",
 ) -> Evaluation:

@@ -17,6 +17,7 @@ from partita.compiler.pipeline import compile_outputs
 from partita.compiler.verify.proxy import single
 from partita.dsl.diagnostic import Diagnostic, Refused, refuse
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place
 from partita.runtime.executor import Executor
 from partita.runtime.inference.language_model import USUAL, LanguageModel, language_model
 from partita.runtime.inference.weights import Report, read_weights
@@ -140,7 +141,7 @@ def scorer_of(
     given: Spec,
     folder: Path,
     report: Report,
-    place: Path | None = None,
+    place: Place | None = None,
     output: str = USUAL,
     allow_python: bool = False,
     weights: str = "trained",

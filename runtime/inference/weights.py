@@ -12,6 +12,8 @@ from attrs import frozen
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
+from partita.runtime.addresses import Place
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import read_manifest, refuse_links
 from partita.runtime.checkpoint.exchange import weights_of
 from partita.runtime.checkpoint.files import Damaged
@@ -20,7 +22,7 @@ from partita.runtime.checkpoint.loading import Commit
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import Manifest
 from partita.runtime.checkpoint.settings import DIRECTORY, run_directory, settings_of
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 
 Report = Callable[[Diagnostic], None]
 
@@ -29,7 +31,7 @@ Report = Callable[[Diagnostic], None]
 class Weights:
     """Parameters and buffers by full name, from the checkpoint `path` of a `step`."""
 
-    path: Path
+    path: Place
     step: int
     parameters: Mapping[str, torch.Tensor]
 
@@ -39,16 +41,16 @@ def read_weights(
     folder: Path,
     needed: Mapping[str, Type],
     report: Report,
-    place: Path | None = None,
+    place: Place | None = None,
     weights: str = "trained",
 ) -> Weights:
     """The tensors that are `needed`, by name and type, from the newest intact checkpoint of a run.
 
-    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or one checkpoint; by
-    default it is where `partita run` would save. With `weights` "ema", parameters have the values of their means.
-    Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
+    `folder` is the directory of the file. `place` is a run directory, a directory of checkpoints, or a checkpoint,
+    also at an address; by default it is where `partita run` would save. With `weights` "ema", parameters have the
+    values of their means. Reports checkpoints that are skipped (W0801) and a model that has changed since (W1002).
 
-    Raises Refused (E0804 to E0808, E0816).
+    Raises Refused (E0804 to E0808, E0816; E0602, E0617 and E0819 for addresses).
     """
     path, step = located(place) if place is not None else _own(given, folder)
     if step is not None:
@@ -64,7 +66,7 @@ def read_weights(
     raise refuse("E0806", f"all checkpoints in {path} are damaged")
 
 
-def _own(given: Spec, folder: Path) -> tuple[Path, None]:
+def _own(given: Spec, folder: Path) -> tuple[Place, None]:
     """Where the runs of a file have their checkpoints. Raises Refused (E0807)."""
     directory = run_directory(given.name, None)
     settings = settings_of(given, directory, folder)
@@ -76,7 +78,7 @@ def _own(given: Spec, folder: Path) -> tuple[Path, None]:
     return path, None
 
 
-def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], weights: str, report: Report) -> Weights:
+def _read(given: Spec, path: Place, step: int, needed: Mapping[str, Type], weights: str, report: Report) -> Weights:
     """The tensors of one checkpoint. Raises Damaged, and Refused (E0804, E0816)."""
     manifest = read_manifest(path, step)
     refuse_links(path, step)
@@ -89,7 +91,7 @@ def _read(given: Spec, path: Path, step: int, needed: Mapping[str, Type], weight
         return Weights(path / commit_name(step), step, {name: commit.read(source[name]) for name in needed})
 
 
-def _compare(given: Spec, path: Path, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
+def _compare(given: Spec, path: Place, saved: Manifest, needed: Mapping[str, Type], report: Report) -> None:
     """Refuse (E0804) a checkpoint with other tensors than are needed; report (W1002) other operations."""
     there = {each.name: each.type for each in saved.tensors}
     notes = [difference(name, there.get(name), type) for name, type in needed.items() if there.get(name) != type]
