@@ -13,12 +13,13 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.cli.configs import Config, File, published, refuse_problems
+from partita.cli.configs import STDLIB, Config, File, published, refuse_problems
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.report import listed
 
 MOST_BYTES = 1 << 24
 BYTES = 256  # ids of a vocabulary that texts of bytes need
+TOKENIZER = "tokenizer.json"  # as `save_pretrained` of transformers calls it
 LONGEST = 1024  # positions of a sequence in training, unless the model has fewer
 
 
@@ -52,7 +53,9 @@ def from_config(path: Path, ignored: tuple[str, ...] = ()) -> tuple[str, str]:
     config.settle()
     if config.problems:
         raise refuse_problems(str(path), family.file, config.problems)
-    return str(kind), file.written(path.name)
+    beside = path.with_name(TOKENIZER)
+    near = beside.is_file() and not beside.is_absolute() and ".." not in beside.parts
+    return str(kind), file.written(path.name, beside.as_posix() if near else TOKENIZER)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -76,7 +79,7 @@ def _vocabulary(file: File, vocab: int) -> None:
     """The size of the vocabulary; texts of bytes need one that is large enough."""
     file.entry("vocab", vocab)
     if vocab < BYTES:
-        file.replace("data = stdlib(holdout = 5%)", "data = random()")
+        file.replace(STDLIB, "  data = random()")
 
 
 def _images(config: Config, file: File) -> None:
