@@ -13,6 +13,7 @@ import torch
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
+from partita.runtime.addresses import Place, place_of
 from partita.runtime.checkpoint.checkpoints import Resumed
 from partita.runtime.checkpoint.settings import run_directory, settings_of
 from partita.runtime.data.binding import bind
@@ -41,7 +42,7 @@ class Trained(Pictured, list[dict[str, Any]]):
         self,
         records: Iterable[dict[str, Any]],
         parameters: Mapping[str, torch.Tensor],
-        checkpoints: Path | None,
+        checkpoints: Place | None,
         resumed: int | None,
         given: Spec,
         allow_python: bool,
@@ -102,7 +103,7 @@ def load_model(
 ) -> TrainedModel:
     """The model of a file of a folder, with the weights of its run or those in `run`. Raises Refused."""
     predictor = Predictor(given, names, allow_python)
-    place = Path(run) if run is not None else None
+    place = place_of(str(run)) if run is not None else None
     return TrainedModel(predictor, load_weights(given, folder, predictor.outputs.ranks, _warn_of, place, weights))
 
 
