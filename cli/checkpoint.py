@@ -9,27 +9,26 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.compiled import compile_or_report
-from partita.cli.foreign import add_foreign_arguments, export_as, import_as
+from partita.cli.foreign import add_foreign_arguments, export_as
 from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
 from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.runtime.addresses import Address, Place, check_writable, names_in, place_of
+from partita.runtime.checkpoint.address_store import steps_in
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
-from partita.runtime.checkpoint.store import commit_name, steps_in
+from partita.runtime.checkpoint.store import commit_name
 
 if TYPE_CHECKING:
     from partita.runtime.checkpoint.manifest import Manifest
 
-DIRECTORY_HELP = "a directory of checkpoints, a single checkpoint, or a run directory"
+DIRECTORY_HELP = "a directory of checkpoints, a single checkpoint, or a run directory; or its address"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, help=help, description=help, aliases=aliases, allow_abbrev=False
         )
         subparser.set_defaults(action=name, needs=None if name in ("ls", "show") else "run")
-        what = "the directory to import into" if name == "import" else DIRECTORY_HELP
-        subparser.add_argument("directory", metavar="DIR", type=Path, help=what)
+        what = "the directory or address to import into" if name == "import" else DIRECTORY_HELP
+        subparser.add_argument("directory", metavar="DIR", type=place_of, help=what)
         if name != "ls":
             which = {
                 "import": "the step after which training resumes (default: 0)",
@@ -53,18 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             subparser.add_argument("--step", type=_step, metavar="N", help=what)
         if name != "export":
             subparser.add_argument("--json", action="store_true", help="the same as JSON")
-        if name in ("export", "import"):
-            subparser.add_argument(
-                "--names", type=Path, metavar="MAP", help="a JSON map from Partita's names to the other program's"
-            )
         return subparser
 
     add("ls", "list the checkpoints of a directory")
     add("show", "show the contents of a checkpoint, and the run that it is from")
     add("verify", "read checkpoints completely and check them for damage")
-    export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
+    export = add("export", "write full tensors to safetensors files, under their .par names or another program's")
     what = "the file to write; with --as, the directory"
-    export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=what)
+    export.add_argument("-o", "--output", metavar="OUT", type=place_of, required=True, help=what)
     which = export.add_mutually_exclusive_group()
     which.add_argument("--states", action="store_true", help="include optimizer state")
     which.add_argument(
@@ -77,10 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the .par file with `weights` (default: what the checkpoint was trained from)"
     add_source_arguments(export, what)
     importing = add("import", "make a checkpoint of a file's model from the full tensors of safetensors files")
-    what = "a safetensors file; with --as, also a directory or an index of several"
-    importing.add_argument("tensors", metavar="TENSORS", type=Path, help=what)
+    what = "a safetensors file, an index of several, or a directory with either"
+    importing.add_argument("tensors", metavar="TENSORS", type=place_of, help=what)
     add_foreign_arguments(importing, export=False)
-    what = "reject unused tensors, and orders of axes that sizes and MAP leave ambiguous"
+    what = "without --as: reject unused tensors, and orders of axes that sizes leave ambiguous"
     importing.add_argument("--strict", action="store_true", help=what)
     add_source_arguments(importing)
 
@@ -98,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         "show": _show,
         "verify": _verify,
         "export": _export,
-        "import": _import,
+        "import": importing.import_checkpoint,
     }
     wrong = _misused(arguments)
     if wrong:
@@ -115,12 +110,12 @@ def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
     given = vars(arguments)
     if given.get("program") is not None:
-        for name in ("names", "strict", "states"):
+        for name in ("strict", "states"):
             if given.get(name):
                 return f"--{name} does not go with --as"
     elif arguments.action in ("import", "export"):
         for name, default in (("only", []), ("dtype", None), ("config", None)):
-            if given.get(name, default) != default:
+            if arguments.action == "export" and given.get(name, default) != default:
                 return f"--{name} needs --as NAME"
         if arguments.action == "export" and arguments.file is not None:
             return f"{arguments.file}: a .par file is read for its `weights`, with --as NAME"
@@ -134,7 +129,7 @@ def _name(step: int) -> str:
     return commit_name(step)
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
+def _chosen(arguments: argparse.Namespace) -> tuple[Place, int]:
     """The single checkpoint to use. Raises Refused (E0807)."""
     path, step = located(arguments.directory)
     steps = steps_in(path)
@@ -144,7 +139,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Path, int]:
     return path, wanted
 
 
-def _manifest(path: Path, step: int) -> Manifest:
+def _manifest(path: Place, step: int) -> Manifest:
     """The manifest of a checkpoint. Raises Refused (E0808)."""
     try:
         return read_manifest(path, step)
@@ -253,7 +248,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 1 if any(row["problems"] for row in rows) else 0
 
 
-def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
+def _problems(path: Place, step: int) -> tuple[Manifest | None, list[str]]:
     """Everything that is wrong with a commit, and its manifest unless that is damaged."""
     from partita.runtime.checkpoint.loading import Commit
 
@@ -272,14 +267,12 @@ def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
 def _export(arguments: argparse.Namespace) -> int:
     from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
-    from partita.runtime.checkpoint.names import read_names
 
     path, step = _chosen(arguments)
-    names = read_names(arguments.names) if arguments.names else {}
     try:  # before everything is read
         if arguments.program is None:
             check_place(arguments.output)
-        elif arguments.output.exists() and any(arguments.output.iterdir()):
+        elif not _is_empty(arguments.output):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     except OSError as error:
         return _cannot_write(arguments.output, error)
@@ -290,47 +283,24 @@ def _export(arguments: argparse.Namespace) -> int:
         try:
             if arguments.program is not None:
                 return export_as(arguments, commit)
-            size = export(commit, arguments.output, names, arguments.states, arguments.weights)
+            size = export(commit, arguments.output, arguments.states, arguments.weights)
         except OSError as error:
             return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
     return 0
 
 
-def _cannot_write(path: Path, error: OSError) -> int:
+def _is_empty(path: Place) -> bool:
+    """Whether nothing is there, or an empty directory. Raises OSError; Refused (E0602) if it cannot be written to."""
+    if isinstance(path, Address):
+        check_writable(path)
+        return not names_in(path)
+    return not path.exists() or not any(path.iterdir())
+
+
+def _cannot_write(path: Place, error: OSError) -> int:
     print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
     return 2
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    if arguments.program is not None:
-        return import_as(arguments)
-    from partita.runtime.checkpoint.exchange import import_file
-    from partita.runtime.checkpoint.names import read_names
-
-    step = 0 if arguments.step is None else arguments.step
-    names = read_names(arguments.names) if arguments.names else {}
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
-    wanted = manifest_of(state.spec, state.program)
-    try:
-        made = import_file(arguments.directory, step, wanted, arguments.tensors, names, arguments.strict)
-    except OSError as error:
-        print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
-        return 2
-    report(made.warnings)
-    if arguments.json:
-        print(json.dumps(importing.as_json(made), indent=2))
-        return 0
-    print(f"{made.path}: {len(made.bindings)} tensors from {arguments.tensors}")
-    table, more = importing.binding_table(made.bindings)
-    _print(table)
-    if more:
-        print(f"and {more:,} more; --json lists them all")
-    for line in (*importing.unused_lines(made.unused), *importing.training_lines(arguments, state.spec)):
-        print(line)
-    return 0
 
 
 register(
