@@ -512,7 +512,7 @@ def test_a_run_that_is_killed_while_it_saves_leaves_its_last_checkpoint(
 def test_a_run_whose_server_dies_ends_as_one_whose_disk_is_full(server: S3, tmp_path: Path):
     """It trains to its end, says what it could not save, and exits with status 3."""
     (tmp_path / "m.par").write_text(TEXT)
-    options = [saving(2), "train.steps=400", "train.eval=none", *TWO]
+    options = [saving(100), "train.steps=400", "train.eval=none", *TWO]
     run = [sys.executable, "-m", "partita", "run", "m.par", *options, "--transport", "gloo"]
     process = subprocess.Popen(
         run, cwd=tmp_path, env=server.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
