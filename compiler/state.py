@@ -25,7 +25,7 @@ from partita.compiler.schedules.generator import size_of
 from partita.compiler.schedules.schedule import Schedule
 from partita.dsl import spec as language
 from partita.dsl.diagnostic import Diagnostic
-from partita.dsl.reprs import count, outline
+from partita.dsl.reprs import Pictured, count, outline
 
 
 @frozen(eq=False, kw_only=True)
@@ -152,7 +152,7 @@ class Scheduled(Partitioned):
 
 
 @frozen(eq=False, kw_only=True)
-class Compilation(Scheduled):
+class Compilation(Pictured, Scheduled):
     """Adds the program: the last state."""
 
     program: Program

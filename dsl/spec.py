@@ -17,7 +17,7 @@ from attrs import Factory, field, frozen
 from partita.dsl.correspondence import Weights
 from partita.dsl.diagnostic import refuse
 from partita.dsl.formulas import Formula, Size, value_of
-from partita.dsl.reprs import count, outline, shortened
+from partita.dsl.reprs import Pictured, count, outline, shortened
 from partita.dsl.source import Source, Span
 from partita.dsl.types import Axis, Type
 
@@ -504,7 +504,7 @@ class Claim:
 
 
 @frozen(eq=False)
-class Spec:
+class Spec(Pictured):
     """A checked file, with its overrides applied.
 
     `model`, `layout`, `schedule` are those that `train` names, or the only ones declared; None if the file leaves them

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from partita.dsl.diagnostic import Diagnostic, refuse
+from partita.dsl.reprs import Pictured, count, outline
 from partita.dsl.spec import Spec
 from partita.runtime.addresses import Place, place_of
 from partita.runtime.checkpoint.checkpoints import Resumed
@@ -27,7 +28,7 @@ from partita.runtime.telemetry import Recorder
 from partita.runtime.training import StepResult
 
 
-class Trained(list[dict[str, Any]]):
+class Trained(Pictured, list[dict[str, Any]]):
     """The records of the steps done, and their results.
 
     `parameters` are the trained model's full tensors, by full name. `checkpoints` is the directory of the run's
@@ -54,6 +55,11 @@ class Trained(list[dict[str, Any]]):
         self.checkpoints = checkpoints
         self.resumed = resumed
 
+    def __repr__(self) -> str:
+        last = self[-1].get("loss") if self else None
+        loss = f"loss {last:.4g}" if isinstance(last, float) else None
+        return outline("Training of", self._given.source.name, (count(len(self), "step"), loss))
+
     def outputs(self, inputs: Mapping[str, torch.Tensor], names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
         """The model's outputs of these `names`, or all, for inputs by name, with any number of rows.
 
@@ -77,6 +83,10 @@ class TrainedModel:
         self.parameters: Mapping[str, torch.Tensor] = dict(rank.memory.masters)
         self.checkpoint = weights.path
         self.step = weights.step
+        self._name = predictor.outputs.model.name
+
+    def __repr__(self) -> str:
+        return outline("Trained model", self._name, (f"step {self.step}", count(len(self.parameters), "parameter")))
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for any number of rows. Raises ValueError for inputs that are missing or do not fit."""
