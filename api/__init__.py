@@ -10,7 +10,8 @@
     print(trained.outputs({"tokens": tokens})["logits"])
 
 Overrides are strings as on the command line, or mappings from keys to values. For an invalid file, functions raise
-`partita.Refused` with diagnostics. Torch is not imported before a program is run.
+`partita.Refused` with diagnostics. Torch is not imported before a program is run; functions that need it raise
+ImportError where it is not installed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def verify(path: str | Path, *overrides: Override, allow_python: bool = False) -
 
     The Python code of its own operations runs only with `allow_python`.
     """
+    _require("verify")
     from partita.runtime.verification.verify import verify as verify_spec
 
     return verify_spec(load(path, *overrides), allow_python)
@@ -114,6 +116,7 @@ def train(
 
     For small models; to train on several processes or machines use `partita run`.
     """
+    _require("train")
     from partita.runtime.trained import train as train_spec
 
     return train_spec(load(path, *overrides), Path(path).resolve().parent, run_dir, allow_python, on_step)
@@ -134,6 +137,7 @@ def load_model(
     of checkpoints or a single one. With `weights` "ema" they are the means that were kept. Problems with checkpoints
     are issued as Python warnings. Raises Refused: also if there is no checkpoint of this model.
     """
+    _require("load_model")
     from partita.runtime.trained import load_model as load_trained
 
     spec, folder = load(path, *overrides), Path(path).resolve().parent
@@ -153,9 +157,19 @@ def outputs(
     Tensors have their axes in the order of their types in the file. Raises ValueError if one is missing or has another
     shape.
     """
+    _require("outputs")
     from partita.runtime.outputs import outputs as outputs_of
 
     return outputs_of(load(path, *overrides), parameters, inputs, names)
+
+
+def _require(function: str) -> None:
+    """Raise ImportError, which says how to install it, if this installation cannot run programs."""
+    from partita.cli.extras import missing
+
+    problem = missing("run", f"`partita.{function}`")
+    if problem is not None:
+        raise ImportError(problem)
 
 
 def _load(path: str | Path, overrides: Sequence[Override], fitting: bool = True) -> Spec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import isfinite
 
 from partita.dsl.limits import DIGITS
@@ -27,6 +27,22 @@ def up_to(most: int) -> Callable[[str], int]:
         return value
 
     return limited
+
+
+def numbers(text: str, names: Collection[str]) -> dict[str, float]:
+    """Numbers by name, such as `F=18.5,B=18.1`."""
+    found = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        found[known(key.strip(), names)] = number(value)
+    return found
+
+
+def known(name: str, names: Collection[str]) -> str:
+    """The name, if it is one of these."""
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"`{name[:40]}` is not one of {', '.join(names)}")
+    return name
 
 
 def number(text: str) -> float:

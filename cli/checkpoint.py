@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from partita.cli import importing
 from partita.cli.command import SUMMARIES, Command, register
-from partita.cli.compiled import compile_or_report
-from partita.cli.foreign import add_foreign_arguments, export_as, import_as
+from partita.cli.foreign import add_foreign_arguments, export_as
 from partita.cli.number_format import bytes_text, count_text
 from partita.cli.source import add_source_arguments, report
 from partita.dsl.diagnostic import Refused, refuse, shown
 from partita.runtime.checkpoint.commits import quick_problem, read_manifest, refuse_links
 from partita.runtime.checkpoint.files import Damaged
-from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.located import located
 from partita.runtime.checkpoint.manifest import MOST_STEPS
 from partita.runtime.checkpoint.store import commit_name, steps_in
@@ -53,16 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             subparser.add_argument("--step", type=_step, metavar="N", help=what)
         if name != "export":
             subparser.add_argument("--json", action="store_true", help="the same as JSON")
-        if name in ("export", "import"):
-            subparser.add_argument(
-                "--names", type=Path, metavar="MAP", help="a JSON map from Partita's names to the other program's"
-            )
         return subparser
 
     add("ls", "list the checkpoints of a directory")
     add("show", "show the contents of a checkpoint, and the run that it is from")
     add("verify", "read checkpoints completely and check them for damage")
-    export = add("export", "write full tensors to one safetensors file, under their .par names or mapped ones")
+    export = add("export", "write full tensors to safetensors files, under their .par names or another program's")
     what = "the file to write; with --as, the directory"
     export.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=what)
     which = export.add_mutually_exclusive_group()
@@ -77,10 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the .par file with `weights` (default: what the checkpoint was trained from)"
     add_source_arguments(export, what)
     importing = add("import", "make a checkpoint of a file's model from the full tensors of safetensors files")
-    what = "a safetensors file; with --as, also a directory or an index of several"
+    what = "a safetensors file, an index of several, or a directory with either"
     importing.add_argument("tensors", metavar="TENSORS", type=Path, help=what)
     add_foreign_arguments(importing, export=False)
-    what = "reject unused tensors, and orders of axes that sizes and MAP leave ambiguous"
+    what = "without --as: reject unused tensors, and orders of axes that sizes leave ambiguous"
     importing.add_argument("--strict", action="store_true", help=what)
     add_source_arguments(importing)
 
@@ -98,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         "show": _show,
         "verify": _verify,
         "export": _export,
-        "import": _import,
+        "import": importing.import_checkpoint,
     }
     wrong = _misused(arguments)
     if wrong:
@@ -115,12 +109,12 @@ def _misused(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the options together."""
     given = vars(arguments)
     if given.get("program") is not None:
-        for name in ("names", "strict", "states"):
+        for name in ("strict", "states"):
             if given.get(name):
                 return f"--{name} does not go with --as"
     elif arguments.action in ("import", "export"):
         for name, default in (("only", []), ("dtype", None), ("config", None)):
-            if given.get(name, default) != default:
+            if arguments.action == "export" and given.get(name, default) != default:
                 return f"--{name} needs --as NAME"
         if arguments.action == "export" and arguments.file is not None:
             return f"{arguments.file}: a .par file is read for its `weights`, with --as NAME"
@@ -272,10 +266,8 @@ def _problems(path: Path, step: int) -> tuple[Manifest | None, list[str]]:
 def _export(arguments: argparse.Namespace) -> int:
     from partita.runtime.checkpoint.exchange import check_place, export
     from partita.runtime.checkpoint.loading import Commit
-    from partita.runtime.checkpoint.names import read_names
 
     path, step = _chosen(arguments)
-    names = read_names(arguments.names) if arguments.names else {}
     try:  # before everything is read
         if arguments.program is None:
             check_place(arguments.output)
@@ -290,7 +282,7 @@ def _export(arguments: argparse.Namespace) -> int:
         try:
             if arguments.program is not None:
                 return export_as(arguments, commit)
-            size = export(commit, arguments.output, names, arguments.states, arguments.weights)
+            size = export(commit, arguments.output, arguments.states, arguments.weights)
         except OSError as error:
             return _cannot_write(arguments.output, error)
     print(f"{arguments.output}: {bytes_text(size)} from {path / _name(step)}")
@@ -300,37 +292,6 @@ def _export(arguments: argparse.Namespace) -> int:
 def _cannot_write(path: Path, error: OSError) -> int:
     print(f"partita: cannot write {path}: {error.strerror}", file=sys.stderr)
     return 2
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    if arguments.program is not None:
-        return import_as(arguments)
-    from partita.runtime.checkpoint.exchange import import_file
-    from partita.runtime.checkpoint.names import read_names
-
-    step = 0 if arguments.step is None else arguments.step
-    names = read_names(arguments.names) if arguments.names else {}
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
-    wanted = manifest_of(state.spec, state.program)
-    try:
-        made = import_file(arguments.directory, step, wanted, arguments.tensors, names, arguments.strict)
-    except OSError as error:
-        print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
-        return 2
-    report(made.warnings)
-    if arguments.json:
-        print(json.dumps(importing.as_json(made), indent=2))
-        return 0
-    print(f"{made.path}: {len(made.bindings)} tensors from {arguments.tensors}")
-    table, more = importing.binding_table(made.bindings)
-    _print(table)
-    if more:
-        print(f"and {more:,} more; --json lists them all")
-    for line in (*importing.unused_lines(made.unused), *importing.training_lines(arguments, state.spec)):
-        print(line)
-    return 0
 
 
 register(

@@ -44,6 +44,10 @@ NEUTRAL = frozenset(
 )
 
 
+# The data of the zoo's language models.
+STDLIB = "  data = stdlib(holdout = 5%)"
+
+
 @define
 class Config:
     """The settings of a config, or of a part of it. What cannot be said is collected in `problems`."""
@@ -110,17 +114,19 @@ class File:
 
     def entry(self, name: str, value: object) -> None:
         """Give an axis or a constant another value."""
-        span = self._entry(name).value.span
-        self.text = f"{self.text[: span.start]}{value}{self.text[span.end :]}"
+        self.entries(**{name: value})
 
     def entries(self, **values: object) -> None:
         """Give several axes and constants other values."""
-        for name, value in values.items():
-            self.entry(name, value)
+        known = self._entries()
+        # From the end, so that places before it stay where they are.
+        for name in sorted(values, key=lambda name: -known[name].span.start):
+            span = known[name].value.span
+            self.text = f"{self.text[: span.start]}{values[name]}{self.text[span.end :]}"
 
     def drop(self, name: str) -> None:
         """Drop an axis or a constant, with the comma beside it."""
-        span = self._entry(name).span
+        span = self._entries()[name].span
         before, after = self.text[: span.start].rstrip(), self.text[span.end :].lstrip()
         if before.endswith(","):
             self.text = before[:-1] + self.text[span.end :]
@@ -132,19 +138,29 @@ class File:
         assert old in self.text, old
         self.text = self.text.replace(old, new)
 
-    def _entry(self, name: str) -> tree.Entry:
+    def _entries(self) -> dict[str, tree.Entry]:
+        """Its axes and constants by name."""
         parsed = parse_file(Source("zoo", self.text), Report())
-        entries = (
-            entry
+        return {
+            entry.key.text: entry
             for each in parsed.declarations
             if isinstance(each, tree.Axes | tree.Constants)
             for entry in each.entries
-        )
-        return next(entry for entry in entries if entry.key.text == name)
+        }
 
-    def written(self, origin: str) -> str:
-        """The canonical text, with a word on where it is from instead of one on its size."""
+    def written(self, origin: str, tokenizer: str) -> str:
+        """The canonical text, with a word on where it is from instead of one on its size.
+
+        It saves checkpoints, which a run needs to begin with weights from elsewhere. Ids of the data that it stands
+        with are not those of the model's `tokenizer`: it says what reads text by it.
+        """
         lines = self.text.split("\n")
+        steps = next(i for i, line in enumerate(lines) if line.startswith("  steps = "))
+        lines.insert(steps + 1, "  checkpoint = every(100)")
+        if STDLIB in lines:
+            data = lines.index(STDLIB)
+            own = f'  #   jsonl("*.jsonl", tokenizer = "{tokenizer}", holdout = 5%)'
+            lines[data:data] = ["  # Its ids are bytes. Text of your own, in the ids of this model:", own]
         first = next((i for i, line in enumerate(lines) if line.startswith("# As it stands")), 0)
         last = next(i for i in range(first, len(lines)) if not lines[i].startswith("#"))
         lines[first:last] = [f"# Sizes and constants are those of {origin}."]
@@ -163,5 +179,6 @@ def refuse_problems(path: str, family: str, problems: Sequence[str]) -> Refused:
         "E0329",
         f"{path} has {count} that specs/zoo/{family} cannot say",
         notes=problems,
-        help="change the model in a copy of that file; or `--ignore KEY,…`, if a setting is without effect here",
+        help=f"`partita init --from {family.removesuffix('.par')}` copies that file, to change the model in it; or "
+        "`--ignore KEY,…`, if a setting is without effect here",
     )

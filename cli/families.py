@@ -13,12 +13,13 @@ from typing import Any
 
 from attrs import frozen
 
-from partita.cli.configs import Config, File, published, refuse_problems
+from partita.cli.configs import STDLIB, Config, File, published, refuse_problems
 from partita.dsl.diagnostic import refuse, shown
 from partita.dsl.report import listed
 
 MOST_BYTES = 1 << 24
 BYTES = 256  # ids of a vocabulary that texts of bytes need
+TOKENIZER = "tokenizer.json"  # as `save_pretrained` of transformers calls it
 LONGEST = 1024  # positions of a sequence in training, unless the model has fewer
 
 
@@ -52,7 +53,9 @@ def from_config(path: Path, ignored: tuple[str, ...] = ()) -> tuple[str, str]:
     config.settle()
     if config.problems:
         raise refuse_problems(str(path), family.file, config.problems)
-    return str(kind), file.written(path.name)
+    beside = path.with_name(TOKENIZER)
+    near = beside.is_file() and not beside.is_absolute() and ".." not in beside.parts
+    return str(kind), file.written(path.name, beside.as_posix() if near else TOKENIZER)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -76,7 +79,23 @@ def _vocabulary(file: File, vocab: int) -> None:
     """The size of the vocabulary; texts of bytes need one that is large enough."""
     file.entry("vocab", vocab)
     if vocab < BYTES:
-        file.replace("data = stdlib(holdout = 5%)", "data = random()")
+        file.replace(STDLIB, "  data = random()")
+
+
+def _images(config: Config, file: File) -> None:
+    """Images and labels of other sizes than those of the file's digits."""
+    labels = config.get("id2label", {"0": "", "1": ""})
+    file.entries(colors=config.count("num_channels", 3), classes=config.count("num_labels", len(labels)))
+    file.replace('data = arrays("digits.npz", holdout = 10%)', "data = random()")
+    file.replace("\n  eval = every(100)", "")
+
+
+def _patches(config: Config, patch: int) -> tuple[int, int]:
+    """The sizes of an image and of its patches, by default of this one."""
+    image, patch = config.count("image_size", 224), config.count("patch_size", patch)
+    if image % patch:
+        config.problem("patch_size", patch, f"which does not divide `image_size`, {image}")
+    return image, patch
 
 
 def _decoder(config: Config, file: File, eps: float, kv: int | None = None, key: int | None = None) -> int:
@@ -447,12 +466,8 @@ def _t5(config: Config, file: File) -> None:
 
 
 def _vit(config: Config, file: File) -> None:
-    image, patch = config.count("image_size", 224), config.count("patch_size", 16)
-    if image % patch:
-        config.problem("patch_size", patch, f"which does not divide `image_size`, {image}")
-    labels = config.get("id2label", {"0": "", "1": ""})
+    image, patch = _patches(config, 16)
     file.entries(
-        colors=config.count("num_channels", 3),
         height=image,
         width=image,
         ph=patch,
@@ -461,11 +476,9 @@ def _vit(config: Config, file: File) -> None:
         heads=config.count("num_attention_heads", 12),
         ffn=config.count("intermediate_size", 3072),
         layers=config.count("num_hidden_layers", 12),
-        classes=config.count("num_labels", len(labels)),
         eps=config.number("layer_norm_eps", 1e-12),
     )
-    file.replace('data = arrays("digits.npz", holdout = 10%)', "data = random()")
-    file.replace("\n  eval = every(100)", "")
+    _images(config, file)
     config.only("hidden_act", "gelu")
     config.only("qkv_bias", True)
     config.only("hidden_dropout_prob", 0.0, 0)
@@ -474,9 +487,7 @@ def _vit(config: Config, file: File) -> None:
 
 def _clip(config: Config, file: File) -> None:
     text, vision = config.part("text_config"), config.part("vision_config")
-    image, patch = vision.count("image_size", 224), vision.count("patch_size", 32)
-    if image % patch:
-        vision.problem("patch_size", patch, f"which does not divide `image_size`, {image}")
+    image, patch = _patches(vision, 32)
     wide, eyes = vision.count("hidden_size", 768), vision.count("num_attention_heads", 12)
     embed, heads = text.count("hidden_size", 512), text.count("num_attention_heads", 8)
     if wide % eyes or embed % heads or wide // eyes != embed // heads:
@@ -526,20 +537,16 @@ def _resnet(config: Config, file: File) -> None:
     for depth in depths:
         if depth < 2:
             config.problem("depths", depths, "and the file has two layers or more in each stage")
-    labels = config.get("id2label", {"0": "", "1": ""})
     file.entries(
-        colors=config.count("num_channels", 3),
         pixel_rows=224,
         pixel_columns=224,
         grow=1,
         grow_=1,
         channels=config.count("embedding_size", 64),
-        classes=config.count("num_labels", len(labels)),
         **{f"out{i}": size for i, size in enumerate(sizes, 1)},
         **{f"more{i}": max(depth - 1, 1) for i, depth in enumerate(depths, 1)},
     )
-    file.replace('data = arrays("digits.npz", holdout = 10%)', "data = random()")
-    file.replace("\n  eval = every(100)", "")
+    _images(config, file)
     config.only("layer_type", "bottleneck")
     config.only("hidden_act", "relu")
     config.only("downsample_in_first_stage", False)
@@ -547,8 +554,9 @@ def _resnet(config: Config, file: File) -> None:
     for key in ("out_features", "out_indices", "stage_names"):
         config.get(key)  # of models that give features
     # The block that it imports, in the file itself.
-    start, end = (published("blocks/batch_norm.par").index(word) for word in ("block batch_norm_image", "block ghost"))
-    file.replace('import "blocks/batch_norm.par"\n', published("blocks/batch_norm.par")[start:end].rstrip() + "\n")
+    norms = published("blocks/batch_norm.par")
+    own = norms[norms.index("block batch_norm_image") : norms.index("block ghost")]
+    file.replace('import "blocks/batch_norm.par"\n', own.rstrip() + "\n")
     file.replace(", group_rows = 1  # of batch_norm.par: any batch divides by it", "")
 
 

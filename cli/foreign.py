@@ -1,41 +1,34 @@
-"""`partita checkpoint import` and `export` with `--as`: trained models of other programs, in and out."""
+"""`partita checkpoint … --as`: the options and names of other programs, and export of a model to one."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from partita.cli.compiled import compile_or_report
-from partita.cli.importing import training_lines
 from partita.cli.number_format import bytes_text
-from partita.cli.source import load_or_report, report
-from partita.compiler.graph import without_iterations
+from partita.cli.source import load_or_report
 from partita.dsl import tree
 from partita.dsl.correspondence import Weights
-from partita.dsl.diagnostic import Refused, refuse, shown
+from partita.dsl.diagnostic import Refused, refuse
 from partita.dsl.parser import parse_file
 from partita.dsl.report import Report, suggestion
 from partita.dsl.source import Source, Span
+from partita.dsl.spec import Spec
 from partita.dsl.units import BYTES, Quantity
 from partita.dsl.units import read as read_quantity
-from partita.dsl.weights import Checker, parameters_in
+from partita.dsl.weights import Checker, parameters_in, parameters_of
 from partita.runtime.checkpoint.files import directory, read
-from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.manifest import Manifest
-from partita.runtime.checkpoint.repeated import families
+from partita.runtime.checkpoint.proposals import template
 
 if TYPE_CHECKING:
-    from partita.runtime.checkpoint.foreign import ForeignImport
     from partita.runtime.checkpoint.loading import Commit
 
 # What a config calls the dtypes.
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 MOST_CONFIG = 1 << 24  # bytes
-MOST_LINES = 100
 SHARD = "5GB"
 CONFIG = "config.json"
 
@@ -63,86 +56,15 @@ def _size(text: str) -> int:
     return int(quantity.value)
 
 
-# ---------------------------------------------------------------- import
-
-
-def import_as(arguments: argparse.Namespace) -> int:
-    """Import the tensors of another program. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
-    from partita.runtime.checkpoint.foreign import import_foreign
-
-    state = compile_or_report(arguments)
-    if state is None:
-        return 1
-    weights = _declared(state.spec.weights, arguments.program, state.spec.source)
-    wanted = manifest_of(state.spec, state.program)
-    step = 0 if arguments.step is None else arguments.step
-    source = arguments.tensors
-    try:
-        made = import_foreign(arguments.directory, step, wanted, state.program, source, weights, arguments.only)
-        config = (source if source.is_dir() else source.parent) / CONFIG
-        if config.is_file():
-            (arguments.directory / CONFIG).write_bytes(_config(config))
-    except OSError as error:
-        print(f"partita: cannot write to {arguments.directory}: {error.strerror}", file=sys.stderr)
-        return 2
-    report(made.warnings)
-    if arguments.json:
-        print(json.dumps(_as_json(made), indent=2))
-        return 0
-    print(f"{made.path}: {len(made.found)} tensors from {source}")
-    if made.renamed:
-        print(f"its names {made.renamed}")
-    for line in _lines(made):
-        print(line)
-    for line in training_lines(arguments, state.spec):
-        print(line)
-    return 0
-
-
-def _declared(known: Mapping[str, Weights], name: str, source: Source) -> Weights:
-    if name not in known:
-        message = f"{source.name} has no `weights {name}`"
-        help = suggestion(name, known) or f'declare it: `weights {name} {{ m.w = "w" [embed] }}`'
-        raise refuse("E0302", message, help=help)
-    return known[name]
-
-
-def _as_json(made: ForeignImport) -> dict[str, Any]:
-    return {
-        "path": str(made.path),
-        "tensors": [
-            {
-                "from": each.name,
-                "dtype": each.dtype,
-                "shape": list(each.tensor.shape),
-                "parameters": [part.name for part in each.tensor.parts],
-            }
-            for each in made.found
-        ],
-        "initial": list(made.begun),
-    }
-
-
-def _lines(made: ForeignImport) -> list[str]:
-    """What was taken from where, the tensors of repeated layers on one line."""
-    found = families(
-        (
-            (each.name,),
-            (
-                ", ".join(without_iterations(part.name) for part in each.tensor.parts),
-                f"{each.dtype}{list(each.tensor.shape)}",
-            ),
-        )
-        for each in made.found
-    )
-    width = max((len(row.shared[0]) for row in found), default=0)
-    lines = [f"{row.shared[0]:<{width}}  ←  {shown(row.names[0])}  {row.shared[1]}" for row in found]
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES:,} more; --json lists them all"]
-    begun = [row.names[0] for row in families(((name,), None) for name in made.begun)]
-    if begun:
-        lines.append(f"as the file begins: {', '.join(begun[:8])}" + (" …" if len(begun) > 8 else ""))
-    return lines
+def declared(given: Spec, name: str) -> Weights:
+    """The `weights` of a file that have a name. Raises Refused (E0302), proposing what to write."""
+    if name not in given.weights:
+        model, _ = given.trained
+        first = next(iter(parameters_of(model)), None)
+        line = template(first) if first is not None else ""
+        help = suggestion(name, given.weights) or f"declare it: `weights {name} {{ {line} … }}`, a line a parameter"
+        raise refuse("E0302", f"{given.source.name} has no `weights {name}`", help=help)
+    return given.weights[name]
 
 
 # ---------------------------------------------------------------- export
@@ -159,13 +81,13 @@ def export_as(arguments: argparse.Namespace, commit: Commit) -> int:
         spec = load_or_report(arguments)
         if spec is None:
             return 1
-        weights = _declared(spec.weights, arguments.program, spec.source)
+        weights = declared(spec, arguments.program)
     config = arguments.config or commit.path / CONFIG
     more = {}
     if arguments.config is not None or config.is_file():
         floats = {each.type.dtype for each in manifest.tensors if each.type.is_float}
         dtype = arguments.dtype or (floats.pop() if len(floats) == 1 else None)
-        more[CONFIG] = with_dtype(_config(config), dtype)
+        more[CONFIG] = with_dtype(config_of(config), dtype)
     count, size = export_foreign(
         commit,
         arguments.output,
@@ -206,7 +128,7 @@ def _remembered(manifest: Manifest, name: str) -> Weights:
 # ---------------------------------------------------------------- the config beside the tensors
 
 
-def _config(path: Path) -> bytes:
+def config_of(path: Path) -> bytes:
     """The content of a config. Raises Refused (E0809) if it is no JSON object, and OSError."""
     with directory(path.parent) as handle:
         content = read(path.resolve().name, handle, MOST_CONFIG) if not path.is_symlink() else path.read_bytes()

@@ -1,82 +1,123 @@
-"""The output of `partita checkpoint import`: what was bound to what, what was not used, and how to train from it."""
+"""`partita checkpoint import`: says what was bound to what, what was not used, and how to train from it."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.cli.compiled import compile_or_report
+from partita.cli.foreign import CONFIG, config_of, declared
+from partita.cli.source import report
 from partita.dsl.diagnostic import shown
+from partita.runtime.checkpoint.identity import manifest_of
 from partita.runtime.checkpoint.repeated import families
 from partita.runtime.checkpoint.settings import DIRECTORY
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from partita.dsl.spec import Spec
-    from partita.runtime.checkpoint.exchange import Binding, Imported
+    from partita.runtime.checkpoint.importing import Found, Imported
 
 MOST_LINES = 100
+MOST_FEW = 8
 INTERVAL = 100  # of the `checkpoint` entry that is proposed
 
 
-def as_json(made: Imported) -> dict[str, Any]:
+def import_checkpoint(arguments: argparse.Namespace) -> int:
+    """Make a checkpoint of a file's model. Returns 0; 1 with diagnostics; 2 if nothing can be written."""
+    from partita.runtime.checkpoint.importing import import_tensors
+
+    state = compile_or_report(arguments)
+    if state is None:
+        return 1
+    given, source, directory = state.spec, arguments.tensors, arguments.directory
+    weights = declared(given, arguments.program) if arguments.program is not None else None
+    wanted, step = manifest_of(given, state.program), 0 if arguments.step is None else arguments.step
+    try:
+        made = import_tensors(directory, step, wanted, state.program, source, weights, arguments.only, arguments.strict)
+        config = (source if source.is_dir() else source.parent) / CONFIG
+        if weights is not None and config.is_file():
+            (directory / CONFIG).write_bytes(config_of(config))
+    except OSError as error:
+        print(f"partita: cannot write to {directory}: {error.strerror}", file=sys.stderr)
+        return 2
+    report(made.warnings)
+    if arguments.json:
+        print(json.dumps(_as_json(made), indent=2))
+        return 0
+    print(f"{made.path}: {len(made.found)} tensors from {source}")
+    if made.renamed:
+        print(f"its names {made.renamed}")
+    for line in (*_bindings(made.found), *_rest(made), *training_lines(arguments, given)):
+        print(line)
+    return 0
+
+
+def _as_json(made: Imported) -> dict[str, Any]:
     """The full result, tensor by tensor."""
     return {
         "path": str(made.path),
         "tensors": [
             {
-                "name": each.tensor.name,
-                "type": str(each.tensor.type),
-                "from": each.form.name,
+                "from": each.name,
                 "dtype": each.dtype,
-                "shape": list(each.shape),
-                "axes": [list(group) for group in each.form.axes],
+                "shape": list(each.tensor.shape),
+                "parameters": [
+                    {"name": part.name, "type": str(part.type), "axes": [list(group) for group in part.groups]}
+                    for part in each.tensor.parts
+                ],
                 "ambiguous": list(each.ambiguous),
             }
-            for each in made.bindings
+            for each in made.found
         ],
+        "initial": list(made.begun),
         "unused": list(made.unused),
     }
 
 
-def binding_table(bindings: Sequence[Binding]) -> tuple[Table, int]:
-    """The parameters and their sources, those of repeated layers on one line; and how many exceed `MOST_LINES`."""
-    from rich.table import Table
-
-    from partita.runtime.checkpoint.exchange import is_state
-
-    found = families(
-        ((each.tensor.name, each.form.name), (str(each.tensor.type), f"{each.dtype}{list(each.shape)}", _axes(each)))
-        for each in bindings
-        if not is_state(each.tensor)
+def _bindings(found: Sequence[Found]) -> Iterator[str]:
+    """What was taken from where, the tensors of repeated layers on one line."""
+    rows = families(
+        (
+            (*(part.name for part in each.tensor.parts), each.name),
+            (f"{each.dtype}{list(each.tensor.shape)}", _axes(each)),
+        )
+        for each in found
+        if "/" not in each.tensor.parts[0].name
     )
-    table = Table(box=None, pad_edge=False)
-    for heading in ("tensor", "type", "", "from", "shape", "axes"):
-        table.add_column(heading, overflow="fold")
-    for family in found[:MOST_LINES]:
-        ours, theirs = family.names
-        type, shape, axes = family.shared
-        table.add_row(ours, type, "←", shown(theirs), shape, axes)
-    return table, sum(family.count for family in found[MOST_LINES:])
-
-
-def _axes(binding: Binding) -> str:
-    """Their axes in terms of ours; `?` if their order is a guess."""
-    return ", ".join(" ".join(group) for group in binding.form.axes) + " ?" * bool(binding.ambiguous)
-
-
-def unused_lines(names: Sequence[str]) -> Iterator[str]:
-    """The tensors of the file that were not used."""
-    if not names:
-        return
-    found = families(((name,), None) for name in names)
-    yield f"not used: {', '.join(shown(family.names[0]) for family in found[:8])}"
-    more = sum(family.count for family in found[8:])
+    ours = [", ".join(row.names[:-1]) for row in rows[:MOST_LINES]]
+    width = max(map(len, ours), default=0)
+    for names, row in zip(ours, rows, strict=False):
+        yield f"{names:<{width}}  ←  {shown(row.names[-1])}  {'  '.join(row.shared)}"
+    more = sum(row.count for row in rows[MOST_LINES:])
     if more:
-        yield f"  and {more:,} more; --json lists them all"
+        yield f"and {more:,} more; --json lists them all"
+
+
+def _axes(found: Found) -> str:
+    """Their axes in terms of ours, as a line of `weights` has them; `?` if their order is a guess."""
+    parts, joined = found.tensor.parts, found.tensor.joined
+    axes = []
+    for number, groups in enumerate(zip(*(part.groups for part in parts), strict=True)):
+        texts = dict.fromkeys(" * ".join(group) or "1" for group in groups)
+        plus = "+ " * (number == joined and len(texts) == 1)
+        axes.append(plus + " + ".join(texts))
+    return f"[{', '.join(axes)}]" + " ?" * bool(found.ambiguous)
+
+
+def _rest(made: Imported) -> Iterator[str]:
+    """What begins as the file says, and the tensors of theirs that were not used."""
+    for words, names in (("as the file begins", made.begun), ("not used", made.unused)):
+        rows = families(((name,), None) for name in names)
+        if rows:
+            yield f"{words}: {', '.join(shown(row.names[0]) for row in rows[:MOST_FEW])}"
+        more = sum(row.count for row in rows[MOST_FEW:])
+        if more:
+            yield f"  and {more:,} more; --json lists them all"
 
 
 def training_lines(arguments: argparse.Namespace, given: Spec) -> Iterator[str]:

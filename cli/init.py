@@ -8,16 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.resources import files
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from partita.cli.command import SUMMARIES, Command, register
 from partita.cli.families import from_config
 from partita.cli.source import printable, report
+from partita.cli.starters import USUAL, read_by, starter, starter_names
 from partita.dsl.diagnostic import Refused
+from partita.dsl.load import load
 
-START = "start.par"
 CONFIG = "config.json"
+# What a folder of a trained model has beside it, in the formats that `checkpoint import` reads.
+TENSORS = ("model.safetensors", "model.safetensors.index.json")
+NUMBERS = {1: "in one process", 2: "on two processes of this machine"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = (
         "the name of the file, with or without `.par`; or a config.json of Hugging Face, or the directory that has it"
     )
-    parser.add_argument("name", metavar="NAME", help=what)
+    parser.add_argument("file", metavar="NAME", nargs="?", help=what)
+    names = ", ".join(starter_names())
+    what = f"another file to start from than {USUAL}: {names} (default of NAME: the same)"
+    parser.add_argument("--from", dest="starter", choices=starter_names(), metavar="STARTER", help=what)
     what = "the file to write from a config (default: its `model_type` and `.par`)"
     parser.add_argument("-o", "--output", metavar="OUT", help=what)
     what = "settings of a config that are to be left out, separated by commas"
@@ -34,43 +41,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file. Returns 0; 1 if a config cannot be said; or 2 if the file exists or cannot be written."""
-    given = Path(arguments.name)
-    inside = os.path.join(arguments.name, CONFIG)
-    config = Path(inside) if os.path.isfile(inside) else given if given.suffix == ".json" else None
-    if config is None and (arguments.output is not None or arguments.ignore):
-        print("partita: --output and --ignore are for a config.json: `partita init CONFIG.json`", file=sys.stderr)
+    if arguments.file is None and arguments.starter is None:
+        print("partita: missing file name: `partita init NAME`", file=sys.stderr)
         return 2
-    if config is None:
-        return _write(given, files("partita.specs").joinpath(START).read_text(encoding="utf-8"), START)
+    given = Path(arguments.file if arguments.file is not None else arguments.starter)
+    inside = os.path.join(given, CONFIG)
+    config = Path(inside) if os.path.isfile(inside) else given if given.suffix == ".json" else None
+    if config is None or arguments.starter is not None:
+        if arguments.output is not None or arguments.ignore:
+            print("partita: --output and --ignore are for a config.json: `partita init CONFIG.json`", file=sys.stderr)
+            return 2
+        name = arguments.starter or USUAL
+        text = starter(name)
+        return _write(given, lambda path: text.replace(f"{name}.par", path.name), read_by(text), _how_to_run)
     try:
         kind, text = from_config(config, tuple(arguments.ignore))
     except Refused as refused:
         report(refused.diagnostics)
         return 1
-    return _write(Path(arguments.output or kind), text)
+    return _write(
+        Path(arguments.output or kind), lambda _: text, read_by(text), lambda path: _how_to_import(path, config)
+    )
 
 
-def _write(path: Path, text: str, name: str | None = None) -> int:
-    """Write a text, in which the file is called `name`."""
+def _how_to_run(path: Path) -> str:
+    """What a user does next with a starter."""
+    spec, _ = load(path)
+    ranks = spec.mesh.ranks if spec is not None and spec.mesh is not None else 1
+    shown = printable(str(path))
+    if ranks in NUMBERS:
+        return f"`partita run {shown}` trains it {NUMBERS[ranks]}"
+    return f"`partita compile {shown}` shows what runs on its {ranks} ranks"
+
+
+def _how_to_import(path: Path, config: Path) -> str:
+    """What a user does next with a model of a config."""
+    shown, where = printable(str(path)), f"runs/{printable(path.stem)}/checkpoints"
+    there = any(config.with_name(each).is_file() for each in TENSORS)
+    tensors = printable(str(config.parent)) if there else "TENSORS"
+    return f"`partita checkpoint import {where} {tensors} {shown} --as hf` reads its weights"
+
+
+def _write(path: Path, text: Callable[[Path], str], beside: Mapping[str, bytes], next: Callable[[Path], str]) -> int:
+    """Write a file, and what it reads beside it; and say what comes next. Nothing is written if a file is there."""
     if not path.name.removesuffix(".par").strip("."):
         print("partita: missing file name: `partita init NAME`", file=sys.stderr)
         return 2
     path = path.with_name(f"{path.name.removesuffix('.par')}.par")
-    shown = printable(str(path))
+    files = {path: text(path).encode(), **{path.parent / name: content for name, content in beside.items()}}
+    each = path
     try:
-        with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text.replace(name, path.name) if name else text)
+        for each, content in files.items():
+            if os.path.lexists(each) and (each == path or not each.is_file() or each.read_bytes() != content):
+                raise FileExistsError
+        for each, content in files.items():
+            if not each.exists():
+                if each != path:
+                    each.parent.mkdir(parents=True, exist_ok=True)
+                with each.open("xb") as file:
+                    file.write(content)
     except FileExistsError:
-        print(f"partita: {shown} already exists, and is left unchanged", file=sys.stderr)
+        print(f"partita: {printable(str(each))} already exists, and is left unchanged", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        print(f"partita: cannot write {shown}: {reason}", file=sys.stderr)
+        print(f"partita: cannot write {printable(str(each))}: {reason}", file=sys.stderr)
         return 2
-    if name:
-        print(f"wrote {shown}; `partita run {shown}` trains it on two processes of this machine")
-    else:
-        print(f"wrote {shown}; `partita checkpoint import DIR TENSORS {shown} --as hf` reads its weights")
+    print(f"wrote {', '.join(printable(str(each)) for each in files)}; {next(path)}")
     return 0
 
 

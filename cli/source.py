@@ -48,6 +48,11 @@ def report(diagnostics: Iterable[Diagnostic]) -> None:
         print(printable(diagnostic.render()), end="\n\n", file=sys.stderr)
 
 
+def say(diagnostic: Diagnostic) -> None:
+    """Print one."""
+    report([diagnostic])
+
+
 def summary(name: str, diagnostics: Iterable[Diagnostic]) -> str:
     """`gpt.par: 2 errors, 1 warning`, or `gpt.par: ok`."""
     found = [diagnostic.severity for diagnostic in diagnostics]

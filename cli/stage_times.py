@@ -7,16 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import fields, frozen
 
-from partita.cli.argument_types import number
+from partita.cli.argument_types import known, number, numbers
 from partita.compiler.instructions import Message
-from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT
+from partita.compiler.schedules.schedule import BACKWARD, FORWARD, FULL_BACKWARD, WEIGHT, Spread
 from partita.compiler.schedules.simulator import Costs
 
 Amount = float | tuple[float, ...]
 # What a file must say: with times of its own, no default is right.
 NEEDED = ("F", "B", "W")
+PASSES = ("S", "T")
 
 
 @frozen
@@ -30,11 +31,24 @@ class StageTimes:
     W: Amount = 1.0
     comm: Amount = 0.0
     FB: float | None = None
+    S: Amount | None = None
+    T: Amount | None = None
+
+    def spread(self, ranks: int, chunks: int) -> Spread | None:
+        """The stages of such a pipeline and of the ranks' parts of the vocabulary, if they share it."""
+        return None if self.S is None else Spread(ranks, ranks * chunks, outputs=True)
 
     def problem(self, ranks: int, chunks: int) -> str | None:
         """Why these are not the times of so many stages; None if they are."""
         stages = ranks * chunks
-        for key, count, what in (*((key, stages, "stages") for key in NEEDED), ("comm", stages - 1, "pairs of stages")):
+        counts = [
+            *((key, stages, "stages") for key in NEEDED),
+            ("comm", stages - 1, "pairs of stages"),
+            *((key, ranks, "ranks") for key in PASSES),
+        ]
+        if (self.S is None) != (self.T is None):
+            return "S and T are those of one vocabulary: give both"
+        for key, count, what in counts:
             times = getattr(self, key)
             if isinstance(times, tuple) and len(times) != count:
                 return f"`{key}` has {len(times)} times, but there are {count} {what}"
@@ -51,6 +65,12 @@ class StageTimes:
         stages = ranks * chunks
         forward, backward, weight = (self._by_stage(key, stages, chunks) for key in NEEDED)
         whole = tuple(map(sum, zip(backward, weight, strict=True)))
+        if self.S is not None:
+            # The parts of all ranks, and the loss, whose time is among theirs. T is not divided into B and W.
+            forward = (*forward, *self._of_ranks("S", ranks), 0.0)
+            whole = (*whole, *self._of_ranks("T", ranks), 0.0)
+            backward = (*backward, *self._of_ranks("T", ranks), 0.0)
+            weight = (*weight, *(0.0,) * (ranks + 1))
         seconds = {FORWARD: forward, BACKWARD: backward, WEIGHT: weight, FULL_BACKWARD: whole}
         pair = None if self.FB is None else self.FB / chunks
         return Costs(
@@ -63,11 +83,19 @@ class StageTimes:
         times = getattr(self, key)
         return times if isinstance(times, tuple) else (times / chunks,) * stages
 
+    def _of_ranks(self, key: str, ranks: int) -> tuple[float, ...]:
+        times = getattr(self, key)
+        return times if isinstance(times, tuple) else (times,) * ranks
+
     def _transfer(self, message: Message) -> float:
-        """The times of transfers are by the lower stage."""
+        """The times of transfers are by the lower stage; what the parts of a vocabulary exchange takes the longest."""
         if isinstance(self.comm, tuple):
-            return self.comm[min(message.source, message.destination)]
+            lower = min(message.source, message.destination)
+            return self.comm[lower] if lower < len(self.comm) else max(self.comm, default=0.0)
         return self.comm
+
+
+NAMES = [each.name for each in fields(StageTimes)]
 
 
 def stage_times(text: str) -> StageTimes:
@@ -77,12 +105,7 @@ def stage_times(text: str) -> StageTimes:
     """
     if text.endswith(".json"):
         return _read(Path(text))
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        _check(key.strip())
-        found[key.strip()] = number(value)
-    return StageTimes(**found)
+    return StageTimes(**numbers(text, NAMES))
 
 
 def _read(path: Path) -> StageTimes:
@@ -95,17 +118,11 @@ def _read(path: Path) -> StageTimes:
     if not isinstance(given, dict):
         raise argparse.ArgumentTypeError(f'{path} is not an object such as {{"F": [18.5, 20.1], "B": 18, "W": 9}}')
     for key in given:
-        _check(key)
+        known(key, NAMES)
     missing = [key for key in NEEDED if key not in given]
     if missing:
         raise argparse.ArgumentTypeError(f"{path} has no times of {' and '.join(missing)}")
     return StageTimes(**{key: _amount(value, key, path) for key, value in given.items()})
-
-
-def _check(key: str) -> None:
-    names = [each.name for each in StageTimes.__attrs_attrs__]
-    if key not in names:
-        raise argparse.ArgumentTypeError(f"`{key[:40]}` is not one of {', '.join(names)}")
 
 
 def _amount(value: Any, key: str, path: Path) -> Any:

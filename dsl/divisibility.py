@@ -101,7 +101,7 @@ def _unused(given: spec.Spec) -> Iterator[Diagnostic]:
 def _cut(given: spec.Spec) -> tuple[str, int]:
     """The axis that is split into microbatches, and their number; 1 if only a schedule file says it."""
     arguments = given.schedule.call.arguments if given.schedule else {}
-    return str(arguments.get("over", "batch")), int(arguments.get("microbatches", 1))
+    return given.batch, int(arguments.get("microbatches", 1))
 
 
 def _microbatches(given: spec.Spec) -> Iterator[Diagnostic]:

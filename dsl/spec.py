@@ -37,6 +37,8 @@ class Call:
     __repr__ = shortened
 
 
+# The default of `over` in the call of a schedule.
+BATCH = "batch"
 # The default of `train.on_bad_step`.
 STOP = Call("stop", {"spike": None, "window": 100})
 
@@ -405,6 +407,11 @@ class Schedule:
 
     __repr__ = shortened
 
+    @property
+    def batch(self) -> str:
+        """The axis that is split into microbatches."""
+        return str(self.call.arguments.get("over", BATCH))
+
 
 @frozen
 class OptimizerRule:
@@ -471,7 +478,7 @@ class Train:
     ema: float | None = None  # the decay of a mean of the weights
     seed: int = 0
     compile: bool | None = None  # with Inductor; None: only on a GPU
-    eval: Call | None = None  # every(interval, batches = 10, weights = trained)
+    eval: Call | None = None  # every(interval, batches = 10, weights = trained, data = …, sample = …)
     checkpoint: Call | None = None  # every(interval, dir = …, keep = …)
     on_bad_step: Call = STOP  # stop, skip or rewind
     spans: Mapping[str, Span] = field(factory=dict, eq=False)
@@ -535,6 +542,11 @@ class Spec:
     def mesh(self) -> Mesh | None:
         """The mesh of the layout."""
         return self.meshes[self.layout.mesh] if self.layout else None
+
+    @property
+    def batch(self) -> str:
+        """The axis that is split into microbatches, or would be."""
+        return self.schedule.batch if self.schedule else BATCH
 
     @property
     def name(self) -> str:

@@ -322,8 +322,7 @@ def space_of(given: spec.Spec, devices: int | None = None, keep: bool = False, d
     mesh = mesh or spec.Mesh("cluster", (), None, {})
     if device is not None:
         mesh = evolve(mesh, device=spec.Call(device, {}), links={})
-    call = given.schedule.call if given.schedule else None
-    batch = str(call.arguments.get("over", "batch")) if call else "batch"
+    batch = given.batch
     rules = [rule for rule in layout.rules if isinstance(rule, spec.ShardRule)] if layout else []
     known = dict(mesh.axes)
     rules = [rule for rule in rules if all(name in known for name in rule.mesh_axes)]

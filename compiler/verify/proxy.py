@@ -76,9 +76,8 @@ def proxy_of(
     microbatches = _microbatches(call, pipe)
     axes = axes_of(model)
     axes = evolve(axes, kept=axes.kept | kept)
-    batch = str(call.arguments.get("over", "batch")) if call else "batch"
     for mesh in _meshes(given, pipe, hoist):
-        multiples, avoided = _demands(given, axes, mesh, batch, microbatches)
+        multiples, avoided = _demands(given, axes, mesh, microbatches)
         for name in axes.inputs:
             multiples[name] *= max(1, min(longer, axes.declared[name] // multiples[name]))
         sizes = Search(axes, multiples, avoided).run() or _declared(model, axes, multiples)
@@ -106,7 +105,7 @@ def proxy_of(
             train,
             precision="f64",
             steps=2,
-            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights}),
+            eval=spec.Call("every", {"interval": 1, "batches": 2, "weights": weights, "sample": None}),
             checkpoint=None,
         ),
         expect=(),
@@ -115,8 +114,7 @@ def proxy_of(
 
 def single(given: spec.Spec) -> spec.Spec:
     """The reference semantics of a file: the same training on one device, without layout or microbatching."""
-    over = given.schedule.call.arguments.get("over", "batch") if given.schedule else "batch"
-    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": over})
+    call = spec.Call(DEFAULT_SCHEDULE, {"microbatches": 1, "over": given.batch})
     return evolve(given, layout=None, schedule=spec.Schedule(call.name, call))
 
 
@@ -196,7 +194,7 @@ def _declared(model: spec.Model, axes: Axes, multiples: Mapping[str, int]) -> di
 
 
 def _demands(
-    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, batch: str, microbatches: int
+    given: spec.Spec, axes: Axes, mesh: spec.Mesh | None, microbatches: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """By axis: what its size must be a multiple of, and what it should not be, as its declared size is not."""
     old, new = (dict(each.axes) if each else {} for each in (given.mesh, mesh))
@@ -214,7 +212,7 @@ def _demands(
         # No tensor of a file that compiles is split over more than divides its size.
         together = [each for each in _subsets(over.get(name, ())) if size % prod(old[axis] for axis in each) == 0]
         multiple = lcm(*(prod(new[axis] for axis in each) for each in together))
-        if name == batch:
+        if name == given.batch:
             multiple *= microbatches
         if name in axes.even and size % 2 == 0:
             multiple = lcm(multiple, 2)

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from partita.runtime.checkpoint.shards import MOST_HEADER, WIDTHS, Entry, bytes_
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG = "config.json"
+METADATA = "__metadata__"  # reserved by the format
 MOST_INDEX = 1 << 27  # bytes
 
 
@@ -80,6 +81,10 @@ class ForeignFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
         return tuple(self._files[name].get_slice(name).get_shape())
+
+    def unread(self, known: Container[str]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that are not `known`."""
+        return {name: self.shape(name) for name in self._files if name not in known}
 
     def read(self, name: str, region: tuple[slice, ...] | None = None) -> torch.Tensor:
         """A tensor, or a region of it. Raises Damaged."""
@@ -150,6 +155,15 @@ def shards(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
     return [sorted(each, key=lambda entry: -WIDTHS[entry.dtype]) for each in found]
 
 
+def refuse_names(entries: Sequence[Entry]) -> None:
+    """Refuse (E0810) names that cannot be those of a safetensors file."""
+    for entry in entries:
+        if entry.name == METADATA or any("\ud800" <= character <= "\udfff" for character in entry.name):
+            raise refuse("E0810", f"`{shown(entry.name)}` cannot be the name of a tensor in a safetensors file")
+    if len(header(entries)) - 8 > MOST_HEADER:
+        raise refuse("E0810", f"the names have more than the {MOST_HEADER:,} bytes that a safetensors file may have")
+
+
 def write_files(
     path: Path, files: Sequence[Sequence[Entry]], read: Callable[[Entry], torch.Tensor], more: Mapping[str, bytes]
 ) -> int:
@@ -158,8 +172,8 @@ def write_files(
     It has its name only when it is complete. Raises Refused (E0810), and OSError, also if there is something that is
     not empty.
     """
-    if any(len(header(entries)) - 8 > MOST_HEADER for entries in files):
-        raise refuse("E0810", f"the names have more than the {MOST_HEADER:,} bytes that a safetensors file may have")
+    for entries in files:
+        refuse_names(entries)
 
     def blocks(entries: Sequence[Entry]) -> Iterator[bytes | memoryview]:
         yield header(entries)

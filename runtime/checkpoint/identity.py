@@ -172,7 +172,7 @@ def differences(saved: Manifest, wanted: Manifest) -> list[str]:
     if before == now:
         return [
             "the model's operations differ",
-            *islice(changed_lines(saved.sources.values(), wanted.sources.values()), 2 * MOST_SHOWN),
+            *changed_text(saved.sources.values(), wanted.sources.values()),
         ]
     notes = []
     if _states(before) != _states(now):
@@ -220,7 +220,13 @@ def _states(names: Iterable[str]) -> str:
     return f"({', '.join(sorted({name.split('/')[0] for name in names if '/' in name}))})"
 
 
-def changed_lines(saved: Iterable[str], wanted: Iterable[str]) -> Iterator[str]:
+def changed_text(saved: Iterable[str], wanted: Iterable[str]) -> list[str]:
+    """The first lines in which the source texts of models with other steps differ, or why none does."""
+    lines = [*islice(_changed_lines(saved, wanted), 2 * MOST_SHOWN)]
+    return lines or ["the text is the same: an override gives a constant another value"]
+
+
+def _changed_lines(saved: Iterable[str], wanted: Iterable[str]) -> Iterator[str]:
     """Yields the lines of source texts that differ, as `- before` and `+ now`."""
     before, now = (
         [line.strip() for text in texts for line in text.splitlines() if line.strip()] for texts in (saved, wanted)

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 from math import prod
 from typing import Generic, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 NUMBER = re.compile(r"(?<![^./])(0|[1-9]\d{0,8})(?![^./])")
 MOST_PIECES = 8  # in the text of one set of numbers
@@ -25,14 +25,19 @@ Numbers = tuple[tuple[int, ...], ...]  # of each name of a row
 class Family(Generic[T]):
     """Rows written as one: their number, their names, and what they share.
 
-    `patterns` are the names with `*` for the numbers that vary, as in a name map, if the same ones vary in every name;
-    otherwise the names of the first row.
+    `patterns` are the names with `*` for the numbers that vary, if the same ones vary in every name, and otherwise the
+    names of the first row. `members` are the names of each row, in the order of their numbers.
     """
 
-    count: int
     names: tuple[str, ...]
     patterns: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...] = field(repr=False)
     shared: T
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.members)
 
 
 def families(rows: Iterable[tuple[Sequence[str], T]]) -> list[Family[T]]:
@@ -101,7 +106,13 @@ def _family(texts: tuple[str, ...], members: list[Numbers], shared: T) -> Family
         ]
     else:
         patterns = [_filled(text, map(str, numbers)) for text, numbers in zip(texts, members[0], strict=True)]
-    return Family(len(members), tuple(names), tuple(patterns), shared)
+    rows = (zip(texts, member, strict=True) for member in sorted(members))
+    return Family(
+        tuple(names),
+        tuple(patterns),
+        tuple(tuple(_filled(text, map(str, numbers)) for text, numbers in row) for row in rows),
+        shared,
+    )
 
 
 def _filled(text: str, numbers: Iterable[str]) -> str:

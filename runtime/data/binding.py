@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attrs import frozen
 
-from partita.compiler.program import Program
+from partita.compiler.program import InputRecord, Program
 from partita.dsl.builtins import ALL
 from partita.dsl.diagnostic import Diagnostic, refuse
 from partita.dsl.source import Span
@@ -63,6 +63,21 @@ def identify(call: Call, root: Path) -> tuple[DataFile, ...]:
     return identified(SOURCES[call.name].files(call, root), call.span)
 
 
+def inputs_of(records: Iterable[InputRecord], batch: str) -> tuple[Input, ...]:
+    """Inputs of a program whose batch axis has this name, as datasets know them."""
+    return tuple(
+        Input(
+            each.name,
+            each.type,
+            batch if each.type.has(batch) else None,
+            each.limit.size if each.limit else None,
+            each.limit.name if each.limit else None,
+            each.ignored,
+        )
+        for each in records
+    )
+
+
 def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
     """The dataset of a train block for a program's inputs; None for a model without inputs.
 
@@ -70,17 +85,7 @@ def open_data(program: Program, train: Train, root: Path) -> Dataset | None:
     """
     if not program.inputs:
         return None
-    inputs = tuple(
-        Input(
-            each.name,
-            each.type,
-            program.batch if each.type.has(program.batch) else None,
-            each.limit.size if each.limit else None,
-            each.limit.name if each.limit else None,
-            each.ignored,
-        )
-        for each in program.inputs
-    )
+    inputs = inputs_of(program.inputs, program.batch)
     if train.eval is None:
         return open_dataset(train.data, inputs, train.seed, root)
     own, whole = train.eval.arguments.get("data"), train.eval.arguments["batches"] == ALL

@@ -21,6 +21,7 @@ from partita.dsl.spec import Call
 from partita.runtime.data import cache
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.encoders import Encoder, encoder_of
+from partita.runtime.data.files import matched
 from partita.runtime.data.ids import Ids, joined
 from partita.runtime.data.packing import open_packed
 from partita.runtime.data.registry import Use
@@ -88,6 +89,27 @@ def open_documents(
     if pack:
         return open_packed(found.ids, found.ends, f"`{pattern}`", inputs, seed, holdout, use, call.span)
     return open_windows(found.ids, f"`{pattern}`", inputs, seed, holdout, use, call.span)
+
+
+def open_records(
+    call: Call,
+    inputs: tuple[Input, ...],
+    seed: int,
+    root: Path,
+    use: Use,
+    read: Callable[[Path, str, str, Span | None], Iterator[str]],
+    argument: str,
+) -> Dataset:
+    """The dataset of a source whose files have records, of which what an `argument` of the call names is a document.
+    `read` gives those of a file, by its path, its name in messages, and that name.
+    """
+    key = call.arguments[argument]
+
+    def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
+        return ((text, True) for text in read(path, name, key, call.span))
+
+    files = matched("glob")(call, root)
+    return open_documents(call, inputs, seed, root, use, files, documents, f"{call.name} {key}")
 
 
 def _refuse_segments(inputs: tuple[Input, ...], separate: bool, span: Span | None) -> None:

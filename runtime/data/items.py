@@ -115,7 +115,7 @@ class Items:
             if given.batch_axis is None:
                 batch[given.name] = np.ascontiguousarray(self.whole[given.name], dtype)
             else:
-                values = np.moveaxis(self.arrays[given.name][chosen], 0, given.type.position(given.batch_axis))
+                values = np.moveaxis(self.arrays[given.name][chosen], 0, given.batch_position)
                 batch[given.name] = np.ascontiguousarray(values, dtype)
         return batch
 

@@ -36,15 +36,9 @@ DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 def open_jsonl(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """Documents that are fields of JSON objects."""
-    from partita.runtime.data.documents import open_documents
+    from partita.runtime.data.documents import open_records
 
-    field = call.arguments["field"]
-
-    def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
-        return ((text, True) for text in texts(path, name, field, call.span))
-
-    files = matched("glob")(call, root)
-    return open_documents(call, inputs, seed, root, use, files, documents, f"jsonl {field}")
+    return open_records(call, inputs, seed, root, use, texts, "field")
 
 
 def texts(path: Path, name: str, field: str, span: Span | None) -> Iterator[str]:

@@ -23,15 +23,9 @@ MOST_COLUMNS = 12  # shown
 
 def open_parquet(call: Call, inputs: tuple[Input, ...], seed: int, root: Path, use: Use) -> Dataset:
     """Documents that are rows of a column."""
-    from partita.runtime.data.documents import open_documents
+    from partita.runtime.data.documents import open_records
 
-    column = call.arguments["column"]
-
-    def documents(path: Path, name: str) -> Iterator[tuple[str, bool]]:
-        return ((text, True) for text in texts(path, name, column, call.span))
-
-    files = matched("glob")(call, root)
-    return open_documents(call, inputs, seed, root, use, files, documents, f"parquet {column}")
+    return open_records(call, inputs, seed, root, use, texts, "column")
 
 
 def texts(path: Path, name: str, column: str, span: Span | None) -> Iterator[str]:

@@ -7,23 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from partita.compiler.program import InputRecord
 from partita.dsl.diagnostic import refuse
 from partita.dsl.spec import Spec
 from partita.dsl.types import Type
+from partita.runtime.data.binding import inputs_of
 from partita.runtime.data.dataset import Dataset, Input
+from partita.runtime.inference.ranks import Here
 from partita.runtime.outputs import Outputs, Tensors
 
 
 class Predictor:
-    """The outputs of these `names`, or all, for any number of rows: each has the batch axis.
+    """The outputs of these `names`, or all, for any number of rows: each has the batch axis. They are computed on one
+    device or, with the ranks that are `here`, in the file's layout; a process without the first rank has none of them.
 
     Rows go through the model in batches of the file's size. The last batch is filled up with its last row, and cut.
     Raises Refused (E0302, E1004).
     """
 
-    def __init__(self, given: Spec, names: Sequence[str] = (), allow_python: bool = False) -> None:
-        self.outputs = Outputs(given, names, allow_python)
+    def __init__(
+        self, given: Spec, names: Sequence[str] = (), allow_python: bool = False, here: Here | None = None
+    ) -> None:
+        self.outputs = Outputs(given, names, allow_python, here)
         model, batch = self.outputs.model, self.outputs.program.batch
         self._types: dict[str, Type] = {
             name: model.answering.types[number] for name, number in model.outputs if not names or name in names
@@ -51,17 +55,13 @@ class Predictor:
     @property
     def inputs(self) -> tuple[Input, ...]:
         """The inputs that are needed."""
-        return tuple(self._input(each) for each in self.outputs.inputs)
-
-    def _input(self, each: InputRecord) -> Input:
-        limit, axis = (each.limit.size, each.limit.name) if each.limit is not None else (None, None)
-        return Input(each.name, each.type, self.batch if each.type.has(self.batch) else None, limit, axis, each.ignored)
+        return inputs_of(self.outputs.inputs, self.batch)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs for inputs by name, with any number of rows. Raises ValueError if one is missing, has another
         shape but for the rows, or ids out of range.
         """
-        in_rows = {each.name: each.type.position(self.batch) for each in self.inputs if each.batch_axis is not None}
+        in_rows = {each.name: each.batch_position for each in self.inputs if each.batch_axis is not None}
         given = {name: inputs[name] for name in in_rows if name in inputs}
         counts = {name: value.shape[in_rows[name]] for name, value in given.items() if value.dim() > in_rows[name]}
         if len(set(counts.values())) > 1:

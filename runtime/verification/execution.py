@@ -34,6 +34,7 @@ from partita.runtime.verification.experiment import (
     experiments,
     figures,
     never_finite,
+    rounded,
 )
 
 HELP = "this is a bug in Partita, not in the file: please report it with the file"
@@ -148,11 +149,13 @@ def executed(experiment: Experiment) -> Execution:
 
 
 def _changes(experiment: Experiment, expected: Figures) -> dict[str, float]:
-    """By how much of its scale each quantity on a single device changes with the last digits of the parameters."""
+    """By how much of its scale each quantity on a single device changes with last digits, of the parameters and of what
+    functions that jump read.
+    """
     changes = dict.fromkeys(expected, 0.0)
     for trial in range(1, TRIALS + 1):
         try:
-            found = compare(figures(experiment.single, experiment.rates, trial=trial), expected)
+            found = compare(figures(rounded(experiment, trial), experiment.rates, trial=trial), expected)
         except NotFinite:
             found = dict.fromkeys(expected, float("inf"))
         changes = {what: max(change, found[what]) for what, change in changes.items()}

@@ -29,8 +29,9 @@ from partita.compiler.passes.resized import Initial, as_declared, of_order_one, 
 from partita.compiler.program import Program
 from partita.compiler.verify.proxy import proxy_of, single
 from partita.compiler.verify.proxy_sizes import bodies
+from partita.compiler.verify.rounding import JUMPING, shaken
 from partita.dsl.diagnostic import Diagnostic, Refused
-from partita.dsl.spec import OPERATION, Apply, Model, Spec
+from partita.dsl.spec import OPERATION, Apply, Model, Spec, applications
 from partita.runtime.bad_steps import NotFinite
 from partita.runtime.data.dataset import Input
 from partita.runtime.data.noise import Noise
@@ -157,8 +158,9 @@ def blurred(small: Spec, what: str, change: float) -> Undecided:
     return _undecided(
         "rounding errors grow so much in this model that execution is inconclusive",
         small,
-        [f"parameters that differ by {LAST_DIGITS:.0e} change {what} by {change:.0e} of its scale"],
-        "normalized activations, or smaller initial values, keep them small; they would grow in training too",
+        [f"other last digits ({LAST_DIGITS:.0e}) change {what} by {change:.0e} of its scale"],
+        "normalized activations, or smaller initial values, keep them small; they would grow in training too. What "
+        "chooses among equal elements, as `top_k` and `sign` may, is decided by rounding as well",
     )
 
 
@@ -190,6 +192,15 @@ def _plain(small: Spec) -> Spec:
     """The file on one device, without torch.compile: the reference."""
     _, train = small.trained
     return single(evolve(small, train=evolve(train, compile=False)))
+
+
+def rounded(experiment: Experiment, trial: int) -> Plan:
+    """The reference of an experiment with other last digits where its functions jump."""
+    plan = experiment.single
+    model, _ = plan.spec.trained
+    if not any(step.function in JUMPING for step in applications(model.body)):
+        return plan
+    return prepare(shaken(plan.spec, LAST_DIGITS, trial), allow_python=True)  # the experiment was allowed to
 
 
 def _compiled(small: Spec, allow_python: bool) -> Plan:

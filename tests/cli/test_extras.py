@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from partita.cli.command import SUMMARIES
 from partita.cli.extras import EXTRAS, explained, missing
 from partita.cli.main import main
 from tests.files import ROOT
@@ -109,6 +110,48 @@ def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+ALL = """
+import sys
+from partita.cli.command import COMMANDS
+from partita.cli.main import main
+for name in COMMANDS:
+    try:
+        main([name, "--help"])
+    except SystemExit as left:
+        assert left.code == 0, name
+"""
+
+
+def test_every_command_says_what_it_does_without_any_extra(bare: Path, work: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-B", "-c", ALL],
+        cwd=work,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(bare)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {f"usage: partita {name}" in done.stdout for name in SUMMARIES} == {True}
+
+
+@pytest.mark.parametrize("call", every(2, ["train('m.par')", "verify('m.par')", "load_model('m.par')"]))
+def test_a_function_that_needs_torch_says_so(call: str, bare: Path, work: Path) -> None:
+    code = f"import partita\ntry:\n  partita.{call}\nexcept ImportError as error:\n  print(error)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-B", "-c", code],
+        cwd=work,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(bare)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    needs = "needs torch, numpy, safetensors: pip install 'partita[run]'"
+    assert done.stdout == f"`partita.{call.partition('(')[0]}` {needs}\n"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     every(
@@ -117,6 +160,10 @@ def test_what_needs_no_extra(command: str, bare: Path, work: Path) -> None:
             ("run m.par", "`partita run` needs torch, numpy, safetensors: pip install 'partita[run]'"),
             ("run m.par --transport virtual", "`partita run` needs torch"),
             ("verify m.par", "`partita verify` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+            ("evaluate m.par", "`partita evaluate` needs torch, numpy, safetensors: pip install 'partita[run]'"),
+            ("predict m.par -o out.npz", "`partita predict` needs torch"),
+            ("sample m.par", "`partita sample` needs torch"),
+            ("lsp", "`partita lsp` needs pygls, lsprotocol"),
             ("profile", "`partita profile` needs torch, numpy, safetensors: pip install 'partita[run]'"),
             ("checkpoint verify kept", "`partita checkpoint` needs torch, numpy, safetensors"),
             ("checkpoint export kept -o out.safetensors", "`partita checkpoint` needs torch"),

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from partita.cli.main import main
+from partita.cli.starters import starter_names
 from partita.dsl.load import load
 from tests.files import SPECS
+from tests.marks import every
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +97,48 @@ def test_into_another_directory() -> None:
     Path("there").mkdir()
     assert main(["init", "there/first"]) == 0
     assert "partita run     first.par" in Path("there/first.par").read_text()
+
+
+@pytest.mark.parametrize("name", every(6, starter_names()))
+def test_a_starter_comes_with_what_it_reads(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--from", name]) == 0
+    assert f"wrote {name}.par" in capsys.readouterr().out
+    spec, diagnostics = load(f"{name}.par")
+    assert spec is not None, diagnostics
+    assert spec.train is not None
+    if spec.train.data.name == "arrays":
+        assert Path(spec.train.data.arguments["path"]).is_file()
+    before = sorted(Path().rglob("*"))
+    assert main(["init", "mine", "--from", name]) == 0  # what it reads is there, and the same
+    assert {*Path().rglob("*")} - {*before} == {Path("mine.par")}
+    text = Path("mine.par").read_text()
+    assert f"{name}.par" not in text or name == "start"
+    assert text.count("mine.par") == Path(f"{name}.par").read_text().count(f"{name}.par")
+
+
+def test_a_starter_replaces_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("digits.npz").write_bytes(b"mine")
+    assert main(["init", "--from", "mlp"]) == 2
+    assert "digits.npz already exists, and is left unchanged" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["digits.npz"]
+    assert Path("digits.npz").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "missing file name"),
+        (["--from", "mlp", "-o", "x.par"], "--output and --ignore are for a config.json"),
+    ],
+)
+def test_a_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not [*Path().iterdir()]
+
+
+def test_an_unknown_starter_is_told_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["init", "--from", "nothing"])
+    assert left.value.code == 2
+    assert "'lora'" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from partita.cli.families import FAMILIES
 from partita.cli.main import main
+from partita.dsl.load import load
 
 
 @pytest.fixture
@@ -164,3 +165,23 @@ def test_files_and_usage(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["init", "theirs", "-o", "m.par"]) == 0
     assert main(["init", "theirs", "-o", "m.par"]) == 2
     assert "m.par already exists" in capsys.readouterr().err
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 32, "vocab_size": 400}
+
+
+def test_a_folder_with_its_tensors_and_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that reads them is complete, the file saves what it trains, and says how to read text by it."""
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "config.json").write_text(json.dumps(GPT2))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (folder / "theirs" / name).write_text("{}")
+    assert main(["init", "theirs", "-o", "mine.par"]) == 0
+    command = "`partita checkpoint import runs/mine/checkpoints theirs mine.par --as hf`"
+    assert command in capsys.readouterr().out
+    text = Path("mine.par").read_text()
+    assert '  #   jsonl("*.jsonl", tokenizer = "theirs/tokenizer.json", holdout = 5%)\n' in text
+    spec, diagnostics = load("mine.par")
+    assert spec is not None, diagnostics
+    assert spec.train is not None
+    assert spec.train.checkpoint is not None

@@ -9,7 +9,8 @@ How a block is marked says what it is:
     ```par KIND             an example that must check within the frame of its kind, on the same page
     ```par KIND NAME.par    the same, as a file under a name
     ```par fragment         no whole file, and in no frame
-    ```python NAME.py       a Python file that files of the page name
+    ```python NAME.py       a Python file that files or commands of the page name
+    ```diff NAME.diff       a change of a file, that commands of the page name
     ```console              commands after `$ `, each with its output; `$ echo $?` shows a status other than 0
     ```pycon                statements after `>>> `, each with its output
 
@@ -34,10 +35,14 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from tests.files import ROOT
+from tests.installed import Installed
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 # Relative difference that a number in an output may have; those of training depend on the interpreter's own text too.
 NEAR, NEAR_IN_TRAINING = 0.02, 0.25
+
+# What else of a page is a file, if it has a name.
+BESIDE = ("python", "diff")
 
 # Which ranks are slow is the machine's business.
 _SLOW = re.compile(r"^(rank \d+: )?warning\[W0604\].*\n(?:(?(1)\1)\n)?", re.MULTILINE)
@@ -113,8 +118,8 @@ def named_files(page: Path) -> dict[str, str]:
     """The files of a page that have a name."""
     broken = [(fence, fence.text) for fence in fences(page) if fence.words[1:] == ("broken",)]
     named = [(name, text) for fence, text in (*files(page), *broken) for name in fence.words[:2]]
-    named += [(fence.words[0], fence.text) for fence in fences(page) if fence.language == "python" and fence.words]
-    return {name: text for name, text in named if name.endswith((".par", ".py"))}
+    named += [(fence.words[0], fence.text) for fence in fences(page) if fence.language in BESIDE and fence.words]
+    return {name: text for name, text in named if name.endswith((".par", ".py", ".diff"))}
 
 
 def commands(page: Path) -> list[Command]:
@@ -173,10 +178,10 @@ def _value(text: str) -> float:
 
 
 class Session:
-    """Runs the commands of a page, in a folder with the page's files."""
+    """Runs the commands of a page, in a folder with the page's files; those of an installation, if one is given."""
 
-    def __init__(self, page: Path, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, page: Path, folder: Path, installed: Installed | None = None) -> None:
+        self.folder, self.installed = folder, installed
         self.names: dict[str, object] = {"__name__": "__main__"}
         for name, text in named_files(page).items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -190,14 +195,19 @@ class Session:
             code = compile(command.text, "<session>", "single")
             return self._captured(lambda: exec(code, self.names))
         words = shlex.split(command.text)
-        if words[0] == "partita" and (words[1] != "run" or "virtual" in words):
+        if self.installed is None and words[0] == "partita" and (words[1] != "run" or "virtual" in words):
             from partita.cli.main import main
 
             return self._captured(lambda: main(words[1:]))
-        environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = (
+            self.installed.environment
+            if self.installed is not None
+            else os.environ
+            | {
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "OMP_NUM_THREADS": "1",
+            }
+        )
         done = subprocess.run(
             ["bash", "-c", command.text],
             cwd=self.folder,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
-from pygls.lsp.client import LanguageClient
 
 from partita.cli.editor.document import Document
+from partita.cli.editor.hover import described
+from partita.cli.editor.renaming import rename
+from tests.cli.editor.client import Editor, edited, place, talk
 from tests.commands import here
 
 FILE = """axis batch = 4, embed = 8  # 𝒳
@@ -44,76 +43,15 @@ train {
 """.replace("  /* none */", "")
 
 
-class Editor(LanguageClient):
-    """A client that keeps the diagnostics that it is told of, by file."""
-
-    def __init__(self) -> None:
-        super().__init__("editor", "1")
-        self.told: dict[str, list[lsp.Diagnostic]] = {}
-        self.news = asyncio.Event()
-
-        @self.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
-        def published(given: lsp.PublishDiagnosticsParams) -> None:
-            self.told[given.uri] = list(given.diagnostics)
-            self.news.set()
-
-    async def write(self, path: Path, text: str, version: int) -> list[lsp.Diagnostic]:
-        """Open or change a document, and wait for what is said of it."""
-        uri = path.as_uri()
-        self.told.pop(uri, None)
-        if version == 1:
-            item = lsp.TextDocumentItem(uri, "par", version, text)
-            self.text_document_did_open(lsp.DidOpenTextDocumentParams(item))
-        else:
-            identifier = lsp.VersionedTextDocumentIdentifier(version, uri)
-            change = lsp.TextDocumentContentChangeWholeDocument(text)
-            self.text_document_did_change(lsp.DidChangeTextDocumentParams(identifier, [change]))
-        return await self.heard_of(path, lambda told: True)
-
-    async def heard_of(self, path: Path, enough: Callable[[list[lsp.Diagnostic]], bool]) -> list[lsp.Diagnostic]:
-        """What is said of a file, when that is enough."""
-        uri = path.as_uri()
-        while uri not in self.told or not enough(self.told[uri]):
-            self.news.clear()
-            await asyncio.wait_for(self.news.wait(), 60)
-        return self.told[uri]
-
-
-def place(text: str, word: str, nth: int = 0) -> lsp.Position:
-    """Where a word stands, as the protocol counts."""
-    at = -1
-    for _ in range(nth + 1):
-        at = text.index(word, at + 1)
-    line = text.count("\n", 0, at)
-    start = text.rindex("\n", 0, at) + 1 if line else 0
-    return lsp.Position(line, len(text[start:at].encode("utf-16-le")) // 2)
-
-
-def edited(text: str, edits: list[lsp.TextEdit]) -> str:
-    """A text with edits, as an editor applies them."""
-    lines = text.split("\n")
-
-    def offset(position: lsp.Position) -> int:
-        if position.line >= len(lines):
-            return len(text)
-        line = lines[position.line].encode("utf-16-le")[: 2 * position.character].decode("utf-16-le")
-        return sum(len(each) + 1 for each in lines[: position.line]) + len(line)
-
-    for edit in sorted(edits, key=lambda each: -offset(each.range.start)):
-        text = text[: offset(edit.range.start)] + edit.new_text + text[offset(edit.range.end) :]
-    return text
-
-
 def test_an_editor(tmp_path: Path) -> None:
-    asyncio.run(asyncio.wait_for(session(tmp_path), 240))
+    async def both(editor: Editor) -> None:
+        await session(editor, tmp_path)
+        await of_several_files(editor, tmp_path)
+
+    talk(both)
 
 
-async def session(folder: Path) -> None:
-    editor = Editor()
-    await editor.start_io(sys.executable, "-m", "partita", "lsp", "--stdio")
-    initialized = await editor.initialize_async(lsp.InitializeParams(lsp.ClientCapabilities()))
-    assert initialized.capabilities.rename_provider
-    editor.initialized(lsp.InitializedParams())
+async def session(editor: Editor, folder: Path) -> None:
     path = folder / "m.par"
     document = lsp.TextDocumentIdentifier(path.as_uri())
 
@@ -151,8 +89,8 @@ async def session(folder: Path) -> None:
 
     # Where it is declared, and used.
     found = await editor.text_document_definition_async(lsp.DefinitionParams(document, place(FILE, "half(x)\n")))
-    assert isinstance(found, lsp.Location)
-    assert found.range == lsp.Range(lsp.Position(2, 6), lsp.Position(2, 10))
+    assert isinstance(found, list)
+    assert found[0].range == lsp.Range(lsp.Position(2, 6), lsp.Position(2, 10))
     context = lsp.ReferenceContext(include_declaration=True)
     places = await editor.text_document_references_async(lsp.ReferenceParams(context, document, place(FILE, "batch")))
     assert [each.range.start.line for each in places or ()] == [0, 2, 6, 15]
@@ -173,11 +111,9 @@ async def session(folder: Path) -> None:
     assert edit.changes is not None
     assert edited(FILE, list(edit.changes[path.as_uri()])) == FILE.replace("embed", "wide")
     for position, name, why in (
-        (place(FILE, "embed"), "batch", "`batch` would mean something else in this file"),
+        (place(FILE, "embed"), "batch", "`batch` is the axis of the batch"),
         (place(FILE, "embed"), "two words", "`two words` is not a name"),
-        (place(FILE, "half"), "other", "`half` cannot be renamed: it is a name in paths"),
-        (place(FILE, "w: "), "other", "`w` cannot be renamed: it is a name in paths"),
-        (place(FILE, "train"), "other", "there is no name of this file here"),
+        (place(FILE, "train"), "other", "there is no name here that a file declares"),
     ):
         with pytest.raises(JsonRpcException, match=why):
             await editor.text_document_rename_async(lsp.RenameParams(document, position, name))
@@ -200,9 +136,51 @@ async def session(folder: Path) -> None:
     other.write_text("axis a = 1\n")
     await editor.write(path, 'import "other.par"\n\n', 7)
     assert await editor.heard_of(other, lambda told: not told) == []
-    await editor.shutdown_async(None)
-    editor.exit(None)
-    await editor.stop()
+    editor.close(path)
+    await editor.answered()
+
+
+async def of_several_files(editor: Editor, folder: Path) -> None:
+    """A block in a file of its own, which is open, and not saved as it is."""
+    main, parts = folder / "main.par", folder / "parts" / "half.par"
+    at = FILE.index("block half")
+    block = FILE[at : FILE.index("model m")]
+    text = 'import "parts/half.par"\n' + FILE.replace(block, "")
+    parts.parent.mkdir()
+    parts.write_text("axis a = 1\n")
+    main.write_text(text)
+    assert [each.code for each in await editor.write(main, text, 1)] == ["E0206"]
+    # What is typed there is what counts here.
+    await editor.write(parts, "\n" + block, 1)
+    assert await editor.heard_of(main, lambda told: not told) == []
+    document = lsp.TextDocumentIdentifier(main.as_uri())
+    for word in ("half(x)", '"parts/half.par"'):
+        found = await editor.text_document_definition_async(lsp.DefinitionParams(document, place(text, word)))
+        assert isinstance(found, list)
+        assert found[0].uri == parts.as_uri()
+        assert found[0].range.start.line == (1 if word == "half(x)" else 0)
+    context = lsp.ReferenceContext(include_declaration=False)
+    references = await editor.text_document_references_async(
+        lsp.ReferenceParams(context, lsp.TextDocumentIdentifier(parts.as_uri()), lsp.Position(1, 7))
+    )
+    assert [each.uri for each in references or ()] == [main.as_uri()]
+    there = lsp.PrepareRenameParams(document, place(text, "half(x)"))
+    assert await editor.text_document_prepare_rename_async(there)
+    with pytest.raises(JsonRpcException, match="there is no name here"):
+        await editor.text_document_prepare_rename_async(lsp.PrepareRenameParams(document, place(text, "train")))
+    edit = await editor.text_document_rename_async(lsp.RenameParams(document, place(text, "half(x)"), "part"))
+    assert edit is not None
+    assert edit.changes is not None
+    assert edited(text, list(edit.changes[main.as_uri()])) == text.replace("half(", "part(")
+    assert edited("\n" + block, list(edit.changes[parts.as_uri()])) == "\n" + block.replace("half(", "part(")
+    assert await editor.text_document_hover_async(lsp.HoverParams(document, place(text, "half(x)")))
+    # Closed, it is what is saved; and what others save is read.
+    editor.close(parts)
+    assert [each.code for each in await editor.heard_of(main, bool)] == ["E0206"]
+    parts.write_text(block)
+    change = lsp.FileEvent(parts.as_uri(), lsp.FileChangeType.Changed)
+    editor.workspace_did_change_watched_files(lsp.DidChangeWatchedFilesParams([change]))
+    assert await editor.heard_of(main, lambda told: not told) == []
 
 
 @pytest.mark.parametrize(
@@ -210,11 +188,11 @@ async def session(folder: Path) -> None:
 )
 def test_any_text_is_known_as_far_as_it_goes(text: str) -> None:
     document = Document(text, "m.par")
-    assert document.described(1, 1) is None or "axis" in document.described(1, 1)  # type: ignore[operator]
+    assert described(document, 1, 1) is None or "axis" in described(document, 1, 1)  # type: ignore[operator]
     assert {"loss", "softmax"} <= {each.word for each in document.suggestions(1)}
-    assert document.references(9, 9) == []
+    assert document.at(9, 9) is None
     with pytest.raises(ValueError):
-        document.renamed(9, 9, "x")
+        rename(document.workspace, document.place, 9, 9, "x")
 
 
 def test_without_pygls_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from tests.planted.planted import Planted
 RESUME = "tests/runtime/checkpoint/test_resume.py"
 BITS = f"{RESUME}::test_a_resumed_run_is_the_undisturbed_one_bit_for_bit"
 RESHARD = "tests/runtime/checkpoint/test_reshard.py"
+IMPORTING = "tests/runtime/checkpoint/test_importing.py"
 REGIONS = f"{RESHARD}::test_any_region_of_any_tensor_can_be_read"
 
 MISTAKES = [
@@ -119,5 +120,26 @@ MISTAKES = [
         "problems = list(commit.problems(range(rank, len(saved.files), self.rank.plan.ranks)))",
         "problems = list(commit.problems(range(rank, min(1, len(saved.files)), self.rank.plan.ranks)))",
         "tests/runtime/checkpoint/test_damage.py::test_every_rank_falls_back_when_one_finds_damage",
+    ),
+    Planted(
+        "orders-that-are-a-guess-not-told",
+        "runtime/checkpoint/importing.py",
+        'settled = weights is not None or "/" in tensor.parts[0].name',
+        "settled = True",
+        f"{IMPORTING}::test_what_is_bound_to_what_is_shown_and_layers_once",
+    ),
+    Planted(
+        "layers-proposed-in-the-order-of-letters",
+        "runtime/checkpoint/repeated.py",
+        "for member in sorted(members))",
+        "for member in members)",
+        f"{IMPORTING}::test_what_goes_by_other_names_is_found_by_shape_and_likeness",
+    ),
+    Planted(
+        "axes-proposed-in-the-order-of-ours",
+        "runtime/checkpoint/proposals.py",
+        "for order in permutations(type.names))",
+        "for order in [type.names])",
+        f"{IMPORTING}::test_axes_that_give_a_shape",
     ),
 ]

@@ -121,7 +121,7 @@ MISTAKES = [
     Planted(
         "batch-axis-in-front",
         "runtime/data/items.py",
-        "values = np.moveaxis(self.arrays[given.name][chosen], 0, given.type.position(given.batch_axis))",
+        "values = np.moveaxis(self.arrays[given.name][chosen], 0, given.batch_position)",
         "values = self.arrays[given.name][chosen].reshape(given.type.shape)",
         f"{FILE}[figures]",
     ),

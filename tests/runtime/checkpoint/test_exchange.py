@@ -9,24 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from partita.cli.main import main
-from partita.compiler.layout import REPLICATED
-from partita.dsl.types import Axis, Type
-from partita.runtime.checkpoint.manifest import Tensor
-from partita.runtime.checkpoint.names import forms
-from tests.marks import soak
 from tests.runtime.checkpoint.runs import ONE_RANK, TEXT, plan_of, same, tensors, trained
-
-# Names and axes as another program has them: matrices as [out, in].
-NAMES = {
-    "m.wte": "embed.weight",
-    "m.layer.*.mlp.up": {"name": "blocks.*.fc1.weight", "axes": ["ffn", "embed"]},
-    "m.layer.*.mlp.down": {"name": "blocks.*.fc2.weight", "axes": ["embed", "ffn"]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +20,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory):
     """A run of two steps on eight ranks, the directory of its checkpoint, and that of its file."""
     directory = tmp_path_factory.mktemp("exchange")
     (directory / "m.par").write_text(TEXT)
-    (directory / "names.json").write_text(json.dumps(NAMES))
     return trained(plan_of("train.steps=2"), directory).run, directory
 
 
 @pytest.fixture
 def folder(saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own with the checkpoint `checkpoints`, `m.par` and `names.json`, to be in."""
+    """A folder of one's own with the checkpoint `checkpoints` and `m.par`, to be in."""
     shutil.copytree(saved[1], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -57,26 +42,14 @@ def test_export_gives_whole_tensors_under_their_names(saved, folder: Path, capsy
     same(load_file("m.safetensors"), tensors(saved[0]))
     assert partita(capsys, "export", ".", "-o", "p.safetensors")[0] == 0
     same(load_file("p.safetensors"), saved[0].parameters())
-    assert sorted(os.listdir()) == ["checkpoints", "m.par", "m.safetensors", "names.json", "p.safetensors"]
+    assert sorted(os.listdir()) == ["checkpoints", "m.par", "m.safetensors", "p.safetensors"]
 
 
-def test_export_under_other_names_and_axes(saved, folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert partita(capsys, "export", ".", "-o", "m.safetensors", "--names", "names.json")[0] == 0
-    found, own = load_file("m.safetensors"), saved[0].parameters()
-    assert torch.equal(found["embed.weight"], own["m.wte"])
-    assert torch.equal(found["m.gain"], own["m.gain"])
-    for i in range(4):
-        assert torch.equal(found[f"blocks.{i}.fc1.weight"], own[f"m.layer.{i}.mlp.up"].T)
-        assert torch.equal(found[f"blocks.{i}.fc2.weight"], own[f"m.layer.{i}.mlp.down"].T)
-    assert len(found) == len(own)
-
-
-@pytest.mark.parametrize("names", [["--names", "names.json"], *soak([])])
-def test_there_and_back_is_the_same_run(names: list[str], saved, folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_there_and_back_is_the_same_run(saved, folder: Path, capsys: pytest.CaptureFixture[str]):
     """With states and under the same step, the run goes on as from the checkpoint itself, bit for bit."""
-    assert partita(capsys, "export", ".", "-o", "m.safetensors", "--states", *names)[0] == 0
+    assert partita(capsys, "export", ".", "-o", "m.safetensors", "--states")[0] == 0
     status, out, _ = partita(
-        capsys, "import", "back/checkpoints", "m.safetensors", "m.par", *names, "--step", "2", "layout=plain"
+        capsys, "import", "back/checkpoints", "m.safetensors", "m.par", "--step", "2", "layout=plain"
     )
     assert status == 0
     assert out.splitlines()[0] == "back/checkpoints/step-00000002: 30 tensors from m.safetensors"
@@ -168,47 +141,7 @@ def test_an_export_that_fails_leaves_nothing(folder: Path, capsys: pytest.Captur
     assert status == 2
     assert "cannot write taken: Is a directory" in err
     assert partita(capsys, "export", ".", "-o", "missing/p.safetensors")[0] == 2
-    assert sorted(os.listdir()) == ["checkpoints", "m.par", "names.json", "taken"]
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        ("{", "is not valid JSON"),
-        ("[]", "is not a JSON object"),
-        ('{"m.wte": "x", "m.wte": "y"}', "names.json is not valid JSON: `m.wte` appears in it twice"),
-        ('{"m.wtf": "x"}', "the map names `m.wtf`, but there is no such tensor\n  help: did you mean `m.wte`?"),
-        ('{"m.wte": 3}', "`m.wte` is mapped to a name, or an object"),
-        ('{"m.wte": ""}', "`m.wte` is mapped to a name, or an object"),
-        ('{"m.wte": {"names": "x"}}', "`m.wte` has the entries `name` and, if need be, `axes`"),
-        ('{"m.wte": {"name": "x", "axes": "vocab embed"}}', "`m.wte` has `axes` as a list such as"),
-        ('{"m.wte": {"name": "x", "axes": ["vocab"]}}', "`m.wte` has each of its axes once: vocab, embed"),
-        ('{"m.layer.*.mlp.up": "up"}', "`m.layer.*.mlp.up` has 1 `*`, and so must `up`"),
-        ('{"m.l*r.0.mlp.up": "up"}', "`m.l*r.0.mlp.up` can have `*` only for a whole part between dots"),
-        ('{"m.wte": "m.gain"}', "`m.wte` and `m.gain` would both be called `m.gain`"),
-    ],
-)
-def test_a_wrong_map_is_refused(names: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]):
-    Path("names.json").write_text(names)
-    status, _, err = partita(capsys, "export", ".", "-o", "p.safetensors", "--names", "names.json")
-    assert status == 1
-    assert "error[E0810]" in err
-    assert told in err
-
-
-@given(data=st.data())
-def test_a_form_and_back_is_the_same_tensor(data: st.DataObject):
-    names = data.draw(st.lists(st.sampled_from("abcde"), unique=True, max_size=5))
-    type = Type("f32", tuple(Axis(name, data.draw(st.integers(1, 3))) for name in names))
-    order = data.draw(st.permutations(names))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(names)), max_size=3)))
-    groups = [order[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
-    axes = [" ".join(group) for group in groups]
-    (form,) = forms([Tensor("m.t", type, REPLICATED, ())], {"m.t": {"name": "other", "axes": axes}}).values()
-    tensor = torch.arange(type.elements, dtype=torch.float32).reshape(type.shape)
-    theirs = form.theirs(tensor, type)
-    assert theirs.shape == form.shape(type)
-    assert torch.equal(form.ours(theirs, type), tensor)
+    assert sorted(os.listdir()) == ["checkpoints", "m.par", "taken"]
 
 
 # ---------------------------------------------------------------- looking

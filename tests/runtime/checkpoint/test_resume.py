@@ -209,6 +209,19 @@ def test_metrics_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert len(computed(tmp_path / "parts")) == len(whole) + 1
 
 
+def test_an_override_of_a_constant_is_another_model_by_the_same_text(tmp_path: Path):
+    text = TEXT.replace("axis batch = 8", "const rate = 0.25\n\naxis batch = 8", 1).replace(
+        "rate = 0.25)", "rate = rate)"
+    )
+    trained(plan_of("train.steps=2", *ONE_RANK, text=text), tmp_path)
+    with pytest.raises(Refused) as refused:
+        trained(plan_of("train.steps=4", "rate=0.5", *ONE_RANK, text=text), tmp_path)
+    assert refused.value.diagnostics[0].notes == (
+        "the model's operations differ",
+        "the text is the same: an override gives a constant another value",
+    )
+
+
 def test_another_model_is_a_diagnostic_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,0 +1,372 @@
+"""Full tensors of safetensors files become a checkpoint: under our names, or those that `weights` declares.
+
+They come tensor by tensor: one of theirs and one of ours at most are in memory at a time. Nothing is bound silently
+that could be bound in another way: tensors that are missing, in the way or of another shape are refused, and so are
+numbers that cannot be trained from. Messages propose the lines of `weights` that would settle what is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from partita.compiler.graph import without_iterations
+from partita.compiler.program import Program
+from partita.dsl.correspondence import Part, Theirs, Weights
+from partita.dsl.diagnostic import Diagnostic, Refused, refuse, shown
+from partita.dsl.report import nearest
+from partita.dsl.types import Type
+from partita.runtime.checkpoint.exchange import commit_tensors, few, is_state, on_one_rank
+from partita.runtime.checkpoint.files import Damaged
+from partita.runtime.checkpoint.foreign import chosen_tensors, named_by, seen_as_ours, seen_as_theirs
+from partita.runtime.checkpoint.foreign_files import ForeignFiles
+from partita.runtime.checkpoint.manifest import Manifest, Tensor
+from partita.runtime.checkpoint.parts import mean_name
+from partita.runtime.checkpoint.proposals import MOST_PROPOSED, axes_of, bound, declared, lines, own_axes
+from partita.runtime.checkpoint.repeated import families
+from partita.runtime.checkpoint.store import commit_name
+from partita.runtime.initial import initial
+from partita.runtime.kernels.dtypes import DTYPES
+
+FLOAT_CODES = ("F64", "F32", "F16", "BF16")
+INTEGER_CODES = ("I64", "I32", "I16", "I8", "U8")  # of buffers
+BLOCK = 1 << 22  # elements that are looked at together
+
+Rename = Callable[[str], str]
+
+
+@frozen
+class Found:
+    """A tensor of theirs, under the name that it has in the files.
+
+    `ambiguous` are our axes of equal size, if nothing says which of theirs is which.
+    """
+
+    tensor: Theirs
+    name: str
+    dtype: str
+    ambiguous: tuple[str, ...] = ()
+
+
+@frozen
+class Imported:
+    """The result of an import: the commit's directory, what was taken from where, what begins as the file says, tensors
+    of theirs that were not used, what the files' names lack or have before ours, and warnings.
+    """
+
+    path: Path
+    found: tuple[Found, ...]
+    begun: tuple[str, ...]
+    unused: tuple[str, ...]
+    renamed: str
+    warnings: tuple[Diagnostic, ...]
+
+
+def import_tensors(
+    path: Path,
+    step: int,
+    wanted: Manifest,
+    program: Program,
+    source: Path,
+    weights: Weights | None = None,
+    only: Sequence[str] = (),
+    strict: bool = False,
+) -> Imported:
+    """Make a commit of a model from safetensors files of its full parameters, as if it had been saved after `step`.
+
+    Names are those of `weights`, or without one our own. Then there may be optimizer states, and tensors that are not
+    used: if `strict`, these are refused, and so are orders of axes that only the .par file gives. States that are not
+    there are zero, and means begin as their parameters. With `only`, what these paths do not name begins as the file
+    says. Raises Refused (E0409, E0802, E0803, E0808, E0809, E0811 to E0813, E0817), OSError.
+    """
+    manifest = on_one_rank(wanted, step)
+    parameters = {each.name: each.type for each in manifest.tensors if not is_state(each)}
+    warnings, unused = list[Diagnostic](), list[str]()
+    try:
+        with ForeignFiles(source) as files:
+            if weights is None:
+                chosen = _under_our_names(manifest.tensors, named_by(parameters, only), files.names())
+                found = _found(files, source.name, chosen, parameters, None)
+                unused = sorted({*files.names()} - {each.name for each in found})
+                warnings = _ambiguous("E0812" if strict else "W0807", source.name, found, parameters)
+                if strict and (unused or warnings):
+                    raise Refused((*_unused(source.name, unused), *warnings))
+                renamed = ""
+            else:
+                chosen = chosen_tensors(weights, parameters, only)
+                rename, renamed = _prefix(files, [tensor.names for tensor in weights.tensors()])
+                found = _found(files, source.name, chosen, parameters, weights, rename)
+                _refuse_unexpected(files, source.name, weights, rename)
+                _refuse_others(files, found, rename)
+            _refuse_numbers(files, source.name, found)
+            warnings += commit_tensors(path, manifest, _reader(files, found, manifest, program))
+    except Damaged as damage:
+        raise refuse("E0808", str(damage)) from damage
+    there = {part.name for each in found for part in each.tensor.parts}
+    begun = tuple(name for name in parameters if name not in there)
+    return Imported(path / commit_name(step), tuple(found), begun, tuple(unused), renamed, tuple(warnings))
+
+
+def _reader(
+    files: ForeignFiles, found: Iterable[Found], manifest: Manifest, program: Program
+) -> Callable[[Tensor], torch.Tensor]:
+    """Reads a tensor of ours."""
+    records = {each.name: each for each in program.parameters}
+    means = {mean_name(name): name for name in records}
+    parts: dict[str, list[tuple[Found, Part]]] = {}
+    for each in found:
+        for part in each.tensor.parts:
+            parts.setdefault(part.name, []).append((each, part))
+
+    def read(tensor: Tensor) -> torch.Tensor:
+        dtype = DTYPES[tensor.type.dtype]
+        name = tensor.name if tensor.name in parts else means.get(tensor.name, tensor.name)
+        if name in parts:
+            ours = torch.empty(tensor.type.shape, dtype=dtype)
+            for each, part in parts[name]:
+                seen_as_theirs(ours, part).copy_(seen_as_ours(files.read(each.name), part, each.tensor.joined))
+            return ours
+        if name not in records:
+            return torch.zeros(tensor.type.shape, dtype=dtype)
+        record = records[name]
+        array = initial(record.initial, record.type, manifest.seed, record.name, record.fans)
+        return torch.from_numpy(array).to(dtype).contiguous()
+
+    return read
+
+
+def _under_our_names(tensors: Sequence[Tensor], wanted: Collection[str], there: Iterable[str]) -> list[Theirs]:
+    """Which tensors must be in files that have some `there`: all parameters that are wanted, and all their states if
+    there is any; but means only if there are.
+    """
+    named = {*there}
+    own = [each for each in tensors if each.name.rpartition("/")[2] in wanted]
+    means = {mean_name(each.name) for each in own if not is_state(each)}
+    states = any(is_state(each) and each.name in named - means for each in own)
+
+    def taken(tensor: Tensor) -> bool:
+        if tensor.name in means:
+            return tensor.name in named
+        return states or not is_state(tensor)
+
+    parts = (Part(each.name, each.type, own_axes(each.type)) for each in own if taken(each))
+    return [Theirs((part.name,), (part,)) for part in parts]
+
+
+def _prefix(files: ForeignFiles, names: Sequence[Sequence[str]]) -> tuple[Rename, str]:
+    """How the files call what we call so, and a word on it: they may lack the first part of names, or have another.
+
+    A model without its head is saved without the part that names it; wrappers put one in front.
+    """
+    missing = [each for each in names if not any(name in files for name in each)]
+    if not missing:
+        return _same_name, ""
+    first = f"{missing[0][0].partition('.')[0]}."
+    if all(any(name.startswith(first) and name[len(first) :] in files for name in every) for every in missing):
+        lacking = {name for every in missing for name in every}
+        return lambda name: name.removeprefix(first) if name in lacking else name, f"lack `{first}`"
+    head = f"{files.names()[0].partition('.')[0]}." if files.names() else ""
+    if len(missing) == len(names) and all(any(head + name in files for name in every) for every in missing):
+        return lambda name: head + name, f"begin with `{head}`"
+    return _same_name, ""
+
+
+def _same_name(name: str) -> str:
+    return name
+
+
+def _found(
+    files: ForeignFiles,
+    name: str,
+    tensors: Iterable[Theirs],
+    parameters: Mapping[str, Type],
+    weights: Weights | None,
+    rename: Rename = _same_name,
+) -> list[Found]:
+    """Their tensors in the files. Raises Refused (E0809) if some are missing, or have another shape or dtype."""
+    missing, wrong, found = list[Theirs](), list[Found](), list[Found]()
+    for tensor in tensors:
+        there = next((rename(each) for each in tensor.names if rename(each) in files), None)
+        if there is None:
+            missing.append(tensor)
+            continue
+        settled = weights is not None or "/" in tensor.parts[0].name
+        each = Found(tensor, there, files.dtype(there), () if settled else _of_equal_size(tensor.parts[0].type))
+        found.append(each)
+        codes = FLOAT_CODES if tensor.parts[0].type.is_float else INTEGER_CODES
+        if files.shape(there) != tensor.shape or each.dtype not in codes:
+            wrong.append(each)
+    if missing:
+        raise _missing(files, name, missing, found, parameters, weights)
+    if wrong:
+        raise _wrong(files, name, wrong, len(found), parameters, weights)
+    return found
+
+
+def _missing(
+    files: ForeignFiles,
+    name: str,
+    missing: Sequence[Theirs],
+    found: Sequence[Found],
+    parameters: Mapping[str, Type],
+    weights: Weights | None,
+) -> Refused:
+    rows = [
+        ((each.names[0], *(part.name for part in each.parts if part.name != each.names[0])), None) for each in missing
+    ]
+    notes = [
+        shown(row.names[0]) + (f"   ({', '.join(row.names[1:])})" if row.names[1:] else "") for row in families(rows)
+    ]
+    alone = {each.parts[0].name: each.parts[0].type for each in missing if len(each.parts) == 1}
+    lost = {name: type for name, type in alone.items() if name in parameters}
+    proposed = lines(bound(lost, files.unread({each.name for each in found})), parameters)
+    if proposed:
+        help = _say(proposed, weights)
+    elif weights is None:
+        help = _say(lines(((name, name, own_axes(type)) for name, type in lost.items()), parameters), None)
+    else:
+        near = nearest(missing[0].names[0], files.names())
+        help = f"it has `{near}`" if near else "`--only PATH,…` imports a part of the model"
+    return refuse(
+        "E0809", f"{name} lacks {len(missing)} of {len(missing) + len(found)} tensors", notes=few(notes), help=help
+    )
+
+
+def _wrong(
+    files: ForeignFiles,
+    name: str,
+    wrong: Sequence[Found],
+    count: int,
+    parameters: Mapping[str, Type],
+    weights: Weights | None,
+) -> Refused:
+    rows, turned = [], []
+    for each in wrong:
+        parts, shape = each.tensor.parts, files.shape(each.name)
+        ours = ", ".join(dict.fromkeys(without_iterations(part.name) for part in parts))
+        what = f"{ours}: {parts[0].type}" if len(parts) == 1 else ours
+        rows.append(((each.name,), (each.dtype, shape, what, each.tensor.shape)))
+        axes = axes_of(parts[0].type, shape) if len(parts) == 1 else None
+        if axes is not None and shape != each.tensor.shape:
+            turned.append((parts[0].name, each.name, axes))
+    notes = [
+        f"{shown(each.names[0])} is {dtype}{list(shape)}, but {what} needs {list(expected)}"
+        for each in families(rows)
+        for dtype, shape, what, expected in [each.shared]
+    ]
+    proposed = lines(turned, parameters)
+    help: str | None = "integers are read as integers, and floats as floats"
+    if any(files.shape(each.name) != each.tensor.shape for each in wrong):
+        help = _say(proposed, weights) or "the sizes of axes can be given: `embed=4096`"
+    message = f"{len(wrong)} of {count} tensors in {name} have a different shape or dtype"
+    return refuse("E0809", message, notes=few(notes), help=help)
+
+
+def _say(proposed: Sequence[str], weights: Weights | None) -> str | None:
+    """Proposes lines for a declaration that there is, or one with them."""
+    if not proposed:
+        return None
+    if weights is not None:
+        return f"in `weights {weights.name}`, is it `{'`, `'.join(proposed[:MOST_PROPOSED])}`?"
+    return f"say in the .par file what it calls them, and import with `--as theirs`: {declared(proposed)}"
+
+
+def _of_equal_size(type: Type) -> tuple[str, ...]:
+    sizes = [axis.size for axis in type.axes if axis.size > 1]
+    return tuple(axis.name for axis in type.axes if sizes.count(axis.size) > 1)
+
+
+def _unused(name: str, unused: Sequence[str]) -> list[Diagnostic]:
+    if not unused:
+        return []
+    notes = [shown(each.names[0]) for each in families(((one,), None) for one in unused)]
+    are = "1 tensor is" if len(unused) == 1 else f"{len(unused):,} tensors are"
+    return [Diagnostic("E0811", f"{are} not used in {name}", notes=tuple(few(notes)))]
+
+
+def _ambiguous(code: str, name: str, found: Sequence[Found], parameters: Mapping[str, Type]) -> list[Diagnostic]:
+    """A diagnostic about tensors whose axes could be in another order than assumed."""
+    guessed = [each for each in found if each.ambiguous]
+    if not guessed:
+        return []
+    parts = [each.tensor.parts[0] for each in guessed]
+    rows = families(((part.name,), part.type) for part in parts)
+    proposed = lines(((part.name, part.name, own_axes(part.type)) for part in parts), parameters)
+    have = "1 tensor has" if len(guessed) == 1 else f"{len(guessed)} tensors have"
+    order = "the order of the .par file is assumed; if theirs is another"
+    return [
+        Diagnostic(
+            code,
+            f"{have} axes of equal size, whose order in {name} is ambiguous",
+            notes=tuple(few([f"{row.names[0]}: {row.shared}" for row in rows])),
+            help=f"{order}, give it in the .par file, and import with `--as theirs`: {declared(proposed)}",
+        )
+    ]
+
+
+def _refuse_unexpected(files: ForeignFiles, name: str, weights: Weights, rename: Rename) -> None:
+    """Refuse (E0811) tensors of theirs that no line names or skips."""
+    known = {rename(each) for tensor in weights.tensors() for each in tensor.names}
+    unread = [each for each in files.names() if each not in known]
+    lost = [each for each in unread if not any(fnmatchcase(each, pattern) for pattern in weights.skipped)]
+    if not lost:
+        return
+    rows = families(((each,), None) for each in lost)
+    near = nearest(lost[0], sorted(each for each in known if each not in files))
+    skips = ", ".join(f'"{shown(row.patterns[0])}"' for row in rows[:MOST_PROPOSED])
+    raise refuse(
+        "E0811",
+        f"{len(lost):,} of {len(files.names()):,} tensors in {name} are not in `weights {weights.name}`",
+        weights.span,
+        notes=few([shown(row.names[0]) for row in rows]),
+        help=(f"is it `{near}`? " if near else "")
+        + f"`skip {skips}` drops {'it' if len(lost) == 1 else 'them'} knowingly; `*` matches any text",
+    )
+
+
+def _refuse_others(files: ForeignFiles, found: Iterable[Found], rename: Rename) -> None:
+    """Refuse (E0817) tensors that are there under several names, and differ."""
+    for each in found:
+        for other in map(rename, each.tensor.names):
+            if other == each.name or other not in files:
+                continue
+            one, two = files.read(each.name), files.read(other)
+            if one.dtype != two.dtype or one.shape != two.shape or not _same(one, two):
+                message = f"`{shown(each.name)}` and `{shown(other)}` differ"
+                help = "names in one line are those of one tensor; give the other a parameter of its own"
+                raise refuse("E0817", message, help=help)
+
+
+def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(_blocks(one), _blocks(two), strict=True))
+
+
+def _blocks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return torch.split(tensor.reshape(-1), BLOCK)
+
+
+def _refuse_numbers(files: ForeignFiles, name: str, found: Iterable[Found]) -> None:
+    """Refuse (E0813) values that are not finite, or that overflow our dtype."""
+    notes = []
+    for each in found:
+        dtype = each.tensor.parts[0].type.dtype
+        count, first, value = 0, 0, 0.0
+        flat = files.read(each.name).reshape(-1)
+        for start, block in zip(range(0, len(flat) or 1, BLOCK), _blocks(flat), strict=True):
+            wrong = ~(block.isfinite() & block.to(DTYPES[dtype]).isfinite())
+            bad = int(wrong.sum())
+            if bad and not count:
+                first = start + int(wrong.to(torch.uint8).argmax())
+                value = float(flat[first])
+            count += bad
+        if count:
+            place = [int(i) for i in np.unravel_index(first, each.tensor.shape)]
+            told = f"{count:,} of {len(flat):,} numbers are not finite as {dtype}"
+            notes.append(f"{shown(each.name)}: {told}, the first at {place}: {value:g}")
+    if notes:
+        raise refuse("E0813", f"{name} has numbers that cannot be trained from", notes=few(notes))
