@@ -46,7 +46,7 @@ MISTAKES = [
     Planted(
         "shift-keeps-the-first-positions",
         "runtime/kernels/decoding.py",
-        "joined.narrow(dim, size, by)",
+        "joined.narrow(dim, part.shape[dim], by)",
         "joined.narrow(dim, 0, by)",
         ALONG,
     ),
