@@ -25,10 +25,10 @@ from partita.runtime.inference.sampling import Writer, writer_of
 
 ZOO = Path(__file__).parents[1] / "specs" / "zoo"
 DEFAULTS = {
-    "gpt2.par": ("embed=512", "heads=8", "key=64", "ffn=2048", "vocab=4096", "layers=8"),
+    "gpt2.par": ("heads=8", "key=64", "vocab=4096", "layers=8"),
     "llama3.par": ("embed=512", "groups=4", "heads=2", "key=64", "ffn=1376", "vocab=4096", "layers=8"),
     "mamba2.par": ("embed=512", "groups=1", "heads=16", "head=64", "states=64", "vocab=4096", "layers=8"),
-    "lstm.par": ("embed=512", "hidden=512", "vocab=4096", "layers=8"),
+    "lstm.par": ("inner=512", "vocab=4096", "layers=8", "drop=0"),
 }
 
 
