@@ -44,14 +44,14 @@ MISTAKES = [
         "compiler/passes/shard/shard.py",
         "return self.copies.reduced_layout(known, REPLICATED) if primary.partial else primary",
         "return primary",
-        f"{LAYOUTS}::test_outputs_are_whole_on_the_first_rank",
+        f"{LAYOUTS}::test_one_rank_chooses_from_whole_sums",
     ),
     Planted(
         "two-ranks-choose",
         "runtime/inference/scoring.py",
         "in (None, model.vocab.name)",
         "== model.vocab.name",
-        f"{LAYOUTS}::test_a_model_writes_in_its_own_layout",
+        f"{LAYOUTS}::test_one_rank_chooses_from_whole_sums",
     ),
     Planted(
         "logits-of-another-position",

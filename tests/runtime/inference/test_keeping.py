@@ -55,7 +55,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_an_operation_along_the_sequence(name: str) -> None:
-    assert difference(model(KEPT[name], seq=36), [33, 34, 36]) < TOLERANCE
+    assert difference(model(KEPT[name], seq=36), [2, 33, 34, 36]) < TOLERANCE
 
 
 NOT_KEPT = {

@@ -123,6 +123,11 @@ def test_a_model_writes_in_its_own_layout() -> None:
         assert not rank.memory.states, "there is no state of an optimizer"
 
 
+def test_one_rank_chooses_from_whole_sums() -> None:
+    """Logits are sums over two ranks, both of which then have them."""
+    same(model("causal", "embed"), lengths=(5,))
+
+
 def test_what_takes_the_whole_window_writes_in_its_own_layout() -> None:
     """Positions and what they look at are split over the ranks."""
     assert same(model("mixer", "past, seq, vocab"), lengths=(2, 5, 8)).scoring.anew is not None
